@@ -1,0 +1,1 @@
+"""leakbench's attacks: one module per published method, found through entry points."""

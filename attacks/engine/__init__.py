@@ -1,0 +1,1 @@
+"""Batched optimisers and gradient matching, shared by the optimising attacks."""

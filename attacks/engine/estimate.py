@@ -1,0 +1,34 @@
+"""A defense-aware point estimate of each client's gradient, for closed-form attacks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attacks.engine.matching import Observation, mechanisms_of, observe
+from bench.api import Seen
+from bench.privacy.events import SignPerturbation
+
+
+def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> Observation:
+    """Mean gradient of every victim as well as the public mechanisms allow, [V, ...] by name.
+
+    Additive noise is unbiased and left. Perturbed signs of weights are taken from the broadcast
+    weights, which differ from the trained ones by a small step, and magnitudes are divided by
+    their mean factor; perturbed signs of gradients are only made unbiased. A clip is left.
+    """
+    signs = [m for m in mechanisms_of(seen) if isinstance(m, SignPerturbation)]
+    if not signs:
+        return observe(seen, "gradient", dtype=dtype)
+    mechanism = signs[-1]
+    seen_as = observe(seen, mechanism.of, dtype=dtype)
+    scale = -float(seen.known["lr"]) * int(seen.known["local_steps"])
+    values: dict[str, Tensor] = {}
+    for name, value in seen_as.values.items():
+        if mechanism.of == "gradient":
+            values[name] = value / (mechanism.mean_scale * (2 * mechanism.keep - 1))
+            continue
+        before = seen.before[name].to(dtype)
+        weights = before.sign() * value.abs() / mechanism.mean_scale
+        values[name] = (weights - before) / scale
+    return Observation(kind="gradient", values=values, present=seen_as.present)

@@ -1,0 +1,143 @@
+"""Two defenses as one: `a+b`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from bench.api import (
+    Client,
+    Defense,
+    Local,
+    Loss,
+    Message,
+    Mixture,
+    Part,
+    Party,
+    Server,
+    Stage,
+    State,
+)
+from bench.privacy.events import Event, Facts, Mechanism
+
+ROLES = ("variables", "gradient", "joins", "batch", "mix", "aggregate")
+
+
+class Composed(Defense):
+    """Defenses applied in order. A role in `owns` has one owner; all other hooks chain.
+
+    Raises ValueError if two members own the same role, naming both.
+    """
+
+    def __init__(self, members: Mapping[str, Defense]) -> None:
+        self.members = dict(members)
+        self._owner: dict[str, Defense] = {}
+        names: dict[str, str] = {}
+        for name, member in self.members.items():
+            for role in sorted(member.owns):
+                if role not in ROLES:
+                    raise ValueError(f"defense '{name}' owns '{role}'; roles: {', '.join(ROLES)}.")
+                if role in names:
+                    raise ValueError(
+                        f"defenses '{names[role]}' and '{name}' both own the role '{role}', "
+                        "so they cannot be combined."
+                    )
+                names[role], self._owner[role] = name, member
+        self._plain = Defense()
+        self.requires = frozenset().union(*(m.requires for m in self.members.values()))
+        self.owns = frozenset(names)
+        self.source = " + ".join(m.source for m in self.members.values() if m.source)
+
+    def _by(self, role: str) -> Defense:
+        return self._owner.get(role, self._plain)
+
+    @property
+    def variant(self) -> str:
+        return "+".join(m.variant for m in self.members.values() if m.variant)
+
+    def third_parties(self, seed: int) -> Mapping[str, Party]:
+        parties: dict[str, Party] = {}
+        for name, member in self.members.items():
+            for party, value in member.third_parties(seed).items():
+                if party in parties:
+                    raise ValueError(f"defense '{name}' brings a second third party '{party}'.")
+                parties[party] = value
+        return parties
+
+    def variables(self, params: State, on_clients: Sequence[str]) -> tuple[State, State]:
+        return self._by("variables").variables(params, on_clients)
+
+    def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
+        drawn: dict[str, Tensor] = {}
+        for member in self.members.values():
+            drawn |= member.draw(variables, const, rng)
+        return drawn
+
+    def receive(self, state: State, const: State) -> State:
+        return self._by("variables").receive(state, const)
+
+    def realize(self, variables: State, const: State, draw: State) -> State:
+        return self._by("variables").realize(variables, const, draw)
+
+    def mean_realize(self, variables: State, const: State) -> State:
+        return self._by("variables").mean_realize(variables, const)
+
+    def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
+        return self._by("gradient").gradient(loss, variables, x, y, draw)
+
+    def joins(self, client: Client, sampled: bool) -> bool:
+        return self._by("joins").joins(client, sampled)
+
+    def batch(self, client: Client, size: int) -> Tensor | None:
+        return self._by("batch").batch(client, size)
+
+    def say(self, when: Stage, client: Client, local: Local | None, round: int) -> list[Message]:
+        return [m for d in self.members.values() for m in d.say(when, client, local, round)]
+
+    def hear(self, when: Stage, client: Client, heard: Sequence[Message]) -> None:
+        for member in self.members.values():
+            member.hear(when, client, heard)
+
+    def smashed(self, q: Tensor, client: Client) -> Part:
+        part = Part(values=q)
+        for member in self.members.values():
+            part = member.smashed(part.values, client)
+        return part
+
+    def labels(self, y: Tensor, client: Client) -> Tensor:
+        for member in self.members.values():
+            y = member.labels(y, client)
+        return y
+
+    def features_grad(self, g: Tensor, client: Client) -> Tensor:
+        for member in self.members.values():
+            g = member.features_grad(g, client)
+        return g
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        for member in self.members.values():
+            messages = member.upload(messages, local, client)
+        return messages
+
+    def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
+        return self._by("mix").mix(uploads, heard)
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        return self._by("aggregate").aggregate(server, messages)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return tuple(m for d in self.members.values() for m in d.mechanisms())
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Events of all members, which the ledger adds up: a valid bound, not a tight one,
+        since what comes after a private mechanism is post-processing."""
+        return tuple(e for d in self.members.values() for e in d.guarantee(facts))
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        return {
+            f"{name}.{key}": value
+            for name, member in self.members.items()
+            for key, value in member.constants(facts).items()
+        }

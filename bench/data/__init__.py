@@ -1,0 +1,70 @@
+"""Datasets by name, split into clients' training data, test data and public auxiliary data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.data import builtin, files, standard, tabular
+from bench.data.dataset import Dataset
+from bench.names import did_you_mean
+
+Loader = Callable[..., Dataset]
+
+LOADERS: Mapping[str, Loader] = {
+    "digits": builtin.digits,
+    "photos": builtin.photos,
+    "lfw_subset": builtin.lfw_subset,
+    "breast_cancer": tabular.breast_cancer,
+    "adult": tabular.adult,
+    "mnist": standard.mnist,
+    "fashion_mnist": standard.fashion_mnist,
+    "cifar10": standard.cifar10,
+    "cifar100": standard.cifar100,
+}
+PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz}
+NO_DOWNLOAD = ("digits", "photos", "lfw_subset", "breast_cancer")
+
+
+def load(
+    name: str,
+    *,
+    seed: int,
+    data_dir: Path | None = None,
+    download: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Load a dataset by name, `folder:PATH` or `npz:PATH`.
+
+    seed decides every split that is ours. data_dir holds what is not embedded. options are the
+    loader's own keyword arguments (e.g. size=16). Raises ValueError for an unknown name or
+    option and for a missing, truncated or wrongly shaped file, naming it.
+    """
+    prefix, _, path = name.partition(":")
+    if path:
+        if prefix not in PATH_LOADERS:
+            raise ValueError(
+                f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
+            )
+        loader, arguments = PATH_LOADERS[prefix], {"path": Path(path)}
+    else:
+        if name not in LOADERS:
+            raise ValueError(
+                did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"])
+            )
+        loader, arguments = LOADERS[name], {}
+    if name not in NO_DOWNLOAD and not path:
+        arguments |= {"data_dir": data_dir, "download": download}
+    import inspect
+
+    taken = {p for p in inspect.signature(loader).parameters} - {
+        "seed", "path", "data_dir", "download"
+    }  # fmt: skip
+    for option in options or {}:
+        if option not in taken:
+            raise ValueError(did_you_mean(f"option of dataset {name}", option, sorted(taken)))
+    return loader(seed=seed, **arguments, **(options or {}))
+
+
+__all__ = ["LOADERS", "NO_DOWNLOAD", "PATH_LOADERS", "Dataset", "load"]

@@ -1,0 +1,122 @@
+"""Image sets that installed libraries ship: no download, for tries, tests and CI."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.data.dataset import Dataset, carve, from_arrays
+from bench.seeding import numpy_generator
+
+
+def digits(*, seed: int, size: int = 16) -> Dataset:
+    """1797 handwritten digits of scikit-learn, 8x8 gray, resized (SSIM needs 11 pixels).
+
+    Split by class: a fifth test, a fifth auxiliary, the rest training.
+    """
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    images = (raw.images / 16.0).astype(np.float32)
+    y = raw.target
+    test, aux, train = carve(y, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", "digits"))
+    return from_arrays(
+        name="digits",
+        train=(images[train], y[train]),
+        test=(images[test], y[test]),
+        aux=(images[aux], y[aux]),
+        class_names=tuple(str(c) for c in range(10)),
+        size=size,
+    )
+
+
+def lfw_subset(*, seed: int, size: int = 25) -> Dataset:
+    """200 crops of 25x25 gray from scikit-image: 100 faces, 100 that are none."""
+    from skimage import data
+
+    images = data.lfw_subset().astype(np.float32)
+    y = np.repeat([1, 0], 100)
+    test, aux, train = carve(
+        y, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", "lfw_subset")
+    )
+    return from_arrays(
+        name="lfw_subset",
+        train=(images[train], y[train]),
+        test=(images[test], y[test]),
+        aux=(images[aux], y[aux]),
+        class_names=("no face", "face"),
+        size=size,
+    )
+
+
+PHOTOGRAPHS = (
+    "astronaut", "cat", "coffee", "rocket", "retina",
+    "immunohistochemistry", "hubble_deep_field", "stereo_motorcycle", "china", "flower",
+)  # fmt: skip
+"""Ten colour photographs of scikit-image and scikit-learn; each is a class."""
+
+
+def _photograph(name: str) -> np.ndarray:
+    """uint8 [H, W, 3]."""
+    if name in ("china", "flower"):
+        from sklearn.datasets import load_sample_image
+
+        return load_sample_image(f"{name}.jpg")
+    from skimage import data
+
+    if name == "stereo_motorcycle":  # the right image is a near-duplicate of the left
+        return data.stereo_motorcycle()[0][..., :3]
+    return getattr(data, name)()[..., :3]
+
+
+def photos(*, seed: int, size: int = 16, per_class: int = 400) -> Dataset:
+    """Colour tiles cut without overlap from ten photographs; the class is the photograph.
+
+    Flat tiles (standard deviation below 0.05) and near-duplicates (mean absolute difference
+    below 0.02 to an earlier tile) are left out. Each photograph is split by place into bands
+    (60 % training, 20 % test, 20 % auxiliary, direction from the seed), since a random split
+    puts neighbours of a training tile into the test and inflates accuracy by a tenth.
+    At most per_class tiles of a photograph are kept.
+    """
+    if size not in (16, 32):
+        raise ValueError(f"photos has tiles of size 16 or 32, got size={size}.")
+    if per_class < 20:
+        raise ValueError(f"per_class of photos must be >= 20, got {per_class}.")
+    rng = numpy_generator(seed, "split", "photos")
+    parts: tuple[list, list, list] = ([], [], [])
+    for label, name in enumerate(PHOTOGRAPHS):
+        tiles, place = _tiles(_photograph(name), size)
+        along = int(rng.integers(2))  # 0: bands from top to bottom, 1: from left to right
+        position = place[:, along] / (place[:, along].max() + 1)
+        if rng.integers(2):
+            position = 1 - position - 1 / (place[:, along].max() + 1)
+        # Rows on both sides of a band's edge touch; they are whole tiles and share no pixel.
+        for part, low, high, share in zip(
+            parts, (0.0, 0.6, 0.8), (0.6, 0.8, 1.01), (0.6, 0.2, 0.2), strict=True
+        ):
+            members = np.flatnonzero((position >= low) & (position < high))
+            members = rng.permutation(members)[: round(per_class * share)]
+            part.extend((tiles[i], label) for i in members)
+    train, test, aux = (
+        (np.stack([t for t, _ in p]), np.array([c for _, c in p])) for p in parts
+    )
+    return from_arrays(
+        name="photos", train=train, test=test, aux=aux, class_names=PHOTOGRAPHS
+    )
+
+
+def _tiles(photo: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct, textured tiles [N, size, size, 3] and their (row, column) in the grid [N, 2]."""
+    rows, columns = photo.shape[0] // size, photo.shape[1] // size
+    grid = photo[: rows * size, : columns * size].reshape(rows, size, columns, size, 3)
+    tiles = grid.swapaxes(1, 2).reshape(-1, size, size, 3)
+    place = np.stack(np.divmod(np.arange(len(tiles)), columns), axis=1)
+    textured = tiles.reshape(len(tiles), -1).std(axis=1) / 255 >= 0.05
+    tiles, place = tiles[textured], place[textured]
+    flat = tiles.reshape(len(tiles), -1).astype(np.float32) / 255
+    keep: list[int] = []
+    means = flat.mean(axis=1)
+    for i in range(len(flat)):
+        near = [j for j in keep if abs(means[i] - means[j]) < 0.02]  # |mean| bounds the mean |.|
+        if not near or np.abs(flat[near] - flat[i]).mean(axis=1).min() >= 0.02:
+            keep.append(i)
+    return tiles[keep], place[keep]

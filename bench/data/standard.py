@@ -1,0 +1,94 @@
+"""Published image sets: npz files from the data folder, or torchvision's own files.
+
+`DATA_DIR/NAME/NAME.npz` is taken if present; else torchvision reads (and only with
+`download=True` fetches) the official files under `DATA_DIR/torchvision`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from bench.data.dataset import Dataset, carve, from_arrays
+from bench.data.files import read_npz
+from bench.seeding import numpy_generator
+
+TORCHVISION = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+}
+
+
+def _standard(
+    name: str,
+    *,
+    seed: int,
+    data_dir: Path | None,
+    download: bool,
+    size: int | None = None,
+    train_size: int | None = None,
+    test_size: int | None = None,
+) -> Dataset:
+    """Official or packaged split; a fifth of the training part (at most 5000) is auxiliary.
+
+    size: resize to size x size. train_size, test_size: keep so many, drawn by the seed.
+    """
+    x, y, tx, ty, names = _read(name, data_dir, download)
+    rng = numpy_generator(seed, "split", name)
+    aux_share = min(0.2, 5000 / len(y))
+    aux, train = carve(y, fractions=(aux_share,), rng=rng)
+    train = _first(train, train_size, "train_size")
+    test = _first(rng.permutation(len(ty)), test_size, "test_size")
+    return from_arrays(
+        name=name,
+        train=(x[train], y[train]),
+        test=(tx[test], ty[test]),
+        aux=(x[aux], y[aux]),
+        class_names=names,
+        size=size,
+    )
+
+
+def _first(indices: np.ndarray, count: int | None, what: str) -> np.ndarray:
+    if count is None:
+        return indices
+    if not 1 <= count <= len(indices):
+        raise ValueError(f"{what} must lie in [1, {len(indices)}], got {count}.")
+    return indices[:count]
+
+
+def _read(
+    name: str, data_dir: Path | None, download: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+    if data_dir is None:
+        raise ValueError(
+            f"dataset {name} needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
+        )
+    packaged = data_dir / name / f"{name}.npz"
+    if packaged.exists():
+        return read_npz(packaged)
+    from torchvision import datasets
+
+    root = data_dir / "torchvision"
+    try:
+        parts = [
+            getattr(datasets, TORCHVISION[name])(root, train=train, download=download)
+            for train in (True, False)
+        ]
+    except RuntimeError as error:
+        raise ValueError(
+            f"dataset {name} is not in {data_dir} (expected {packaged} or torchvision's files "
+            f"under {root}); add --download to fetch it. ({error})"
+        ) from error
+    arrays = [np.asarray(v) for p in parts for v in (p.data, p.targets)]
+    return *arrays, tuple(str(c) for c in parts[0].classes)
+
+
+mnist = partial(_standard, "mnist")
+fashion_mnist = partial(_standard, "fashion_mnist")
+cifar10 = partial(_standard, "cifar10")
+cifar100 = partial(_standard, "cifar100")

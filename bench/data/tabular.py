@@ -1,0 +1,91 @@
+"""Tabular sets. Features are standardised by the auxiliary part, which is public."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.data.dataset import Dataset, carve, labels_to_tensor
+from bench.seeding import numpy_generator
+
+ADULT_COLUMNS = (
+    "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
+    "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
+    "native-country", "income",
+)  # fmt: skip
+ADULT_NUMERIC = (
+    "age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week",
+)  # fmt: skip
+
+
+def _tabular(
+    name: str,
+    features: np.ndarray,
+    labels: np.ndarray,
+    class_names: tuple[str, ...],
+    categorical: tuple[tuple[int, int], ...],
+    seed: int,
+) -> Dataset:
+    test, aux, train = carve(
+        labels, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", name)
+    )
+    mean, std = features[aux].mean(axis=0), features[aux].std(axis=0)
+    numeric = np.ones(features.shape[1], dtype=bool)
+    for first, last in categorical:
+        numeric[first:last] = False
+    mean, std = np.where(numeric, mean, 0), np.where(numeric & (std > 0), std, 1)
+    x = torch.from_numpy(((features - mean) / std).astype(np.float32))
+    y = labels_to_tensor(labels)
+    return Dataset(
+        name=name, task="tabular", train_x=x[train], train_y=y[train], test_x=x[test],
+        test_y=y[test], aux_x=x[aux], aux_y=y[aux], class_names=class_names,
+        categorical=categorical,
+    )  # fmt: skip
+
+
+def breast_cancer(*, seed: int) -> Dataset:
+    """Wisconsin breast cancer of scikit-learn: 569 records, 30 numeric features, 2 classes."""
+    from sklearn.datasets import load_breast_cancer
+
+    raw = load_breast_cancer()
+    return _tabular("breast_cancer", raw.data, raw.target, tuple(raw.target_names), (), seed)
+
+
+def adult(*, seed: int, data_dir: Path | None, download: bool = False) -> Dataset:
+    """UCI Adult from `DATA_DIR/adult/adult.data`: 6 numeric columns, 8 one-hot groups.
+
+    Missing values ("?") are a category of their own. It is never downloaded.
+    """
+    import pandas as pd
+
+    if data_dir is None:
+        raise ValueError(
+            "dataset adult needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
+        )
+    path = data_dir / "adult" / "adult.data"
+    if not path.exists():
+        raise ValueError(
+            f"no such file: {path}; leakbench does not download it, fetch adult.data from the "
+            "UCI repository."
+        )
+    table = pd.read_csv(path, header=None, names=list(ADULT_COLUMNS), skipinitialspace=True)
+    if table.shape[1] != len(ADULT_COLUMNS) or table["income"].isna().any() or len(table) < 100:
+        raise ValueError(
+            f"{path} is truncated or not the UCI file: expected rows of {len(ADULT_COLUMNS)} "
+            f"values, got a table of {list(table.shape)} with missing values."
+        )
+    blocks = [table[list(ADULT_NUMERIC)].to_numpy(dtype=np.float64)]
+    groups, start = [], len(ADULT_NUMERIC)
+    for column in ADULT_COLUMNS[:-1]:
+        if column in ADULT_NUMERIC:
+            continue
+        one_hot = pd.get_dummies(table[column]).to_numpy(dtype=np.float64)
+        blocks.append(one_hot)
+        groups.append((start, start + one_hot.shape[1]))
+        start += one_hot.shape[1]
+    labels = (table["income"].str.startswith(">50K")).to_numpy(dtype=np.int64)
+    return _tabular(
+        "adult", np.concatenate(blocks, axis=1), labels, ("<=50K", ">50K"), tuple(groups), seed
+    )

@@ -1,0 +1,350 @@
+"""What a worker does: one training with its observations, or one attack cell.
+
+Both return the record as a plain dict; the driver writes it. Artifacts are written here.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from bench import data, models, registry
+from bench.api import Attack, Context, Defense, Reconstruction, State, fresh
+from bench.data.dataset import Dataset
+from bench.data.partition import dirichlet, iid
+from bench.metrics.score import floors, score
+from bench.privacy.events import Facts
+from bench.privacy.ledger import account
+from bench.protocols.export import load_seen, load_truth, save_seen, save_truth
+from bench.protocols.federation import Federation, Work
+from bench.protocols.observe import observe, play_shadow
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.seeding import generator, numpy_generator
+from bench.suite import AttackCell, TrainJob
+
+EXPLODED = 100.0
+"""A training whose weights' norm grew by this factor counts as diverged, as does one with a
+value that is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where jobs run: device, data folder, plugin files."""
+
+    device: str = "cpu"
+    data_dir: Path | None = None
+    download: bool = False
+    plugins: tuple[Path, ...] = ()
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that moves a number."""
+    packages = ("leakbench", "torch", "torchvision", "numpy", "scipy", "opacus", "scikit-learn")
+    return {"python": platform.python_version(), **{p: version(p) for p in packages}}
+
+
+@cache
+def plugins(files: tuple[Path, ...]) -> registry.Registry:
+    return registry.discover(files)
+
+
+@cache
+def _dataset(
+    name: str, settings: tuple[tuple[str, Any], ...], seed: int, data_dir: Path | None,
+    download: bool,
+) -> Dataset:  # fmt: skip
+    return data.load(
+        name, seed=seed, data_dir=data_dir, download=download, options=dict(settings)
+    )
+
+
+def dataset_of(job: TrainJob, env: Environment) -> Dataset:
+    settings = tuple(sorted(job.task.dataset_settings.items()))
+    return _dataset(job.task.dataset, settings, job.seed, env.data_dir, env.download)
+
+
+def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
+    return models.build(
+        job.task.model,
+        shape=dataset.shape,
+        classes=dataset.classes,
+        settings=job.task.model_settings,
+    )
+
+
+# --- training ---------------------------------------------------------------------------------
+
+
+def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, Any]:
+    """Train, observe at each checkpoint, account. See `docs/records.md` for the record."""
+    began = time.perf_counter()
+    dataset = dataset_of(job, env)
+    network = network_of(job, dataset)
+    defense = plugins(env.plugins).defense(job.defense, job.settings)
+    device = torch.device(env.device)
+    if defense.requires:
+        return _not_applicable(f"no {', '.join(sorted(defense.requires))} leave the client")
+    shares = _shares(job, dataset)
+    federation = Federation.start(
+        network=network,
+        defense=defense,
+        data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares],
+        seed=job.seed,
+        device=device,
+    )
+    observations: dict[str, dict[str, Any]] = {}
+
+    def look(checkpoint: str) -> None:
+        if checkpoint in job.checkpoints:
+            observations[checkpoint] = {
+                t.name: _observe(federation, job, t, checkpoint, dataset, artifacts)
+                for t in job.threats
+            }
+
+    look("init")
+    norm_before = _norm(federation.state)
+    protocol = job.protocol
+    work = Work(
+        protocol=protocol.name,
+        batch=protocol.batch,
+        lr=protocol.lr,
+        local_steps=1 if protocol.name == "fedsgd" else protocol.local_steps,
+        local_epochs=protocol.local_epochs,
+    )
+    up = down = 0
+    seconds = 0.0
+    client_rounds = 0
+    diverged: str | None = None
+    sampling = generator(job.seed, "participation")
+    rounds = 0
+    for _ in range(protocol.rounds):
+        result = federation.play(work, _sample(federation, protocol, sampling))
+        rounds += 1
+        up += result.wire.bytes_up
+        down += result.wire.bytes_down
+        seconds += result.client_seconds
+        client_rounds += len(result.joined)
+        diverged = _diverged(federation.state, norm_before, rounds)
+        if diverged and "not finite" in diverged:
+            break
+    if diverged is None:
+        look("final")
+    elif "final" in job.checkpoints:
+        reason = f"training diverged ({diverged})"
+        observations["final"] = {
+            t.name: {"status": "not_applicable", "reason": reason} for t in job.threats
+        }
+    correct = _correct(federation, dataset)
+    facts = Facts(
+        parameters=sum(v.numel() for v in federation.state.values()),
+        rounds=rounds,
+        clients=protocol.clients,
+        participation=protocol.participation,
+        batch=protocol.batch,
+        records=min(len(s) for s in shares),
+        local_steps=max(work.steps(len(s)) for s in shares),
+        participations=max(federation.uploads.values(), default=0),
+        delta=job.delta,
+    )
+    return {
+        "status": "done",
+        "reason": None,
+        "variant": defense.variant,
+        "correct": correct,
+        "test_samples": len(dataset.test_y),
+        "class_chance": float(dataset.test_y.bincount().max() / len(dataset.test_y)),
+        "diverged": diverged,
+        "rounds_played": rounds,
+        "bytes_up": up / rounds,
+        "bytes_down": down / rounds,
+        "client_seconds": seconds / max(1, client_rounds),
+        "facts": asdict(facts),
+        "ledger": asdict(account(defense, facts)),
+        "observations": observations,
+        "parameters": network.n_parameters,
+        "seconds": time.perf_counter() - began,
+        "device": str(device),
+        "versions": versions(),
+    }
+
+
+def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
+    labels = dataset.train_y.numpy()
+    rng = numpy_generator(job.seed, "partition", job.task.dataset)
+    clients = job.protocol.clients
+    if job.protocol.partition == "iid":
+        return iid(labels, clients=clients, rng=rng)
+    least = max(t.batch * t.local_steps for t in job.threats)
+    least = min(least, len(labels) // clients)
+    return dirichlet(labels, clients=clients, alpha=job.protocol.alpha, rng=rng, minimum=least)
+
+
+def _sample(
+    federation: Federation, protocol: ProtocolSettings, rng: torch.Generator
+) -> list[str]:
+    """The round's clients, drawn without replacement."""
+    ids = [c.id for c in federation.clients]
+    count = max(1, round(protocol.participation * len(ids)))
+    return [ids[i] for i in torch.randperm(len(ids), generator=rng)[:count].sort().values]
+
+
+def _norm(state: State) -> float:
+    return math.sqrt(sum(float(v.double().square().sum()) for v in state.values()))
+
+
+def _diverged(state: State, before: float, rounds: int) -> str | None:
+    norm = _norm(state)
+    if not math.isfinite(norm):
+        return f"weights not finite after round {rounds}"
+    if norm > EXPLODED * max(before, 1e-12):
+        return f"weights grew {norm / before:.3g}-fold after round {rounds}"
+    return None
+
+
+def _correct(federation: Federation, dataset: Dataset) -> int:
+    """Right answers on the test set; a network of non-finite weights answers class 0."""
+    weights = federation.defense.mean_realize(federation.state, federation.const)
+    device, right = federation.device, 0
+    with torch.no_grad():
+        buffers = federation.network.calibrate(weights, dataset.aux_x.to(device))
+        for x, y in zip(dataset.test_x.split(1000), dataset.test_y.split(1000), strict=True):
+            logits = federation.network.apply(weights, x.to(device), mode="eval", buffers=buffers)
+            right += int((logits.nan_to_num(0.0).argmax(dim=-1).cpu() == y).sum())
+    return right
+
+
+def _observe(
+    federation: Federation,
+    job: TrainJob,
+    threat: ThreatSettings,
+    checkpoint: str,
+    dataset: Dataset,
+    artifacts: Path,
+) -> dict[str, Any]:
+    known = {"name": job.defense, "settings": dict(job.settings)}
+    seen, truth = observe(
+        federation,
+        protocol=job.protocol,
+        threat=threat,
+        aux_x=dataset.aux_x,
+        defense_known=known,
+        names=(checkpoint,),
+    )
+    if not seen.clients:
+        return {"status": "not_applicable", "reason": "no client checked in"}
+    stem = f"{checkpoint}-{threat.name}"
+    save_seen(seen, artifacts / f"{stem}-seen")
+    save_truth(truth, artifacts / f"{stem}-truth.safetensors")
+    return {"status": "done", "reason": None, "stem": stem}
+
+
+# --- attack -----------------------------------------------------------------------------------
+
+
+def run_attack(
+    cell: AttackCell, env: Environment, trained: Mapping[str, Any], observed: Path, artifacts: Path
+) -> dict[str, Any]:
+    """Attack one observation and score it. trained: the training's record; observed: its
+    artifact folder. The attack gets the reloaded export; the truth is read after it returns."""
+    if trained["status"] != "done":
+        return _not_applicable(f"the training is {trained['status']}: {trained['reason']}")
+    look = trained["observations"][cell.checkpoint][cell.threat.name]
+    if look["status"] != "done":
+        return _not_applicable(look["reason"])
+    began = time.perf_counter()
+    found = plugins(env.plugins)
+    attack = found.attack(cell.attack, cell.settings)
+    defense = found.defense(cell.train.defense, cell.train.settings)
+    seen = load_seen(observed / f"{look['stem']}-seen")
+    reason = attack.applies(seen)
+    if reason is not None:
+        return _not_applicable(reason)
+    dataset = dataset_of(cell.train, env)
+    ctx = _context(cell, env, dataset, defense, seen)
+    answer = attack.run(seen, ctx)
+    if not isinstance(answer, Reconstruction):
+        raise TypeError(
+            f"attack '{cell.attack}' must return a Reconstruction, got {type(answer).__name__}."
+        )
+    seconds = time.perf_counter() - began
+    return _scored(cell, env, attack, answer, dataset, observed / look["stem"], artifacts) | {
+        "seconds": seconds
+    }
+
+
+def _context(
+    cell: AttackCell, env: Environment, dataset: Dataset, defense: Defense, seen: Any
+) -> Context:
+    device = torch.device(env.device)
+    network = network_of(cell.train, dataset)
+    rng = generator(cell.train.seed, "attack", cell.label, cell.checkpoint, cell.threat.name)
+    aux = slice(None, cell.threat.aux)
+    return Context(
+        rng=rng,
+        device=device,
+        budget=cell.budget,
+        aux_x=dataset.aux_x[aux].clone(),
+        aux_y=dataset.aux_y[aux].clone(),
+        network=network,
+        defense=defense,
+        shadow=lambda x, y: play_shadow(
+            seen, network=network, defense=fresh(defense), x=x, y=y, rng=rng, device=device
+        ),
+    )
+
+
+def _scored(
+    cell: AttackCell,
+    env: Environment,
+    attack: Attack,
+    answer: Reconstruction,
+    dataset: Dataset,
+    stem: Path,
+    artifacts: Path,
+) -> dict[str, Any]:
+    truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
+    aux = slice(None, cell.threat.aux)
+    common: dict[str, Any] = {
+        "x": truth.x,
+        "y": truth.y,
+        "classes": dataset.classes,
+        "aux_x": dataset.aux_x[aux],
+        "categorical": dataset.categorical,
+    }
+    scores = score(answer, **common)
+    floor = floors(**common, aux_y=dataset.aux_y[aux])
+    if scores.images is not None:
+        artifacts.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {"images": scores.images.contiguous(), "truth": truth.x.contiguous()},
+            artifacts / "reconstruction.safetensors",
+        )
+    return {
+        "status": "done",
+        "reason": None,
+        "victims": len(truth.y),
+        "samples": truth.y.shape[1],
+        "failed": scores.failed,
+        "is_floor": attack.is_floor,
+        "values": scores.values,
+        "floors": floor,
+        "loss": None if answer.loss is None else [float(v) for v in answer.loss],
+        "gradient_evaluations": answer.evaluations,
+        "notes": list(answer.notes),
+        "device": env.device,
+        "versions": versions(),
+    }
+
+
+def _not_applicable(reason: str) -> dict[str, Any]:
+    return {"status": "not_applicable", "reason": reason}

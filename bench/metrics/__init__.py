@@ -1,0 +1,1 @@
+"""What an attack recovered, and how sure that number is."""

@@ -1,0 +1,37 @@
+"""Label restoration: counts [V, C] against counts [V, C], one figure per victim."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def label_existence_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
+    """Share of classes whose presence is right (LeAcc), float64 [V].
+
+    guess, truth: int64 [V, C]. Over all C classes, so print the chance floor beside it.
+    Raises ValueError if the shapes differ. Source: iLRG.
+    """
+    _same(guess, truth)
+    return ((guess > 0) == (truth > 0)).double().mean(dim=-1)
+
+
+def label_number_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
+    """Share of classes whose instance count is exactly right (LnAcc), float64 [V].
+
+    guess, truth: int64 [V, C]; classes absent from both count as right.
+    Raises ValueError if the shapes differ. Source: iLRG, over all C classes.
+    """
+    _same(guess, truth)
+    return (guess == truth).double().mean(dim=-1)
+
+
+def instance_recall(guess: Tensor, truth: Tensor) -> Tensor:
+    """Share of the batch's labels recovered: sum_c min(guess_c, truth_c) / K, float64 [V]."""
+    _same(guess, truth)
+    return torch.minimum(guess, truth).sum(dim=-1) / truth.sum(dim=-1).clamp_min(1).double()
+
+
+def _same(guess: Tensor, truth: Tensor) -> None:
+    if guess.shape != truth.shape:
+        raise ValueError(f"shapes differ: {list(guess.shape)} and {list(truth.shape)}.")

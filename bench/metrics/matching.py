@@ -1,0 +1,23 @@
+"""Which reconstructed sample belongs to which private one."""
+
+from __future__ import annotations
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+
+def one_to_one(guess: Tensor, truth: Tensor) -> Tensor:
+    """Order of the guesses that minimises the total squared error, int64 [V, K].
+
+    guess, truth: [V, K, ...]; guess[v, order[v, k]] belongs to truth[v, k]. Every guess is
+    used once: the best match per image would let one good guess count many times.
+    """
+    if guess.shape != truth.shape:
+        raise ValueError(f"shapes differ: {list(guess.shape)} and {list(truth.shape)}.")
+    victims, samples = guess.shape[:2]
+    if samples == 1:
+        return torch.zeros(victims, 1, dtype=torch.int64)
+    flat = guess.double().flatten(2), truth.double().flatten(2)
+    cost = torch.cdist(flat[1], flat[0]).square().cpu().numpy()
+    return torch.stack([torch.from_numpy(linear_sum_assignment(c)[1]) for c in cost])

@@ -1,0 +1,157 @@
+"""Per-victim scores of a reconstruction, and the floors beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.api import Reconstruction
+from bench.metrics import images, labels
+from bench.metrics.matching import one_to_one
+from bench.seeding import generator
+
+METRICS = (
+    "ssim", "mse", "psnr", "success", "leacc", "lnacc", "irec", "label_accuracy",
+    "attribute_accuracy",
+)  # fmt: skip
+"""success: share of samples with SSIM > 0.9. attribute_accuracy: share of one-hot groups whose
+largest entry is right. Metrics that do not apply are absent."""
+
+CHANCE_DRAWS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """values: metric -> one figure per victim. failed: victims without a usable answer, scored
+    as the mean public image (what an attacker would fall back to). images: as matched."""
+
+    values: dict[str, list[float]]
+    failed: int
+    images: Tensor | None
+
+
+def score(
+    answer: Reconstruction,
+    *,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    aux_x: Tensor,
+    categorical: Sequence[tuple[int, int]] = (),
+) -> Scores:
+    """Score an attack's answer against the truth x [V, K, ...], y [V, K].
+
+    Raises ValueError for an answer of the wrong shape, dtype or range, naming what was
+    expected. Non-finite images make that victim failed.
+    """
+    victims, samples = y.shape
+    values: dict[str, Tensor] = {}
+    failed = torch.zeros(victims, dtype=torch.bool)
+    matched = None
+    order = torch.arange(samples).expand(victims, -1)
+    if answer.failed is not None:
+        failed |= _shaped(answer.failed, (victims,), "failed").bool()
+    if answer.images is not None:
+        guess = _shaped(answer.images, tuple(x.shape), "images").float()
+        failed |= ~torch.isfinite(guess).flatten(1).all(dim=1)
+        fallback = aux_x.mean(dim=0).expand_as(x)
+        guess = torch.where(failed.view(-1, *[1] * (x.ndim - 1)), fallback, guess)
+        if x.ndim == 5:
+            guess = guess.clamp(0, 1)
+        order = one_to_one(guess, x)
+        matched = guess[torch.arange(victims)[:, None], order]
+        values |= _image_values(matched, x, categorical)
+    if answer.label_counts is not None:
+        counts = _shaped(answer.label_counts, (victims, classes), "label_counts")
+        if counts.is_floating_point() or bool((counts < 0).any()):
+            raise ValueError("label_counts must be integers >= 0.")
+        values |= _label_values(counts, _counts(y, classes))
+    if answer.labels is not None:
+        guess_y = _shaped(answer.labels, (victims, samples), "labels")
+        guess_y = guess_y.gather(1, order.to(guess_y.device))
+        values["label_accuracy"] = (guess_y == y).double().mean(dim=1)
+    return Scores(
+        values={k: v.tolist() for k, v in values.items()},
+        failed=int(failed.sum()),
+        images=matched,
+    )
+
+
+def floors(
+    *,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    aux_x: Tensor,
+    aux_y: Tensor,
+    categorical: Sequence[tuple[int, int]] = (),
+) -> dict[str, list[float]]:
+    """Per-victim floors: what reaches each metric without any leak.
+
+    Images: the mean public image, and (suffix _class_mean) the class-mean public image given
+    the true label. Labels: expectation over draws from the public class frequencies.
+    """
+    victims, samples = y.shape
+    mean = aux_x.mean(dim=0)
+    means = torch.stack(
+        [aux_x[aux_y == c].mean(dim=0) if bool((aux_y == c).any()) else mean
+         for c in range(classes)]
+    )  # fmt: skip
+    values = _image_values(mean.expand_as(x), x, categorical)
+    given_label = _image_values(means[y], x, categorical)
+    values |= {f"{k}_class_mean": v for k, v in given_label.items()}
+    frequency = torch.bincount(aux_y, minlength=classes).double()
+    rng = generator(0, "chance floor")
+    drawn = torch.multinomial(
+        frequency, CHANCE_DRAWS * samples, replacement=True, generator=rng
+    ).view(CHANCE_DRAWS, samples)
+    guess = _counts(drawn, classes)
+    truth = _counts(y, classes)
+    per_victim = [
+        {k: v.mean() for k, v in _label_values(guess, t.expand_as(guess)).items()} for t in truth
+    ]
+    values |= {k: torch.stack([p[k] for p in per_victim]) for k in per_victim[0]}
+    share = frequency / frequency.sum()
+    values["label_accuracy"] = share[y].mean(dim=1)
+    return {k: v.tolist() for k, v in values.items()}
+
+
+def _image_values(
+    guess: Tensor, x: Tensor, categorical: Sequence[tuple[int, int]]
+) -> dict[str, Tensor]:
+    """Metrics of matched samples [V, K, ...], each the mean over a victim's samples."""
+    error = images.mse(guess, x, sample_dims=x.ndim - 2)
+    values = {"mse": error.mean(dim=1)}
+    if x.ndim == 5:
+        similar = images.ssim(guess, x)
+        values["psnr"] = images.psnr(error).mean(dim=1)
+        values["ssim"] = similar.mean(dim=1)
+        values["success"] = (similar > 0.9).double().mean(dim=1)
+    if categorical:
+        right = [
+            guess[..., a:b].argmax(dim=-1) == x[..., a:b].argmax(dim=-1) for a, b in categorical
+        ]
+        values["attribute_accuracy"] = torch.stack(right).double().mean(dim=(0, 2))
+    return values
+
+
+def _label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
+    return {
+        "leacc": labels.label_existence_accuracy(guess, truth),
+        "lnacc": labels.label_number_accuracy(guess, truth),
+        "irec": labels.instance_recall(guess, truth),
+    }
+
+
+def _counts(y: Tensor, classes: int) -> Tensor:
+    return torch.nn.functional.one_hot(y, classes).sum(dim=1)
+
+
+def _shaped(value: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"the attack's {what} must be a tensor {list(shape)}, got {got}.")
+    return value.cpu()

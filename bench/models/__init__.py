@@ -1,0 +1,60 @@
+"""Networks by name. Each is a chain of named stages; a split protocol may cut after any."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bench.models import convolutional, dense, residual
+from bench.models.network import Network, Stages
+from bench.names import did_you_mean
+
+BUILDERS: Mapping[str, Callable[..., Stages]] = {
+    "logistic": dense.logistic,
+    "mlp3": dense.mlp3,
+    "mlp_spm": dense.mlp_spm,
+    "lenet": convolutional.lenet,
+    "cnn_selective_shield": convolutional.cnn_selective_shield,
+    "cnn_spm": convolutional.cnn_spm,
+    "resnet18": residual.resnet18,
+}
+
+
+def build(
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    settings: Mapping[str, Any] | None = None,
+) -> Network:
+    """Build a network for samples of `shape` and `classes` classes.
+
+    settings: keyword arguments of the builder, and `init`: None for PyTorch's default
+    (U(-1/sqrt(fan_in), 1/sqrt(fan_in))) or a for U(-a, a). Raises ValueError for an unknown
+    name or setting and for a shape that the network cannot take.
+    """
+    if name not in BUILDERS:
+        raise ValueError(did_you_mean("model", name, list(BUILDERS)))
+    given = dict(settings or {})
+    init = given.pop("init", None)
+    builder = BUILDERS[name]
+    taken = [p for p in inspect.signature(builder).parameters if p not in ("shape", "classes")]
+    for key in given:
+        if key not in taken:
+            raise ValueError(did_you_mean(f"setting of model {name}", key, [*taken, "init"]))
+    if init is not None and (
+        isinstance(init, bool) or not isinstance(init, (int, float)) or not init > 0
+    ):
+        raise ValueError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
+    return Network(
+        name=name,
+        settings=dict(settings or {}),
+        shape=tuple(shape),
+        classes=classes,
+        build=lambda: builder(shape=tuple(shape), classes=classes, **given),
+        init_bound=init,
+    )
+
+
+__all__ = ["BUILDERS", "Network", "build"]

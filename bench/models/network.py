@@ -1,0 +1,172 @@
+"""A network as pure functions of named parameters."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bench.api import State
+
+Stages = OrderedDict[str, nn.Module]
+
+
+class StaticBatchNorm(nn.Module):
+    """Batch normalisation without running estimates (static BN of HeteroFL).
+
+    mode "train": normalises by the batch's own statistics. mode "eval": by `mean` and `var`,
+    which `Network.calibrate` computes once from public data, so that no client statistics
+    travel. Written with plain tensor arithmetic, so that double backward and vmap work.
+    Source: Diao, Ding, Tarokh, arXiv:2010.01264, Sec. 3; used by PM-SFL and SelectiveShield.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels))
+        self.register_buffer("mean", torch.empty(channels))
+        self.register_buffer("var", torch.empty(channels))
+        self.mode = "train"
+        self.recorded: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mode == "eval":
+            mean, var = self.mean, self.var
+        else:
+            mean = x.mean(dim=(0, 2, 3))
+            var = (x - mean[:, None, None]).square().mean(dim=(0, 2, 3))
+            if self.mode == "calibrate":
+                self.recorded = (mean.detach(), var.detach())
+        scale = self.weight * torch.rsqrt(var + 1e-5)
+        return x * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]
+
+
+class Network:
+    """Named stages, pure in their parameters.
+
+    shape: one sample's shape. classes. cuts: stage names after which a split protocol may cut.
+    head: names of the last layer's weight [C, F] and bias [C]. The modules live on the meta
+    device and hold no numbers: parameters are always passed in.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        settings: Mapping[str, Any],
+        shape: tuple[int, ...],
+        classes: int,
+        build: Callable[[], Stages],
+        init_bound: float | None,
+    ) -> None:
+        self.name, self.settings, self.shape, self.classes = name, dict(settings), shape, classes
+        self._init_bound = init_bound
+        with torch.device("meta"):
+            self._stages = nn.Sequential(build())
+            width = self._stages[:-1](torch.empty(2, *shape)).shape[-1]
+            self._stages[-1] = nn.Linear(width, classes)
+        self._names = [n for n, _ in self._stages.named_children()]
+        self.cuts = tuple(self._names[:-1])
+        self.head = (f"{self._names[-1]}.weight", f"{self._names[-1]}.bias")
+        self._norms = {
+            n: m for n, m in self._stages.named_modules() if isinstance(m, StaticBatchNorm)
+        }
+
+    @property
+    def normalises(self) -> bool:
+        """Whether it has batch normalisation, so that train and eval mode differ."""
+        return bool(self._norms)
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(p.numel() for p in self._stages.parameters())
+
+    def describe(self) -> dict[str, Any]:
+        """What is needed to build it again, and the names of the head's tensors."""
+        return {
+            "name": self.name,
+            "settings": self.settings,
+            "shape": list(self.shape),
+            "classes": self.classes,
+            "head": list(self.head),
+        }
+
+    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters, drawn from `rng` in the order of `named_parameters`."""
+        params: dict[str, Tensor] = {}
+        for prefix, module in self._stages.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            for name, meta in own.items():
+                value = torch.empty(meta.shape)
+                if isinstance(module, StaticBatchNorm):
+                    value.fill_(1.0 if name == "weight" else 0.0)
+                else:
+                    fan_in = own["weight"][0].numel()
+                    bound = self._init_bound or 1 / math.sqrt(fan_in)
+                    value.uniform_(-bound, bound, generator=rng)
+                params[f"{prefix}.{name}"] = value
+        return params
+
+    def apply(
+        self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
+    ) -> Tensor:
+        """Logits [B, C] of samples x [B, *shape]. See `run` for mode and buffers."""
+        return self.run(params, x, mode=mode, buffers=buffers)
+
+    def features(
+        self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
+    ) -> Tensor:
+        """Input of the head, [B, F]."""
+        return self.run(params, x, last=self._names[-2], mode=mode, buffers=buffers)
+
+    def run(
+        self,
+        params: State,
+        x: Tensor,
+        *,
+        first: str | None = None,
+        last: str | None = None,
+        mode: str = "eval",
+        buffers: State | None = None,
+    ) -> Tensor:
+        """Stages first..last, both included (None: from the start, to the end).
+
+        mode "train" normalises by the batch, "eval" by `buffers` (of `calibrate`); a network
+        without batch normalisation ignores both. Raises ValueError for an unknown stage and
+        for eval mode without buffers where they are needed.
+        """
+        for stage in (first, last):
+            if stage is not None and stage not in self._names:
+                raise ValueError(
+                    f"model {self.name} has no stage '{stage}'; it has {', '.join(self._names)}."
+                )
+        if self._norms and mode == "eval" and buffers is None:
+            raise ValueError(f"model {self.name} needs normalisation buffers in eval mode.")
+        low = self._names.index(first) if first else 0
+        high = self._names.index(last) + 1 if last else len(self._names)
+        part = self._stages[low:high]
+        prefixes = tuple(f"{n}." for n in self._names[low:high])
+        tensors = {k: v for k, v in params.items() if k.startswith(prefixes)}
+        for norm in self._norms.values():
+            norm.mode = mode
+        if self._norms and mode == "eval" and buffers is not None:
+            tensors |= {k: v for k, v in buffers.items() if k.startswith(prefixes)}
+        return functional_call(part, tensors, (x,))
+
+    def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:
+        """Normalisation buffers for eval mode: each layer's statistics over all of x [N, ...]."""
+        if not self._norms:
+            return {}
+        with torch.no_grad():
+            self.run(params, x, mode="calibrate")
+        buffers = {}
+        for name, norm in self._norms.items():
+            assert norm.recorded is not None
+            buffers[f"{name}.mean"], buffers[f"{name}.var"] = norm.recorded
+            norm.recorded = None
+        return buffers

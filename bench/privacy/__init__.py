@@ -1,0 +1,1 @@
+"""Privacy ledger: mechanism events in, epsilon out."""

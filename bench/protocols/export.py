@@ -1,0 +1,128 @@
+"""`Seen` and `Truth` on disk: one safetensors file plus one JSON file, never pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bench.api import Message, Part, Sealed, Seen
+from bench.protocols.observe import Truth
+
+FORMAT = 1
+_STATES = ("initial", "const", "buffers", "before", "after")
+
+
+def save_seen(seen: Seen, path: Path) -> None:
+    """Write `path.safetensors` and `path.json`."""
+    tensors: dict[str, Tensor] = {}
+
+    def put(prefix: str, state: Mapping[str, Tensor] | None) -> list[str] | None:
+        if state is None:
+            return None
+        for name, value in state.items():
+            tensors[f"{prefix}/{name}"] = value.detach().cpu().contiguous().clone()
+        return list(state)
+
+    states = {s: put(s, getattr(seen, s)) for s in _STATES}
+    server = [put(f"server/{i}", s) for i, s in enumerate(seen.server)]
+    messages = []
+    for i, m in enumerate(seen.messages):
+        parts = {}
+        for j, (name, part) in enumerate(m.parts.items()):
+            put(f"m{i}/{j}", {"values": part.values})
+            if part.present is not None:
+                put(f"m{i}/{j}", {"present": part.present})
+            parts[name] = {"present": part.present is not None, "bits": part.bits}
+        sealed = {}
+        for j, (name, box) in enumerate(m.sealed.items()):
+            put(f"m{i}/s{j}", {"covers": box.covers})
+            sealed[name] = {"n_bytes": box.n_bytes}
+        header = {
+            "kind": m.kind, "sender": m.sender, "receiver": m.receiver, "round": m.round,
+            "step": m.step, "local_steps": m.local_steps,
+        }  # fmt: skip
+        messages.append(header | {"parts": parts, "sealed": sealed})
+    text = {
+        "format": FORMAT,
+        "protocol": seen.protocol,
+        "party": seen.party,
+        "labels": seen.labels,
+        "network": dict(seen.network),
+        "clients": list(seen.clients),
+        "known": dict(seen.known),
+        "states": states,
+        "server": server,
+        "messages": messages,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path.with_suffix(".safetensors"))
+    path.with_suffix(".json").write_text(json.dumps(text, indent=1))
+
+
+def load_seen(path: Path) -> Seen:
+    """Inverse of `save_seen`. Raises ValueError for a file that is missing or not one."""
+    text, tensors = _read(path)
+
+    def get(prefix: str, names: list[str] | None) -> dict[str, Tensor] | None:
+        return None if names is None else {n: tensors[f"{prefix}/{n}"] for n in names}
+
+    messages = []
+    for i, m in enumerate(text.pop("messages")):
+        parts = {
+            name: Part(
+                values=tensors[f"m{i}/{j}/values"],
+                present=tensors[f"m{i}/{j}/present"] if info["present"] else None,
+                bits=info["bits"],
+            )
+            for j, (name, info) in enumerate(m.pop("parts").items())
+        }
+        sealed = {
+            name: Sealed(n_bytes=info["n_bytes"], covers=tensors[f"m{i}/s{j}/covers"])
+            for j, (name, info) in enumerate(m.pop("sealed").items())
+        }
+        messages.append(Message(**m, parts=parts, sealed=sealed))
+    states = {s: get(s, text["states"][s]) for s in _STATES}
+    return Seen(
+        protocol=text["protocol"],
+        party=text["party"],
+        labels=text["labels"],
+        network=text["network"],
+        clients=tuple(text["clients"]),
+        known=text["known"],
+        messages=tuple(messages),
+        server=tuple(get(f"server/{i}", n) or {} for i, n in enumerate(text["server"])),
+        initial=states["initial"] or {},
+        const=states["const"] or {},
+        buffers=states["buffers"] or {},
+        before=states["before"] or {},
+        after=states["after"],
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        text = json.loads(path.with_suffix(".json").read_text())
+        if text.get("format") != FORMAT:
+            raise ValueError(
+                f"{path}.json has format {text.get('format')!r}, expected {FORMAT}."
+            )
+        return text, load_file(path.with_suffix(".safetensors"))
+    except (OSError, json.JSONDecodeError, SafetensorError) as error:
+        raise ValueError(f"{path} is no complete export of what was seen ({error}).") from error
+
+
+def save_truth(truth: Truth, path: Path) -> None:
+    """Write the private samples beside, not inside, what was seen."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"x": truth.x.contiguous(), "y": truth.y.contiguous()}, path)
+
+
+def load_truth(path: Path) -> Truth:
+    tensors = load_file(path)
+    return Truth(x=tensors["x"], y=tensors["y"])

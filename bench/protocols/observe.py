@@ -1,0 +1,148 @@
+"""One observed round from a run's present state: what the server saw, and the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.api import SERVER, Defense, Seen, State, detached
+from bench.models import Network
+from bench.protocols.federation import Federation, Work
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.seeding import derived_seed, generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """The private samples behind an observation: x [V, K, ...], y int64 [V, K]."""
+
+    x: Tensor
+    y: Tensor
+
+
+def observe(
+    federation: Federation,
+    *,
+    protocol: ProtocolSettings,
+    threat: ThreatSettings,
+    aux_x: Tensor,
+    defense_known: Mapping[str, Any],
+    names: tuple[str, ...],
+) -> tuple[Seen, Truth]:
+    """Play one round of `threat.victims` clients on a fork of the federation.
+
+    The victims are drawn by the seed among the clients that hold enough distinct samples
+    (batch * local_steps). names: labels of the random streams, e.g. the checkpoint. Raises
+    ValueError if too few clients qualify.
+    """
+    need = threat.batch * threat.local_steps
+    able = [c.id for c in federation.clients if len(c.y) >= need]
+    if len(able) < threat.victims:
+        raise ValueError(
+            f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
+            f"samples each, but only {len(able)} of {len(federation.clients)} hold so many."
+        )
+    streams = ("observe", threat.name, *names)
+    order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
+    victims = [able[i] for i in order[: threat.victims]]
+    copy = federation.fork(*streams)
+    copy.queues = {}
+    copy.buffers = copy.network.calibrate(
+        copy.defense.mean_realize(copy.state, copy.const), aux_x.to(copy.device)
+    )
+    work = Work(
+        protocol=protocol.name,
+        batch=threat.batch,
+        lr=protocol.lr,
+        local_steps=threat.local_steps,
+        mode=threat.mode,
+    )
+    result = copy.play(work, victims)
+    by_id = {c.id: c for c in copy.clients}
+    present = [v for v in victims if v in result.used]
+    chosen = {v: result.used[v].flatten().unique() for v in present}
+    truth = Truth(
+        x=torch.stack([by_id[v].x[chosen[v]] for v in present]).cpu(),
+        y=torch.stack([by_id[v].y[chosen[v]] for v in present]).cpu(),
+    )
+    known: dict[str, Any] = {
+        "batch": threat.batch,
+        "local_steps": threat.local_steps,
+        "lr": protocol.lr,
+        "mode": threat.mode,
+        "threat": threat.describe(),
+        "defense": dict(defense_known),
+        "mechanisms": [m.to_dict() for m in federation.defense.mechanisms()],
+    }
+    if threat.labels:
+        known["truth_labels"] = truth.y.tolist()
+    seen = Seen(
+        protocol=protocol.name,
+        party=SERVER,
+        network=federation.network.describe(),
+        initial=detached(federation.initial),
+        const=detached(copy.const),
+        buffers=detached(copy.buffers),
+        before=detached(result.before),
+        after=detached(copy.state),
+        messages=result.wire.seen_by(SERVER),
+        clients=tuple(present),
+        known=known,
+    )
+    return seen, truth
+
+
+def play_shadow(
+    seen: Seen,
+    *,
+    network: Network,
+    defense: Defense,
+    x: Tensor,
+    y: Tensor,
+    rng: torch.Generator,
+    device: torch.device,
+) -> Seen:
+    """One round of the deployed defense on public data, from the state that was seen.
+
+    x: [V, N, ...], y: int64 [V, N]: V shadow clients whose whole data is one batch per step.
+    Secrets are fresh (seeded from `rng`). This is how an attacker trains through the defense.
+    """
+    seed = int(torch.randint(2**62, (1,), generator=rng))
+    steps, batch = int(seen.known["local_steps"]), int(seen.known["batch"])
+    shadow = Federation.start(
+        network=network,
+        defense=defense,
+        data=list(zip(x, y, strict=True)),
+        seed=derived_seed(seed, "shadow"),
+        device=device,
+        params={k: v.to(device) for k, v in seen.initial.items()},
+    )
+    shadow.state = {k: v.to(device) for k, v in seen.before.items()}
+    shadow.const = {k: v.to(device) for k, v in seen.const.items()}
+    shadow.buffers = {k: v.to(device) for k, v in seen.buffers.items()}
+    work = Work(
+        protocol=seen.protocol,
+        batch=batch,
+        lr=float(seen.known["lr"]),
+        local_steps=steps,
+        mode=seen.known["mode"],
+    )
+    before: State = shadow.state
+    result = shadow.play(work, [c.id for c in shadow.clients])
+    return Seen(
+        protocol=seen.protocol,
+        party=seen.party,
+        network=seen.network,
+        initial=seen.initial,
+        const=seen.const,
+        buffers=seen.buffers,
+        before=detached(before),
+        after=detached(shadow.state),
+        messages=result.wire.seen_by(seen.party),
+        clients=tuple(c.id for c in result.joined),
+        known={k: v for k, v in seen.known.items() if k != "truth_labels"},
+    )

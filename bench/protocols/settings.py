@@ -1,0 +1,70 @@
+"""What a suite says about protocol and threat."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ProtocolSettings(BaseModel):
+    """How the model is trained.
+
+    name: fedsgd (one step per round, gradient uploaded) or fedavg (local training, update
+    uploaded). clients; participation: fraction sampled per round, at least one client. rounds.
+    local_steps or local_epochs (fedavg needs exactly one of them). batch: local batch size; a
+    client with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid or
+    dirichlet with concentration alpha. The server averages uploads with equal weights.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["fedsgd", "fedavg"] = "fedavg"
+    clients: int = Field(10, ge=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    rounds: int = Field(20, ge=1)
+    local_steps: int | None = Field(None, ge=1)
+    local_epochs: float | None = Field(None, gt=0)
+    batch: int = Field(32, ge=1)
+    lr: float = Field(0.1, gt=0)
+    partition: Literal["iid", "dirichlet"] = "dirichlet"
+    alpha: float = Field(0.5, gt=0)
+
+    @model_validator(mode="after")
+    def _local_work(self) -> ProtocolSettings:
+        given = [v for v in (self.local_steps, self.local_epochs) if v is not None]
+        if self.name == "fedsgd" and given:
+            raise ValueError("fedsgd takes one step per round; leave local_steps/epochs out.")
+        if self.name == "fedavg" and len(given) != 1:
+            raise ValueError("fedavg needs exactly one of local_steps and local_epochs.")
+        return self
+
+
+class ThreatSettings(BaseModel):
+    """What the attacker observes and is granted.
+
+    One round is observed from each checkpoint: `victims` clients, each with local_steps steps
+    on batches of `batch` distinct samples. labels: whether the private labels are granted.
+    mode: train or eval, how the network normalises in that round (eval uses statistics of
+    public data). aux: number of public auxiliary samples, or null for all. Always granted:
+    batch size, steps, learning rate, and the defense with its public settings.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "server"
+    victims: int = Field(8, ge=1)
+    batch: int = Field(1, ge=1)
+    local_steps: int = Field(1, ge=1)
+    labels: bool = False
+    mode: Literal["train", "eval"] = "eval"
+    aux: int | None = Field(None, ge=1)
+
+    def describe(self) -> str:
+        """One line for a report's row."""
+        labels = "labels granted" if self.labels else "labels unknown"
+        aux = "all public data" if self.aux is None else f"{self.aux} public samples"
+        return (
+            f"{self.name}: one round of {self.victims} clients, batch {self.batch}, "
+            f"{self.local_steps} step(s), {self.mode} mode, {labels}, {aux}"
+        )

@@ -1,0 +1,93 @@
+"""The wire: who sent what to whom in one round, with the bytes it took."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from bench.api import EVERYONE, SERVER, Message, Part, Party, Sealed
+
+_MOST_DELIVERIES = 100_000
+
+
+class Wire:
+    """Delivers messages between clients, third parties and the server, and logs them.
+
+    Values are detached and cloned when sent, so nothing on the wire carries a graph or shares
+    storage with a client. The log drops the boxes of sealed parts; the receiver gets them.
+    """
+
+    def __init__(self, parties: Mapping[str, Party], clients: Iterable[str]) -> None:
+        self.parties = dict(parties)
+        self.clients = list(clients)
+        self.log: list[Message] = []
+        self.inbox: dict[str, list[Message]] = {name: [] for name in [*self.clients, SERVER]}
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send messages and whatever third parties answer, until nobody has more to say."""
+        queue = deque(messages)
+        for _ in range(_MOST_DELIVERIES):
+            if not queue:
+                return
+            queue.extend(self._deliver(queue.popleft()))
+        raise RuntimeError(f"third parties still answer each other after {_MOST_DELIVERIES}.")
+
+    def _deliver(self, message: Message) -> list[Message]:
+        message = _frozen(message)
+        if message.receiver != EVERYONE and not (
+            message.receiver in self.inbox or message.receiver in self.parties
+        ):
+            raise ValueError(
+                f"message '{message.kind}' of '{message.sender}' is addressed to "
+                f"'{message.receiver}', expected one of "
+                f"{', '.join([*self.inbox, *self.parties, EVERYONE])}."
+            )
+        self.log.append(_without_boxes(message))
+        if message.receiver == EVERYONE:
+            receivers = [n for n in [*self.clients, SERVER] if n != message.sender]
+        else:
+            receivers = [message.receiver]
+        if message.sender in self.clients:
+            self.bytes_up += message.n_bytes
+        self.bytes_down += message.n_bytes * sum(r in self.clients for r in receivers)
+        answers: list[Message] = []
+        for name in receivers:
+            if name in self.parties:
+                answers.extend(self.parties[name].reply(message))
+            else:
+                self.inbox[name].append(message)
+        return answers
+
+    def collect(self, name: str) -> list[Message]:
+        """Messages waiting for a client or the server; empties its inbox."""
+        waiting, self.inbox[name] = self.inbox[name], []
+        return waiting
+
+    def seen_by(self, party: str) -> tuple[Message, ...]:
+        """Logged messages addressed to a party or to everyone."""
+        return tuple(m for m in self.log if m.receiver in (party, EVERYONE))
+
+
+def _frozen(message: Message) -> Message:
+    return replace(
+        message,
+        parts={
+            n: Part(
+                values=p.values.detach().clone(),
+                present=None if p.present is None else p.present.detach().clone(),
+                bits=p.bits,
+            )
+            for n, p in message.parts.items()
+        },
+    )
+
+
+def _without_boxes(message: Message) -> Message:
+    sealed = {
+        n: Sealed(n_bytes=s.n_bytes, covers=s.covers.detach().clone())
+        for n, s in message.sealed.items()
+    }
+    return replace(message, sealed=sealed)

@@ -1,0 +1,249 @@
+"""Finds defenses and attacks: entry points of installed packages, and single files.
+
+A plugin that cannot be loaded or whose name is taken stays listed with the reason, and harms
+no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bench.api import Attack, Defense
+from bench.compose import Composed
+from bench.names import did_you_mean
+
+PluginKind = Literal["defense", "attack"]
+GROUPS: Mapping[PluginKind, str] = {
+    "defense": "leakbench.defenses",
+    "attack": "leakbench.attacks",
+}
+_BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
+_STRICT = ConfigDict(strict=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """A found plugin. broken: why it cannot be used, or None."""
+
+    name: str
+    kind: PluginKind
+    origin: str
+    cls: type | None = None
+    broken: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """First line of the class's docstring."""
+        doc = inspect.getdoc(self.cls) if self.cls else None
+        return (doc or "").strip().split("\n")[0]
+
+
+@dataclass(kw_only=True)
+class Registry:
+    """All plugins by kind and name, plus those that cannot be used."""
+
+    usable: dict[tuple[PluginKind, str], Plugin] = field(default_factory=dict)
+    broken: list[Plugin] = field(default_factory=list)
+
+    def names(self, kind: PluginKind) -> list[str]:
+        return sorted(n for k, n in self.usable if k == kind)
+
+    def get(self, kind: PluginKind, name: str, *, where: str = "") -> Plugin:
+        """The plugin of that name. Raises ValueError with the nearest known name, or with the
+        reason if it is known but broken."""
+        found = self.usable.get((kind, name))
+        if found is not None:
+            return found
+        for plugin in self.broken:
+            if (plugin.kind, plugin.name) == (kind, name):
+                raise ValueError(f"{kind} '{name}' ({plugin.origin}) is broken: {plugin.broken}")
+        raise ValueError(did_you_mean(kind, name, self.names(kind), where=where))
+
+    def defense(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Defense:
+        """Build a defense; `a+b` composes, with settings given as `a.key`, `b.key`.
+
+        Raises ValueError for an unknown name or setting, or a value of the wrong type or range.
+        """
+        if "+" not in name:
+            return self._make("defense", name, settings, where)
+        members: dict[str, Defense] = {}
+        names = name.split("+")
+        for setting in settings:
+            if setting.split(".", 1)[0] not in names or "." not in setting:
+                raise ValueError(
+                    f"setting '{setting}' of {name} must be written MEMBER.key with a member of "
+                    f"{', '.join(names)}."
+                )
+        for member in names:
+            own = {
+                k.split(".", 1)[1]: v for k, v in settings.items() if k.split(".", 1)[0] == member
+            }
+            if member in members:
+                raise ValueError(f"defense '{name}' names '{member}' twice.")
+            members[member] = self._make("defense", member, own, where)
+        return Composed(members)
+
+    def attack(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Attack:
+        """Build an attack. Raises ValueError as `defense` does."""
+        return self._make("attack", name, settings, where)
+
+    def _make(
+        self, kind: PluginKind, name: str, settings: Mapping[str, Any], where: str
+    ) -> Any:
+        cls = self.get(kind, name, where=where).cls
+        assert cls is not None
+        return cls(**_checked(cls, f"{kind} '{name}'", settings, where))
+
+    def sources(self, kind: PluginKind, name: str) -> str:
+        """Hash of the plugin's source and of what it imports from its own package."""
+        digest = hashlib.sha256()
+        for part in name.split("+"):
+            cls = self.get(kind, part).cls
+            assert cls is not None
+            for path in sorted(_own_files(sys.modules[cls.__module__])):
+                digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def add(self, plugin: Plugin) -> None:
+        """Register a plugin; a second one of the same name is listed as clashing."""
+        key = (plugin.kind, plugin.name)
+        if plugin.broken is None and key in self.usable:
+            first = self.usable[key].origin
+            plugin = Plugin(
+                name=plugin.name,
+                kind=plugin.kind,
+                origin=plugin.origin,
+                broken=f"the name is taken by {first}.",
+            )
+        if plugin.broken is None:
+            self.usable[key] = plugin
+        else:
+            self.broken.append(plugin)
+
+
+def discover(files: tuple[Path, ...] = ()) -> Registry:
+    """Everything installed, then the given files.
+
+    Raises ValueError for a file that does not exist or that defines no plugin.
+    """
+    registry = Registry()
+    for kind, group in GROUPS.items():
+        for point in sorted(entry_points(group=group), key=lambda p: p.name):
+            origin = f"{point.value} of {point.dist.name if point.dist else 'unknown package'}"
+            registry.add(_load(kind, point.name, origin, point.load))
+    for path in files:
+        for plugin in _from_file(path):
+            registry.add(plugin)
+    return registry
+
+
+def _load(kind: PluginKind, name: str, origin: str, load: typing.Callable[[], Any]) -> Plugin:
+    try:
+        cls = load()
+    except Exception as error:  # whatever a foreign module raises at import is its own defect
+        return Plugin(name=name, kind=kind, origin=origin, broken=_one_line(error))
+    if not (inspect.isclass(cls) and issubclass(cls, _BASES[kind])):
+        return Plugin(
+            name=name, kind=kind, origin=origin,
+            broken=f"it must be a subclass of bench.api.{_BASES[kind].__name__}, got {cls!r}.",
+        )  # fmt: skip
+    return Plugin(name=name, kind=kind, origin=origin, cls=cls)
+
+
+def _from_file(path: Path) -> list[Plugin]:
+    if not path.is_file():
+        raise ValueError(f"no such plugin file: {path}.")
+    module_name = f"leakbench_plugin_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # as above: a broken file is listed, not fatal
+        del sys.modules[module_name]
+        reason = _one_line(error)
+        return [Plugin(name=path.stem, kind=kind, origin=str(path), broken=reason)
+                for kind in GROUPS]  # fmt: skip
+    found = []
+    for kind, base in _BASES.items():
+        for cls in vars(module).values():
+            if inspect.isclass(cls) and issubclass(cls, base) and cls.__module__ == module_name:
+                name = snake_case(cls.__name__)
+                if not name.startswith("_"):
+                    found.append(Plugin(name=name, kind=kind, origin=str(path), cls=cls))
+    if not found:
+        raise ValueError(
+            f"{path} defines no subclass of bench.api.Defense or bench.api.Attack."
+        )
+    return found
+
+
+def snake_case(name: str) -> str:
+    """MyDefense -> my_defense, DPCutMix -> dp_cut_mix."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return spaced.lower()
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:400]
+
+
+def _checked(
+    cls: type, what: str, settings: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """The settings, checked against the constructor's annotations (int passes as float)."""
+    parameters = {
+        p.name: p
+        for p in inspect.signature(cls).parameters.values()
+        if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    }
+    place = f" in {where}" if where else ""
+    for key in settings:
+        if key not in parameters:
+            raise ValueError(did_you_mean(f"setting of {what}", key, list(parameters), where=where))
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in settings]
+    if missing:
+        raise ValueError(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
+    hints = typing.get_type_hints(cls.__init__)
+    checked = {}
+    for key, value in settings.items():
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(hints.get(key, Any), config=_STRICT)
+            checked[key] = adapter.validate_python(value)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise ValueError(
+                f"setting {key} of {what}{place}: {problem[:1].lower()}{problem[1:]}, "
+                f"got {value!r}."
+            ) from error
+    return checked
+
+
+def _own_files(module: ModuleType, known: set[Path] | None = None) -> set[Path]:
+    known = set() if known is None else known
+    file = getattr(module, "__file__", None)
+    if not file or Path(file) in known:
+        return known
+    known.add(Path(file))
+    top = module.__name__.split(".")[0]
+    for value in list(vars(module).values()):
+        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name.split(".")[0] == top and name in sys.modules:
+            _own_files(sys.modules[name], known)
+    return known

@@ -1,0 +1,1 @@
+"""Leaderboards from records: rows, terminal, Markdown, CSV and JSON."""

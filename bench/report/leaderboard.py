@@ -1,0 +1,235 @@
+"""Rows of the leaderboard, from the records of a result folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.metrics.intervals import Interval, bootstrap, bootstrap_shares
+from bench.metrics.score import METRICS
+from bench.store import Store
+
+FLOOR_SUFFIX = "_class_mean"
+Record = dict[str, Any]
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The folder's run.json. Raises ValueError if it is no result folder."""
+    try:
+        run = json.loads((folder / "run.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{folder} is no result folder of leakbench (no readable run.json)."
+        ) from error
+    return run
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """One row per defense setting and checkpoint, seeds together, ranked within each table.
+
+    A table is a protocol x dataset x model x checkpoint. See `schema.json` beside this file.
+    """
+    run = read_run(folder)
+    store = Store(folder)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for training in run["trainings"]:
+        same = {k: training[k] for k in ("task", "protocol", "defense", "settings")}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(training)
+    out = []
+    for trainings in groups.values():
+        for checkpoint in run["suite"]["checkpoints"]:
+            row = _row(run["suite"], trainings, checkpoint, store)
+            if row is not None:
+                out.append(row)
+    return _ranked(out)
+
+
+def _row(
+    suite: Mapping[str, Any],
+    trainings: Sequence[dict[str, Any]],
+    checkpoint: str,
+    store: Store,
+) -> dict[str, Any] | None:
+    records = [r for t in trainings if (r := store.read("train", t["key"])) is not None]
+    done = [r for r in records if r["status"] == "done"]
+    first = trainings[0]
+    labels = list(
+        dict.fromkeys(c["label"] for t in trainings for c in t["cells"]
+                      if c["checkpoint"] == checkpoint)
+    )  # fmt: skip
+    if not records or (not labels and any(t["cells"] for t in trainings)):
+        return None
+    attacks: dict[str, dict[str, Any]] = {}
+    worst_by_threat: dict[str, dict[str, list[np.ndarray]]] = {}
+    threats = []
+    for label in labels:
+        cells = [c for t in trainings for c in t["cells"]
+                 if (c["label"], c["checkpoint"]) == (label, checkpoint)]  # fmt: skip
+        found = [store.read("attack", c["key"]) for c in cells]
+        threat = next(t for t in suite["threats"] if t["name"] == cells[0]["threat"])
+        if threat not in threats:
+            threats.append(threat)
+        attacks[label] = _attack(cells, found, threat)
+        images = [r for r in found if r and r["status"] == "done" and not r["is_floor"]]
+        values = [np.array(r["values"]["ssim"]) for r in images if "ssim" in r["values"]]
+        if values:
+            worst_by_threat.setdefault(threat["name"], {})[label] = values
+    ledger = [r["ledger"] for r in done]
+    accuracy = bootstrap_shares(
+        [r["correct"] for r in done], [r["test_samples"] for r in done]
+    )
+    row = {
+        "suite": f"{suite['name']} v{suite['version']}",
+        "protocol": first["protocol"]["name"],
+        "dataset": first["task"]["dataset"],
+        "model": first["task"]["model"],
+        "defense": first["defense"],
+        "variant": done[0]["variant"] if done else first["settings"].get("variant", ""),
+        "settings": first["settings"],
+        "checkpoint": checkpoint,
+        "threat": "; ".join(_describe(t) for t in threats),
+        "seeds": [t["seed"] for t in trainings],
+        "accuracy": accuracy.to_dict() if accuracy else None,
+        "eps_claimed": _largest([e["eps_claimed"] for e in ledger]),
+        "eps_record": _largest([e["eps_record"] for e in ledger]),
+        "delta": suite["delta"],
+        "unit": ledger[0]["unit"] if ledger else None,
+        "bytes_up": _mean([r["bytes_up"] for r in done]),
+        "bytes_down": _mean([r["bytes_down"] for r in done]),
+        "client_seconds": _mean([r["client_seconds"] for r in done]),
+        "attacks": attacks,
+        "worst": _worst(worst_by_threat),
+    }
+    row["flags"] = _flags(row, records)
+    return row
+
+
+def _describe(threat: Mapping[str, Any]) -> str:
+    from bench.protocols.settings import ThreatSettings
+
+    return ThreatSettings.model_validate(threat).describe()
+
+
+def _attack(
+    cells: Sequence[dict[str, Any]], found: Sequence[Record | None], threat: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One attack's entry: figures over all finished seeds, failures counted beside them."""
+    lost: Record = {"status": "failed", "reason": "no record: the run was stopped before it"}
+    records = [r or lost for r in found]
+    done = [r for r in records if r["status"] == "done"]
+    broken = [r for r in records if r["status"] in ("failed", "timeout")]
+    status = broken[0]["status"] if broken else ("done" if done else "not_applicable")
+    reason = next((r["reason"] for r in records if r["status"] == status), None)
+    entry: dict[str, Any] = {
+        "status": status,
+        "reason": reason,
+        "threat": cells[0]["threat"],
+        "n": sum(r["victims"] for r in done),
+        "failed": sum(r["failed"] for r in done) + threat["victims"] * len(broken),
+    }
+    for metric in METRICS:
+        values = [np.array(r["values"][metric]) for r in done if metric in r["values"]]
+        entry[metric] = _interval(bootstrap(values))
+    entry["floor"] = _floor(entry, done)
+    entry["seconds"] = sum(r["seconds"] for r in done) if done else None
+    entry["gradient_evaluations"] = (
+        sum(r["gradient_evaluations"] for r in done) if done else None
+    )
+    entry["notes"] = list(dict.fromkeys(n for r in done for n in r["notes"]))
+    return entry
+
+
+def _floor(entry: Mapping[str, Any], done: Sequence[Record]) -> dict[str, float]:
+    """Means of the floors of every metric that the attack has."""
+    names = {n for r in done for n in r["floors"]}
+    shown = [n for n in sorted(names) if entry.get(n.removesuffix(FLOOR_SUFFIX)) is not None]
+    return {
+        n: float(np.concatenate([np.array(r["floors"][n]) for r in done if n in r["floors"]]).mean())
+        for n in shown
+    }
+
+
+def _worst(by_threat: Mapping[str, Mapping[str, list[np.ndarray]]]) -> dict[str, Any] | None:
+    """Worst case over attacks, taken per victim and then averaged; only attacks on the same
+    observation are compared. attack: the one that is worst for most victims."""
+    best: tuple[float, dict[str, Any]] | None = None
+    for attacks in by_threat.values():
+        seeds = min(len(v) for v in attacks.values())
+        stacks = [np.stack([v[i] for v in attacks.values()]) for i in range(seeds)]
+        interval = bootstrap([s.max(axis=0) for s in stacks])
+        if interval is None:
+            continue
+        winners = np.concatenate([s.argmax(axis=0) for s in stacks])
+        name = list(attacks)[int(np.bincount(winners).argmax())]
+        entry = {"attack": name, "ssim": interval.to_dict()}
+        if best is None or interval.mean > best[0]:
+            best = (interval.mean, entry)
+    return best[1] if best else None
+
+
+def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
+    flags = []
+    for record in records:
+        if record["status"] != "done":
+            flags.append(f"training {record['status']}: {record['reason']}")
+        elif record["diverged"]:
+            flags.append(f"diverged: {record['diverged']}")
+    chance = max((r["class_chance"] for r in records if r["status"] == "done"), default=None)
+    if chance is not None and row["accuracy"] and row["accuracy"]["lo"] <= chance:
+        flags.append("accuracy at chance")
+    if row["eps_claimed"] is not None and row["eps_record"] == "inf":
+        flags.append("epsilon claimed, none proven")
+    if row["unit"] is not None and row["unit"] != "record":
+        flags.append(f"claim is per {row['unit']}")
+    for name, entry in row["attacks"].items():
+        if entry["status"] in ("failed", "timeout"):
+            flags.append(f"{name} {entry['status']}")
+        if (
+            entry["ssim"]
+            and row["worst"]
+            and name in (row["worst"]["attack"],)
+            and entry["ssim"]["mean"] < entry["floor"]["ssim"]
+        ):
+            flags.append(f"strongest attack ({name}) below the floor")
+    return list(dict.fromkeys(flags))
+
+
+def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sorted by table, then by worst-case SSIM: the less leaks, the better. A row without
+    utility (diverged, at chance) or without a figure has no rank and stands last."""
+    tables: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in found:
+        table = (row["protocol"], row["dataset"], row["model"], row["checkpoint"])
+        tables.setdefault(table, []).append(row)
+    out = []
+    for table in tables.values():
+        for row in table:
+            useless = any(f == "accuracy at chance" or f.startswith("diverged") for f in row["flags"])
+            row["rank"] = None if useless or row["worst"] is None else 0
+        ranked = [r for r in table if r["rank"] is not None]
+        ranked.sort(key=lambda r: r["worst"]["ssim"]["mean"])
+        for position, row in enumerate(ranked, start=1):
+            row["rank"] = position
+        out += ranked + [r for r in table if r["rank"] is None]
+    return out
+
+
+def _interval(interval: Interval | None) -> dict[str, float] | None:
+    return interval.to_dict() if interval else None
+
+
+def _largest(values: Sequence[Any]) -> float | str | None:
+    """The largest epsilon, "inf" as text (records hold it so), None without a value."""
+    numbers = [math.inf if v == "inf" else v for v in values if v is not None]
+    if not numbers:
+        return None
+    return "inf" if math.isinf(max(numbers)) else float(max(numbers))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

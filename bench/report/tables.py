@@ -1,0 +1,222 @@
+"""The leaderboard as terminal tables, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from bench.metrics.score import METRICS
+from bench.store import to_json
+
+Row = dict[str, Any]
+LEGEND = (
+    "SSIM and LnAcc: what the attack recovered, mean [95 % interval]; lower is safer. "
+    "floor: what needs no leak (mean public image / class mean given the label; chance). "
+    "eps proven: for one training record over the whole run; inf = nothing proven."
+)
+
+
+def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows by table, with a title each."""
+    out: dict[str, list[Row]] = {}
+    for row in rows:
+        title = f"{row['protocol']} · {row['dataset']} · {row['model']} · {row['checkpoint']}"
+        out.setdefault(title, []).append(row)
+    return list(out.items())
+
+
+def setting(row: Row) -> str:
+    """spm(epsilon=1.5, variant=printed)."""
+    inner = ", ".join(f"{k}={_short(v)}" for k, v in row["settings"].items())
+    return f"{row['defense']}({inner})" if inner else row["defense"]
+
+
+def _columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """(attack, metric) columns: SSIM of attacks on images, MSE where there are no images, LnAcc
+    of attacks on counts alone."""
+    out = []
+    for name in dict.fromkeys(n for r in rows for n in r["attacks"]):
+        entries = [r["attacks"][name] for r in rows if name in r["attacks"]]
+        metric = next((m for m in ("ssim", "mse", "lnacc") if any(e[m] for e in entries)), "ssim")
+        out.append((name, metric))
+    return out
+
+
+_TITLES = {"ssim": "SSIM", "mse": "MSE", "lnacc": "LnAcc"}
+
+
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and body of one table, as text."""
+    columns = _columns(rows)
+    header = ["#", "defense", "accuracy", "eps claimed", "eps proven"]
+    header += [f"{name} {_TITLES[metric]}" for name, metric in columns] + ["floor", "worst", "flags"]
+    body = []
+    for row in rows:
+        line = [
+            str(row["rank"] or "-"),
+            setting(row),
+            interval(row["accuracy"]),
+            f"{_short(row['eps_claimed'])} /{row['unit']}" if row["unit"] else "-",
+            _short(row["eps_record"]),
+        ]
+        line += [_entry(row["attacks"].get(name), metric) for name, metric in columns]
+        line += [_floor(row, columns), _worst(row), "; ".join(row["flags"])]
+        body.append(line)
+    return header, body
+
+
+def interval(value: dict[str, float] | None) -> str:
+    """0.91 [0.88, 0.94]."""
+    if value is None:
+        return "-"
+    return f"{value['mean']:.3f} [{value['lo']:.2f}, {value['hi']:.2f}]"
+
+
+def _entry(entry: dict[str, Any] | None, metric: str) -> str:
+    if entry is None:
+        return "-"
+    if entry[metric] is None:
+        return {"not_applicable": "n/a"}.get(entry["status"], entry["status"])
+    return interval(entry[metric]) + (f" ({entry['failed']} failed)" if entry["failed"] else "")
+
+
+def _floor(row: Row, columns: Sequence[tuple[str, str]]) -> str:
+    parts = []
+    for metric in dict.fromkeys(m for _, m in columns):
+        floors = next(
+            (row["attacks"][n]["floor"] for n, m in columns
+             if m == metric and row["attacks"].get(n, {}).get("floor")), {},
+        )  # fmt: skip
+        if metric in floors:
+            text = f"{_TITLES[metric]} {floors[metric]:.2f}"
+            given = floors.get(f"{metric}_class_mean")
+            parts.append(text + (f"/{given:.2f}" if given is not None else ""))
+    return ", ".join(parts) or "-"
+
+
+def _worst(row: Row) -> str:
+    return f"{interval(row['worst']['ssim'])} {row['worst']['attack']}" if row["worst"] else "-"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def terminal(rows: Sequence[Row]) -> list[Table]:
+    """Rich tables, narrow enough for a terminal: intervals are left to the files."""
+    out = []
+    for title, members in tables(rows):
+        columns = _columns(members)
+        table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+        table.add_column("#", justify="right")
+        table.add_column("defense", overflow="fold")
+        for name in ("acc", "eps claim", "eps proven"):
+            table.add_column(name, justify="right")
+        for name, metric in columns:
+            table.add_column(f"{name}\n{_TITLES[metric]}", justify="right")
+        table.add_column("floor", justify="right")
+        table.add_column("flags", overflow="fold")
+        for row in members:
+            line = [str(row["rank"] or "-"), setting(row), _brief(row["accuracy"])]
+            claim = _short(row["eps_claimed"])
+            line += [f"{claim}/{row['unit'][:5]}" if row["unit"] else "-", _short(row["eps_record"])]
+            line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
+            line += [_floor(row, columns[:1]).removeprefix("SSIM ").removeprefix("MSE ")]
+            style = "dim" if row["rank"] is None else ""
+            table.add_row(*line, Text("; ".join(f for f in row["flags"] if "claim" not in f)),
+                          style=style)  # fmt: skip
+        out.append(table)
+    return out
+
+
+def _brief(value: dict[str, float] | None) -> str:
+    return "-" if value is None else f"{value['mean']:.2f}"
+
+
+def _brief_entry(entry: dict[str, Any] | None, metric: str) -> str:
+    if entry is None or entry[metric] is None:
+        return _entry(entry, metric)
+    return f"{entry[metric]['mean']:.2f}" + (f" ({entry['failed']}!)" if entry["failed"] else "")
+
+
+def markdown(rows: Sequence[Row], run: dict[str, Any]) -> str:
+    """One section per table, and how the numbers were made."""
+    suite = run["suite"]
+    lines = [
+        f"# {suite['name']} v{suite['version']}",
+        "",
+        suite["description"],
+        "",
+        f"Command: `{run['command']}`  ",
+        f"Device: {run['device']}, seeds {suite['seeds']}  ",
+        "Versions: " + ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
+        "",
+        LEGEND,
+        "",
+    ]
+    for title, members in tables(rows):
+        header, body = cells(members)
+        lines += [f"## {title}", "", f"Threat: {members[0]['threat']}", ""]
+        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+        lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in body]
+        reasons = _reasons(members)
+        lines += ["", *reasons, ""] if reasons else [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """Why a cell has no figure, once per attack and reason."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for name, entry in row["attacks"].items():
+            if entry["status"] != "done":
+                found.setdefault(
+                    f"{name} {entry['status'].replace('_', ' ')}: {entry['reason']}", []
+                ).append(setting(row))
+    return [f"- {reason} ({', '.join(which)})" for reason, which in found.items()]
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """One line per row and attack, every figure with its interval and floor."""
+    keys = ("suite", "protocol", "dataset", "model", "defense", "variant", "checkpoint", "rank")
+    costs = ("eps_claimed", "unit", "eps_record", "delta", "bytes_up", "bytes_down", "client_seconds")
+    header = [*keys, "settings", "seeds", "threat", "accuracy", "accuracy_lo", "accuracy_hi", *costs,
+              "attack", "status", "reason", "n", "failed"]  # fmt: skip
+    for metric in METRICS:
+        header += [metric, f"{metric}_lo", f"{metric}_hi", f"{metric}_floor"]
+    header += ["seconds", "gradient_evaluations", "flags"]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        base = [row[k] for k in keys]
+        base += [setting(row), " ".join(map(str, row["seeds"])), row["threat"]]
+        base += _three(row["accuracy"]) + [row[c] for c in costs]
+        for name, entry in row["attacks"].items() or [("", None)]:
+            line = [*base, name]
+            if entry is not None:
+                line += [entry[k] for k in ("status", "reason", "n", "failed")]
+                for metric in METRICS:
+                    line += [*_three(entry[metric]), entry["floor"].get(metric)]
+                line += [entry["seconds"], entry["gradient_evaluations"]]
+            else:
+                line += [None] * (len(header) - len(line) - 1)
+            writer.writerow([*line, "; ".join(row["flags"])])
+    return buffer.getvalue()
+
+
+def _three(value: dict[str, float] | None) -> list[float | None]:
+    return [value["mean"], value["lo"], value["hi"]] if value else [None, None, None]
+
+
+def to_leaderboard_json(rows: Sequence[Row]) -> str:
+    return to_json(list(rows)) + "\n"

@@ -1,0 +1,334 @@
+"""Suites: a TOML file that expands to training jobs and attack cells."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bench.names import did_you_mean
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+
+Checkpoint = Literal["init", "final"]
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskSettings(BaseModel):
+    """A dataset with a model; protocol overrides single values of the suite's protocol."""
+
+    model_config = _STRICT
+
+    dataset: str
+    dataset_settings: dict[str, Any] = Field(default_factory=dict)
+    model: str
+    model_settings: dict[str, Any] = Field(default_factory=dict)
+    protocol: dict[str, Any] = Field(default_factory=dict)
+
+
+class DefenseSettings(BaseModel):
+    """A defense and its settings; a list of values makes one setting per value (grid)."""
+
+    model_config = _STRICT
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class AttackSettings(BaseModel):
+    """An attack, its settings, and the threat under which it runs (default: the first)."""
+
+    model_config = _STRICT
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    threat: str | None = None
+
+
+class Suite(BaseModel):
+    """A suite file. delta: of every epsilon. budget: gradient evaluations per start of an
+    optimising attack. timeout_s: limit of one training job or attack cell."""
+
+    model_config = _STRICT
+
+    name: str
+    version: int = Field(ge=1)
+    description: str = ""
+    seeds: list[int] = Field(default=[0], min_length=1)
+    checkpoints: list[Checkpoint] = Field(default=["init", "final"], min_length=1)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    budget: int = Field(200, ge=1)
+    timeout_s: float = Field(3600, gt=0)
+    protocol: ProtocolSettings
+    tasks: list[TaskSettings] = Field(min_length=1)
+    threats: list[ThreatSettings] = Field(min_length=1)
+    defenses: list[DefenseSettings] = Field(min_length=1)
+    attacks: list[AttackSettings] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Suite:
+        threats = [t.name for t in self.threats]
+        if len(set(threats)) < len(threats):
+            raise ValueError(f"threat names must differ, got {', '.join(threats)}.")
+        for attack in self.attacks:
+            if attack.threat is not None and attack.threat not in threats:
+                raise ValueError(did_you_mean("threat", attack.threat, threats))
+        pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
+        for pair in pairs:
+            if pairs.count(pair) > 1:
+                raise ValueError(f"attack {pair[0]} is listed twice under threat {pair[1]}.")
+        for task in self.tasks:
+            protocol = self.protocol_of(task)
+            for threat in self.threats:
+                if threat.victims > protocol.clients:
+                    raise ValueError(
+                        f"threat {threat.name} observes {threat.victims} victims, but "
+                        f"{task.dataset} has {protocol.clients} clients."
+                    )
+                if protocol.name == "fedsgd" and threat.local_steps != 1:
+                    raise ValueError(
+                        f"threat {threat.name} has local_steps {threat.local_steps}; fedsgd "
+                        "takes one."
+                    )
+        return self
+
+    def protocol_of(self, task: TaskSettings) -> ProtocolSettings:
+        """The suite's protocol with the task's overrides."""
+        merged = self.protocol.model_dump() | task.protocol
+        if "local_steps" in task.protocol:
+            merged["local_epochs"] = task.protocol.get("local_epochs")
+        elif "local_epochs" in task.protocol:
+            merged["local_steps"] = None
+        return ProtocolSettings.model_validate(merged)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """One training: everything that decides its outcome."""
+
+    task: TaskSettings
+    protocol: ProtocolSettings
+    defense: str
+    settings: Mapping[str, Any]
+    threats: tuple[ThreatSettings, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    delta: float
+    seed: int
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "task": self.task.model_dump(exclude={"protocol"}),
+            "protocol": self.protocol.model_dump(),
+            "defense": self.defense,
+            "settings": dict(self.settings),
+            "threats": [t.model_dump() for t in self.threats],
+            "checkpoints": list(self.checkpoints),
+            "delta": self.delta,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCell:
+    """One attack on one observation of a training. label: its column in the leaderboard."""
+
+    train: TrainJob
+    attack: str
+    label: str
+    settings: Mapping[str, Any]
+    threat: ThreatSettings
+    checkpoint: Checkpoint
+    budget: int
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "attack": self.attack,
+            "settings": dict(self.settings),
+            "threat": self.threat.name,
+            "checkpoint": self.checkpoint,
+            "budget": self.budget,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A suite expanded: the trainings and the attack cells on them."""
+
+    suite: Suite
+    trainings: tuple[TrainJob, ...]
+    cells: tuple[AttackCell, ...]
+
+
+def shipped() -> list[str]:
+    """Names of the suites that come with leakbench."""
+    folder = files("bench") / "suites"
+    return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Suite:
+    """A shipped suite by name, or a TOML file by path, with `--set` overrides applied.
+
+    Raises ValueError naming the file, the key and what was expected.
+    """
+    if name in shipped():
+        text, place = (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
+    elif Path(name).is_file():
+        text, place = Path(name).read_text(), name
+    elif name.endswith(".toml") or "/" in name:
+        raise ValueError(f"no such suite file: {name}.")
+    else:
+        raise ValueError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{place} is no valid TOML: {error}.") from error
+    for override in overrides:
+        _override(data, override)
+    try:
+        return Suite.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{place}: {_first_problem(error)}") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    path = ".".join(str(p) for p in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key '{path}'."
+    if problem["type"] == "missing":
+        return f"the key '{path}' is missing."
+    if not path:
+        return message
+    return f"{path}: {message[:1].lower()}{message[1:]}, got {problem['input']!r}."
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value (1, 0.5, true, [1, 2], "text") or, failing that, the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """`k=v` strings -> dict. Raises ValueError for one without `=`, or a key given twice."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{option} takes key=value, got '{pair}'.")
+        if key in out:
+            raise ValueError(f"{option} {key} is given twice.")
+        out[key] = parse_value(value)
+    return out
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    """Apply `a.b.0.c=value`; a protocol value also replaces the tasks' own."""
+    ((path, value),) = parse_pairs([override], "--set").items()
+    keys = path.split(".")
+    place: Any = data
+    for key in keys[:-1]:
+        if isinstance(place, list) and key.isdigit() and int(key) < len(place):
+            place = place[int(key)]
+        elif isinstance(place, dict):
+            place = place.setdefault(key, {})
+        else:
+            raise ValueError(f"--set {path}: the suite has no place '{key}'.")
+    last = keys[-1]
+    if isinstance(place, list):
+        if not last.isdigit() or int(last) >= len(place):
+            raise ValueError(f"--set {path}: the suite has no place '{last}'.")
+        place[int(last)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise ValueError(f"--set {path}: the suite has no place '{last}'.")
+    if keys[0] == "protocol" and len(keys) == 2:
+        for task in data.get("tasks", []):
+            if isinstance(task, dict) and isinstance(task.get("protocol"), dict):
+                task["protocol"].pop(keys[1], None)
+
+
+ONLY_KEYS = (
+    "dataset", "model", "protocol", "defense", "attack", "checkpoint", "threat", "seed", "variant",
+)  # fmt: skip
+
+
+def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
+    """All trainings and cells, or those that match every `only` pair (values as text).
+
+    Raises ValueError for an unknown key and for a filter that leaves nothing.
+    """
+    only = {k: str(v) for k, v in (only or {}).items()}
+    for key in only:
+        if key not in ONLY_KEYS:
+            raise ValueError(did_you_mean("--only key", key, ONLY_KEYS))
+
+    def wanted(**values: Any) -> bool:
+        return all(only.get(k, str(v)) == str(v) for k, v in values.items())
+
+    first = suite.threats[0].name
+    names = [a.name for a in suite.attacks]
+    attacks = [
+        (a, a.name if names.count(a.name) == 1 else f"{a.name}@{a.threat or first}")
+        for a in suite.attacks
+    ]
+    threats = {t.name: t for t in suite.threats}
+    trainings, cells = [], []
+    axes = itertools.product(suite.tasks, suite.defenses, suite.seeds)
+    for task, defense, seed in axes:
+        protocol = suite.protocol_of(task)
+        for settings in grid(defense.settings):
+            if not wanted(
+                dataset=task.dataset, model=task.model, protocol=protocol.name,
+                defense=defense.name, seed=seed, variant=settings.get("variant", ""),
+            ):  # fmt: skip
+                continue
+            job = TrainJob(
+                task=task,
+                protocol=protocol,
+                defense=defense.name,
+                settings=settings,
+                threats=tuple(suite.threats),
+                checkpoints=tuple(suite.checkpoints),
+                delta=suite.delta,
+                seed=seed,
+            )
+            mine = [
+                AttackCell(
+                    train=job,
+                    attack=attack.name,
+                    label=label,
+                    settings=attack.settings,
+                    threat=threats[attack.threat or first],
+                    checkpoint=checkpoint,
+                    budget=suite.budget,
+                )
+                for checkpoint in suite.checkpoints
+                for attack, label in attacks
+                if wanted(
+                    attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first
+                )
+            ]
+            if mine or not attacks:
+                trainings.append(job)
+                cells.extend(mine)
+    if not trainings:
+        raise ValueError(
+            f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "
+            f"{suite.name}."
+        )
+    return Plan(suite=suite, trainings=tuple(trainings), cells=tuple(cells))
+
+
+def grid(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of the listed values; a value that is no list counts as one."""
+    axes = [v if isinstance(v, list) else [v] for v in settings.values()]
+    return [dict(zip(settings, values, strict=True)) for values in itertools.product(*axes)]

@@ -1,0 +1,1 @@
+"""Pure functions that plugins build on: norms, heads, candidate updates, image priors."""

@@ -1,0 +1,55 @@
+"""Named tensors as one vector: norms, clipping, noise, flattening."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bench.api import Message, Part, State
+
+
+def total_norm(parts: Mapping[str, Part], *, order: int = 2) -> Tensor:
+    """Norm (order 1 or 2) over all present coordinates of a message, as a float64 scalar."""
+    pieces = [p.values[p.presence()].double().flatten() for p in parts.values()]
+    return torch.linalg.vector_norm(torch.cat(pieces), ord=order)
+
+
+def clip(parts: Mapping[str, Part], *, norm: float, order: int = 2) -> dict[str, Part]:
+    """Scale all values by min(1, norm / |v|), |v| over the present coordinates."""
+    length = total_norm(parts, order=order)
+    factor = torch.clamp(norm / length.clamp_min(1e-300), max=1.0)
+    return {n: replace(p, values=p.values * factor.to(p.values)) for n, p in parts.items()}
+
+
+def gaussian_like(values: Tensor, *, std: float, rng: torch.Generator) -> Tensor:
+    """N(0, std^2) of the shape, dtype and device of `values`, drawn from `rng`."""
+    noise = torch.randn(values.shape, generator=rng, dtype=values.dtype, device=rng.device)
+    return noise.to(values.device) * std
+
+
+def uniform_like(values: Tensor, *, rng: torch.Generator) -> Tensor:
+    """U[0, 1) of the shape, dtype and device of `values`, drawn from `rng`."""
+    drawn = torch.rand(values.shape, generator=rng, dtype=values.dtype, device=rng.device)
+    return drawn.to(values.device)
+
+
+def laplace_like(values: Tensor, *, scale: float, rng: torch.Generator) -> Tensor:
+    """Laplace(scale) of the shape of `values`: inverse CDF of a float64 uniform from `rng`."""
+    u = torch.rand(values.shape, generator=rng, dtype=torch.float64, device=rng.device) - 0.5
+    magnitude = -torch.log1p(-2 * u.abs().clamp_max(0.5 - 2**-54))
+    return (scale * u.sign() * magnitude).to(values)
+
+
+def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
+    """The message with other values under the same names, presence and width."""
+    return message.with_parts(
+        {n: replace(p, values=values[n]) for n, p in message.parts.items()}
+    )
+
+
+def flatten(state: State) -> Tensor:
+    """[V, ...] tensors of a stacked state as one [V, D] matrix, in the state's name order."""
+    return torch.cat([v.flatten(1) for v in state.values()], dim=1)

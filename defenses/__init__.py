@@ -1,0 +1,1 @@
+"""leakbench's defenses: one module per published method, found through entry points."""

@@ -1,0 +1,145 @@
+"""Clipped Gaussian and Laplace noise on each client's update: the plain baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bench.api import Client, Defense, Local, Message, as_kind
+from bench.privacy.events import (
+    Clip,
+    Event,
+    Facts,
+    Gaussian,
+    GaussianNoise,
+    Laplace,
+    LaplaceNoise,
+    Mechanism,
+)
+from bench.privacy.ledger import gaussian_epsilon
+from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_values
+
+
+class _ClippedNoise(Defense):
+    """Clip the update to `clip_norm` in the norm of `order`, add noise to every coordinate.
+
+    noise_multiplier: noise parameter (std or scale) over clip_norm.
+    """
+
+    order = 2
+
+    def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
+        if not noise_multiplier >= 0:
+            raise ValueError(
+                f"noise_multiplier must be >= 0 (noise over clip_norm), got {noise_multiplier}."
+            )
+        if not clip_norm > 0:
+            raise ValueError(
+                f"clip_norm must be > 0 (L{self.order} norm of one client's update), "
+                f"got {clip_norm}."
+            )
+        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+
+    @property
+    def level(self) -> float:
+        """The noise's std (Gaussian) or scale (Laplace) per coordinate."""
+        return self.noise_multiplier * self.clip_norm
+
+    def _noise(self) -> Callable[[Tensor, torch.Generator], Tensor]:
+        raise TypeError("a subclass names its noise")
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        draw = self._noise()
+        out = []
+        for message in messages:
+            update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
+            parts = clip(update.parts, norm=self.clip_norm, order=self.order)
+            noised = {
+                n: p.values + draw(p.values, client.rng["defense"]) for n, p in parts.items()
+            }
+            out.append(replace_values(update, noised))
+        return out
+
+
+class GaussianUpdate(_ClippedNoise):
+    """N(0, (noise_multiplier * clip_norm)^2) on the update clipped to L2 norm clip_norm.
+
+    Source: client-level Gaussian mechanism of McMahan et al., arXiv:1710.06963, applied by the
+    client (local model), so that the server sees every noised upload.
+    """
+
+    source = "McMahan et al., arXiv:1710.06963, noise added by the client"
+
+    def _noise(self) -> Callable[[Tensor, torch.Generator], Tensor]:
+        return lambda v, rng: gaussian_like(v, std=self.level, rng=rng)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (
+            Clip(of="update", norm=self.clip_norm),
+            GaussianNoise(of="update", std=self.level),
+        )
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """As usually stated: adding or removing one client, sensitivity clip_norm."""
+        epsilon = gaussian_epsilon(
+            noise_multiplier=self.noise_multiplier, steps=facts.releases, delta=facts.delta
+        )
+        return epsilon, facts.delta, "client"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Replacing one record moves a clipped update by up to 2 clip_norm."""
+        return (
+            Gaussian(
+                sensitivity=2 * self.clip_norm, std=self.level, unit="record",
+                count=facts.releases,
+            ),
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        return {
+            "noise_std": self.level,
+            "sensitivity_replace": 2 * self.clip_norm,
+            "noise_norm_rms": self.level * facts.parameters**0.5,
+        }
+
+
+class LaplaceUpdate(_ClippedNoise):
+    """Laplace(noise_multiplier * clip_norm) on the update clipped to L1 norm clip_norm.
+
+    Source: Dwork, McSherry, Nissim, Smith 2006, applied by the client to its update.
+    """
+
+    order = 1
+    source = "Dwork et al. 2006, noise added by the client"
+
+    def _noise(self) -> Callable[[Tensor, torch.Generator], Tensor]:
+        return lambda v, rng: laplace_like(v, scale=self.level, rng=rng)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (
+            Clip(of="update", norm=self.clip_norm, order=1),
+            LaplaceNoise(of="update", scale=self.level),
+        )
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """As usually stated: adding or removing one client, sensitivity clip_norm."""
+        per_round = 1 / self.noise_multiplier if self.noise_multiplier else float("inf")
+        return per_round * facts.releases if facts.releases else 0.0, 0.0, "client"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Replacing one record moves a clipped update by up to 2 clip_norm in L1."""
+        return (
+            Laplace(
+                sensitivity=2 * self.clip_norm, scale=self.level, unit="record",
+                count=facts.releases,
+            ),
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        return {
+            "noise_scale": self.level,
+            "noise_std": self.level * 2**0.5,
+            "sensitivity_replace": 2 * self.clip_norm,
+        }

@@ -1,0 +1,170 @@
+"""SPM: symmetric partition mechanism, sign perturbation of every uploaded weight.
+
+Per value v != 0: keep its sign with probability E/(E+1), else flip it (E = e^epsilon); upload
+|v| * t with t in [1, C]; v = 0 stays 0. The server divides by the number of uploads.
+
+Where the paper contradicts itself, this follows Algorithm 2, read with t uniform on [1, C]
+(its interval notation and Eq. 4; the text also says "two fixed values {1, C}").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bench.api import Client, Defense, Kind, Local, Message, as_kind
+from bench.privacy.events import (
+    Event,
+    Facts,
+    Mechanism,
+    RandomisedResponse,
+    SignPerturbation,
+    Unprotected,
+)
+from bench.toolkit.vectors import replace_values, uniform_like
+
+Variant = Literal["printed", "unbiased", "sign_rr"]
+
+
+def scale_range(epsilon: float, variant: Variant) -> tuple[float, float]:
+    """[low, high] of the magnitude factor t.
+
+    printed: [1, C], C = (E+1)/(E-1) (Eq. 3); its mean is E/(E+1), not 1 as Theorem 1 claims.
+    unbiased: [1, C'], C' = (E+3)/(E-1), which makes the mean 1. sign_rr: t = C, plain
+    randomised response on the sign, unbiased with less variance.
+    """
+    wide = (1 + math.exp(-epsilon)) / -math.expm1(-epsilon)
+    match variant:
+        case "printed":
+            return 1.0, wide
+        case "unbiased":
+            return 1.0, (1 + 3 * math.exp(-epsilon)) / -math.expm1(-epsilon)
+        case "sign_rr":
+            return wide, wide
+
+
+def keep_probability(epsilon: float) -> float:
+    """E/(E+1), Algorithm 2's threshold."""
+    return 1 / (1 + math.exp(-epsilon))
+
+
+def perturb(
+    values: Tensor, u_sign: Tensor, u_scale: Tensor, *, epsilon: float, variant: Variant
+) -> Tensor:
+    """Algorithm 2 with given uniforms in [0, 1): sign kept iff u_sign < E/(E+1),
+    t = low + (high - low) * u_scale."""
+    low, high = scale_range(epsilon, variant)
+    keep = torch.where(u_sign < keep_probability(epsilon), 1.0, -1.0).to(values)
+    return values * keep * (low + (high - low) * u_scale)
+
+
+def moments(epsilon: float, variant: Variant) -> tuple[float, float]:
+    """Mean and variance of the factor that multiplies a value (sign and magnitude)."""
+    low, high = scale_range(epsilon, variant)
+    mean = (2 * keep_probability(epsilon) - 1) * (low + high) / 2
+    square = (low * low + low * high + high * high) / 3
+    return mean, square - mean * mean
+
+
+def growth(epsilon: float, variant: Variant, uploads: int) -> float:
+    """E[w_next^2] / w^2 after averaging `uploads` equal weights, without training.
+
+    The noise is multiplicative: above 1, the weights grow every round.
+    """
+    mean, variance = moments(epsilon, variant)
+    return mean * mean + variance / uploads
+
+
+class SPM(Defense):
+    """Sign perturbation of the upload.
+
+    epsilon: privacy budget of one sign, > 0. variant: see `scale_range`. target: what is
+    perturbed, `weights` (Algorithm 2) or `gradient` (Sec. 5.2.4's attack experiment).
+    Source: SPM-FL, Algorithm 2, Theorems 1-3.
+    """
+
+    source = "SPM-FL, Algorithm 2"
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        variant: Variant = "printed",
+        target: Literal["weights", "gradient"] = "weights",
+    ) -> None:
+        if not 0 < epsilon <= 700:
+            raise ValueError(f"epsilon must lie in (0, 700] (budget of one sign), got {epsilon}.")
+        if variant not in ("printed", "unbiased", "sign_rr"):
+            raise ValueError(
+                f"variant must be printed, unbiased or sign_rr, got '{variant}'."
+            )
+        if target not in ("weights", "gradient"):
+            raise ValueError(f"target must be weights or gradient, got '{target}'.")
+        self.epsilon = epsilon
+        self._variant: Variant = variant
+        self.target: Kind = target
+
+    @property
+    def variant(self) -> str:
+        return self._variant
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        rng = client.rng["defense"]
+        out = []
+        for message in messages:
+            plain = as_kind(message, self.target, base=local.broadcast, lr=local.lr)
+            values = {}
+            for name, part in plain.parts.items():
+                u_sign = uniform_like(part.values, rng=rng)
+                u_scale = uniform_like(part.values, rng=rng)
+                values[name] = perturb(
+                    part.values, u_sign, u_scale, epsilon=self.epsilon, variant=self._variant
+                )
+            out.append(replace_values(plain, values))
+        return out
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        low, high = scale_range(self.epsilon, self._variant)
+        return (
+            SignPerturbation(
+                of=self.target, keep=keep_probability(self.epsilon), low=low, high=high
+            ),
+        )
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """Theorem 2: epsilon-LDP "for uploaded parameters", proven for one sign only."""
+        return self.epsilon, 0.0, "coordinate"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Signs compose over coordinates and rounds; magnitudes have no protection at all."""
+        return (
+            RandomisedResponse(
+                epsilon=self.epsilon, coordinates=facts.parameters, covers="signs",
+                unit="record", count=facts.releases,
+            ),
+            Unprotected(
+                what="the magnitude of every uploaded value",
+                why="|upload| lies in [low |v|, high |v|], so values whose ranges do not "
+                "overlap are told apart with certainty",
+            ),
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        low, high = scale_range(self.epsilon, self._variant)
+        mean, variance = moments(self.epsilon, self._variant)
+        uploads = max(1, round(facts.clients * facts.participation))
+        return {
+            "C": high,
+            "keep_probability": keep_probability(self.epsilon),
+            "bias_factor": mean,
+            "variance_factor": variance,
+            "magnitude_relative_std": self.mechanisms()[0].relative_std,  # type: ignore[attr-defined]
+            "growth_per_round": growth(self.epsilon, self._variant, uploads),
+            "eps_one_sign": self.epsilon,
+            "eps_signs_one_round": self.epsilon * facts.parameters,
+            "eps_signs_all_rounds": self.epsilon * facts.parameters * facts.releases,
+            "magnitude": "no DP",
+        }
