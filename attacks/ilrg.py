@@ -18,12 +18,21 @@ class ILRG(Attack):
     softmax probabilities p_j and K grad_b = sum_j n_j p_j - n give a linear system in the
     counts n, solved with the row sum(n) = K by pseudo-inverse in float64, then rounded so that
     the counts are >= 0 and sum to K. Only visible rows enter.
-    Source: Ma, Sun, Cui, Li, Guo, Xu, arXiv:2207.02160, Eq. 8-12. Departure: rounding by largest
-    remainder, and a defense-aware estimate of the gradient (see `gradient_estimate`).
+    shrink: pull of the embedding towards the class's mean public feature, in instances. A class
+    whose expected and true counts agree has a bias gradient near 0, so that its quotient is
+    noise; min_e |dW - db e|^2 + (shrink / K)^2 |e - public|^2 is the quotient elsewhere.
+    Source: Ma, Sun, Cui, Li, Guo, Xu, arXiv:2207.02160, Eq. 8-12. Departures: that shrinkage (0
+    is the paper's), rounding by largest remainder, and a defense-aware estimate of the gradient
+    (see `gradient_estimate`).
     """
 
     recovers = frozenset({"counts"})
     source = "Ma et al., arXiv:2207.02160"
+
+    def __init__(self, *, shrink: float = 0.1) -> None:
+        if not shrink >= 0:
+            raise ValueError(f"shrink must be >= 0 (instances), got {shrink}.")
+        self.shrink = shrink
 
     def applies(self, seen: Seen) -> str | None:
         reason = unusable(seen)
@@ -46,10 +55,28 @@ class ILRG(Attack):
             weight=head[weight],
             bias=head[bias],
             total=total,
+            public=_class_features(seen, ctx),
+            shrink=self.shrink,
         )
         seen_rows = int(rows.sum(dim=1).min())
         notes = () if seen_rows == len(head[bias]) else (f"{seen_rows} head rows visible",)
         return Reconstruction(label_counts=counts.cpu(), notes=notes)
+
+
+def _class_features(seen: Seen, ctx: Context) -> Tensor:
+    """Mean head input of the public samples of each class (of all, where there is none)."""
+    params = {n: v.to(ctx.device) for n, v in seen.before.items()}
+    const = {n: v.to(ctx.device) for n, v in seen.const.items()}
+    buffers = {n: v.to(ctx.device) for n, v in seen.buffers.items()}
+    weights = ctx.defense.mean_realize(ctx.defense.receive(params, const), const)
+    with torch.no_grad():
+        features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
+    features, labels = features.double().cpu(), ctx.aux_y.cpu()
+    everything = features.mean(dim=0)
+    return torch.stack(
+        [features[labels == c].mean(dim=0) if bool((labels == c).any()) else everything
+         for c in range(ctx.network.classes)]
+    )  # fmt: skip
 
 
 def restore(
@@ -60,16 +87,20 @@ def restore(
     weight: Tensor,
     bias: Tensor,
     total: int,
+    public: Tensor,
+    shrink: float,
 ) -> Tensor:
     """Label counts int64 [V, C] of V batches of `total` samples.
 
     weight_grad [V, C, F], bias_grad [V, C]: mean gradients of the head; visible: bool [V, C];
-    weight [C, F], bias [C]: the broadcast head. A row that is not visible gives no equation.
+    weight [C, F], bias [C]: the broadcast head; public [C, F]: mean features that embeddings
+    are shrunk to. A row that is not visible gives no equation.
     """
     classes = bias_grad.shape[1]
-    # A vanishing bias gradient belongs to a class with neither samples nor probability.
-    safe = torch.where(bias_grad.abs() < 1e-300, 1e-300, bias_grad)
-    embedding = weight_grad / safe[..., None]
+    pull = (shrink / total) ** 2
+    # The floor matters for shrink = 0 alone, where a vanishing bias gradient has no quotient.
+    square = (bias_grad.square() + pull).clamp_min(1e-300)[..., None]
+    embedding = (weight_grad * bias_grad[..., None] + pull * public) / square
     logits = embedding @ weight.T + bias
     # A class that is absent may have a meaningless, huge embedding: keep the softmax finite.
     probability = torch.softmax(logits.nan_to_num(0.0, posinf=1e30, neginf=-1e30), dim=-1)

@@ -370,9 +370,11 @@ def _write_reports(folder: Path, formats: tuple[str, ...]) -> list[Path]:
 def _show(folder: Path) -> None:
     from bench.report import leaderboard, tables
 
-    for table in tables.terminal(leaderboard.rows(folder)):
+    rows = leaderboard.rows(folder)
+    for table in tables.terminal(rows):
         console.print(table)
-    console.print(tables.LEGEND, style="dim")
+        console.print()
+    console.print(tables.terminal_legend(rows), style="dim", highlight=False)
 
 
 @app.command()

@@ -62,13 +62,9 @@ def minimise(
 
     active = everyone[~diverged & (loss > stop)]
     x, f, g = start[active], loss[active], grad[active]
-    s_pairs = start.new_zeros(len(active), history, width)
-    y_pairs = start.new_zeros(len(active), history, width)
-    rho = start.new_zeros(len(active), history)
-    gamma = start.new_zeros(len(active))  # 0: no curvature yet, so the first move is scaled
+    memory = _Memory.empty(len(active), history, start)
     idle = torch.zeros(len(active), dtype=torch.int64, device=start.device)
-    pairs = torch.zeros_like(idle)  # curvature pairs stored so far, per problem
-    direction = _direction(g, s_pairs, y_pairs, rho, gamma, pairs, first_move)
+    direction = memory.direction(g, first_move)
     step = torch.ones_like(f)
 
     for _ in range(max_evaluations - 1):
@@ -80,19 +76,7 @@ def minimise(
         evaluations[active] += 1
         fine = torch.isfinite(f_trial) & torch.isfinite(g_trial).all(dim=1)
         accepted = fine & (f_trial <= f + _ARMIJO * step * slope)
-
-        moved = torch.where(accepted[:, None], trial - x, 0.0)
-        change = torch.where(accepted[:, None], g_trial - g, 0.0)
-        curvature = (moved * change).sum(dim=1)
-        lengths = moved.norm(dim=1) * change.norm(dim=1)
-        useful = accepted & (curvature > _CURVATURE * lengths)
-        rows = useful.nonzero().squeeze(1)
-        if len(rows):
-            slots = pairs[rows] % history
-            s_pairs[rows, slots], y_pairs[rows, slots] = moved[rows], change[rows]
-            rho[rows, slots] = 1 / curvature[rows]
-            gamma[rows] = curvature[rows] / change[rows].square().sum(dim=1)
-            pairs[rows] += 1
+        memory.learn(trial - x, g_trial - g, accepted)
 
         gain = f - f_trial
         idle = torch.where(accepted, torch.where(gain > least_gain * f.abs(), 0, idle + 1), idle)
@@ -100,25 +84,21 @@ def minimise(
         f = torch.where(accepted, f_trial, f)
         g = torch.where(accepted[:, None], g_trial, g)
 
-        renewed = _direction(g, s_pairs, y_pairs, rho, gamma, pairs, first_move)
         step = torch.where(accepted, 1.0, step * 0.5)
         stuck = ~accepted & (step < _SMALLEST_STEP)
-        restart = stuck & (gamma > 0)  # forget the curvature once before giving up
-        rho = torch.where(restart[:, None], 0.0, rho)
-        gamma = torch.where(restart, 0.0, gamma)
-        plain = _direction(g, s_pairs, y_pairs, rho * 0, gamma * 0, pairs, first_move)
-        direction = torch.where(accepted[:, None], renewed, direction)
-        direction = torch.where(restart[:, None], plain, direction)
-        step = torch.where(restart, 1.0, step)
+        again = stuck & (memory.gamma > 0)  # forget the curvature once before giving up
+        memory.forget(again)
+        step = torch.where(again, 1.0, step)
+        renewed = memory.direction(g, first_move)
+        direction = torch.where((accepted | again)[:, None], renewed, direction)
 
-        done = (f <= stop[active]) | (idle >= patience) | (stuck & ~restart) | (g.abs().amax(dim=1) == 0)
         best[active], final_loss[active] = x, f
-        if bool(done.any()):
-            keep = ~done
+        still = (g.abs().amax(dim=1) > 0) & (idle < patience) & ~(stuck & ~again)
+        keep = still & (f > stop[active])
+        if not bool(keep.all()):
             active, x, f, g = active[keep], x[keep], f[keep], g[keep]
-            s_pairs, y_pairs, rho = s_pairs[keep], y_pairs[keep], rho[keep]
-            gamma, idle, pairs = gamma[keep], idle[keep], pairs[keep]
-            direction, step = direction[keep], step[keep]
+            memory = memory.take(keep)
+            idle, direction, step = idle[keep], direction[keep], step[keep]
     return Minimum(
         x=best,
         loss=final_loss,
@@ -128,34 +108,91 @@ def minimise(
     )
 
 
-def _direction(
-    g: Tensor,
-    s_pairs: Tensor,
-    y_pairs: Tensor,
-    rho: Tensor,
-    gamma: Tensor,
-    pairs: Tensor,
-    first_move: float,
-) -> Tensor:
-    """Two-loop recursion per problem; pairs: int [A], stored so far (the newest lies before it).
+@dataclass
+class _Memory:
+    """Curvature pairs of A problems, oldest first, in the compact representation.
 
-    Without curvature it is steepest descent of length `first_move`; a direction that does not
-    descend is replaced by it too. Empty slots have rho = 0 and leave the recursion unchanged.
+    moves, changes [A, M, N]: steps and gradient changes; an empty slot is zero. upper [A, M, M]:
+    s_i . y_j for i <= j, with 1 on an empty slot's diagonal, which makes the slot inert. gram:
+    y_i . y_j. gamma [A]: scale of the initial inverse Hessian, 0 without curvature. The small
+    systems are float64.
+    Source: Byrd, Nocedal, Schnabel 1994, Eq. 3.2.
     """
-    history = s_pairs.shape[1]
-    rows = torch.arange(len(g), device=g.device)
-    depth = min(history, int(pairs.max())) if len(g) else 0
-    slots = [(pairs - 1 - k) % history for k in range(depth)]  # newest first
-    q = g.clone()
-    alphas = []
-    for slot in slots:
-        alpha = rho[rows, slot] * (s_pairs[rows, slot] * q).sum(dim=1)
-        q = q - alpha[:, None] * y_pairs[rows, slot]
-        alphas.append(alpha)
-    r = q * gamma[:, None]
-    for slot, alpha in zip(reversed(slots), reversed(alphas), strict=True):
-        beta = rho[rows, slot] * (y_pairs[rows, slot] * r).sum(dim=1)
-        r = r + (alpha - beta)[:, None] * s_pairs[rows, slot]
-    steepest = -g * (first_move / g.norm(dim=1).clamp_min(1e-300))[:, None]
-    descends = (-r * g).sum(dim=1) < -1e-12 * r.norm(dim=1) * g.norm(dim=1)
-    return torch.where(((gamma > 0) & descends)[:, None], -r, steepest)
+
+    moves: Tensor
+    changes: Tensor
+    upper: Tensor
+    gram: Tensor
+    gamma: Tensor
+
+    @staticmethod
+    def empty(count: int, history: int, like: Tensor) -> _Memory:
+        eye = torch.eye(history, dtype=torch.float64, device=like.device)
+        return _Memory(
+            moves=like.new_zeros(count, history, like.shape[1]),
+            changes=like.new_zeros(count, history, like.shape[1]),
+            upper=eye.repeat(count, 1, 1),
+            gram=torch.zeros_like(eye).repeat(count, 1, 1),
+            gamma=like.new_zeros(count),
+        )
+
+    def take(self, keep: Tensor) -> _Memory:
+        return _Memory(
+            self.moves[keep], self.changes[keep], self.upper[keep], self.gram[keep],
+            self.gamma[keep],
+        )  # fmt: skip
+
+    def forget(self, rows: Tensor) -> None:
+        if bool(rows.any()):
+            blank = _Memory.empty(int(rows.sum()), self.moves.shape[1], self.moves[0])
+            self.moves[rows], self.changes[rows] = blank.moves, blank.changes
+            self.upper[rows], self.gram[rows] = blank.upper, blank.gram
+            self.gamma[rows] = 0
+
+    def learn(self, moved: Tensor, change: Tensor, accepted: Tensor) -> None:
+        """Store the pairs of accepted steps whose curvature passes a relative test."""
+        curvature = (moved * change).sum(dim=1)
+        lengths = moved.norm(dim=1) * change.norm(dim=1)
+        rows = (accepted & (curvature > _CURVATURE * lengths)).nonzero().squeeze(1)
+        if not len(rows):
+            return
+        everyone = len(rows) == len(accepted)
+        mine = self if everyone else self.take(rows)
+        s, y = moved[rows], change[rows]
+        moves = torch.cat([mine.moves[:, 1:], s[:, None]], dim=1)
+        changes = torch.cat([mine.changes[:, 1:], y[:, None]], dim=1)
+        upper = torch.zeros_like(mine.upper)
+        upper[:, :-1, :-1] = mine.upper[:, 1:, 1:]
+        upper[:, :, -1] = (moves @ y[..., None]).squeeze(-1).double()
+        gram = torch.zeros_like(mine.gram)
+        gram[:, :-1, :-1] = mine.gram[:, 1:, 1:]
+        against = (changes @ y[..., None]).squeeze(-1).double()
+        gram[:, :, -1] = against
+        gram[:, -1, :] = against
+        gamma = curvature[rows] / y.square().sum(dim=1)
+        if everyone:
+            self.moves, self.changes, self.upper = moves, changes, upper
+            self.gram, self.gamma = gram, gamma
+        else:
+            self.moves[rows], self.changes[rows], self.upper[rows] = moves, changes, upper
+            self.gram[rows], self.gamma[rows] = gram, gamma
+
+    def direction(self, g: Tensor, first_move: float) -> Tensor:
+        """-H g per problem; steepest descent of length `first_move` where there is no curvature
+        yet or where -H g does not descend."""
+        lengths = g.norm(dim=1)
+        steepest = -g * (first_move / lengths.clamp_min(1e-300))[:, None]
+        if not bool((self.gamma > 0).any()):
+            return steepest
+        along = (self.moves @ g[..., None]).double()
+        across = (self.changes @ g[..., None]).double()
+        gamma = self.gamma.double()[:, None, None]
+        u = torch.linalg.solve_triangular(self.upper, along, upper=True)
+        diagonal = self.upper.diagonal(dim1=1, dim2=2)[..., None]
+        inner = diagonal * u + gamma * (self.gram @ u - across)
+        top = torch.linalg.solve_triangular(self.upper.mT, inner, upper=False)
+        newton = self.gamma[:, None] * g
+        newton = newton + (self.moves.mT @ top.to(g)).squeeze(-1)
+        newton = newton - self.gamma[:, None] * (self.changes.mT @ u.to(g)).squeeze(-1)
+        descends = (newton * g).sum(dim=1) > 1e-12 * newton.norm(dim=1) * lengths
+        return torch.where(((self.gamma > 0) & descends)[:, None], -newton, steepest)

@@ -85,16 +85,13 @@ def photos(*, seed: int, size: int = 16, per_class: int = 400) -> Dataset:
     parts: tuple[list, list, list] = ([], [], [])
     for label, name in enumerate(PHOTOGRAPHS):
         tiles, place = _tiles(_photograph(name), size)
-        along = int(rng.integers(2))  # 0: bands from top to bottom, 1: from left to right
-        position = place[:, along] / (place[:, along].max() + 1)
-        if rng.integers(2):
-            position = 1 - position - 1 / (place[:, along].max() + 1)
-        # Rows on both sides of a band's edge touch; they are whole tiles and share no pixel.
-        for part, low, high, share in zip(
-            parts, (0.0, 0.6, 0.8), (0.6, 0.8, 1.01), (0.6, 0.2, 0.2), strict=True
-        ):
-            members = np.flatnonzero((position >= low) & (position < high))
-            members = rng.permutation(members)[: round(per_class * share)]
+        line = place[:, int(rng.integers(2))]  # bands of whole rows, or of whole columns
+        line = line if rng.integers(2) else line.max() - line
+        # Bands hold shares of the tiles that are left, since a sky leaves few.
+        before = np.searchsorted(np.sort(line), line) / len(line)
+        for part, low, high in zip(parts, (0.0, 0.6, 0.8), (0.6, 0.8, 1.0), strict=True):
+            members = rng.permutation(np.flatnonzero((before >= low) & (before < high)))
+            members = members[: round(per_class * (high - low))]
             part.extend((tiles[i], label) for i in members)
     train, test, aux = (
         (np.stack([t for t, _ in p]), np.array([c for _, c in p])) for p in parts

@@ -49,7 +49,7 @@ def gaussian_epsilon(*, noise_multiplier: float, steps: int, delta: float) -> fl
     from opacus.accountants.analysis import rdp
 
     near_one = [1 + 10 ** (-k / 20) for k in range(1, 67)]
-    orders = near_one + [1 + x / 10 for x in range(1, 100)] + list(range(12, 1025, 4))
+    orders = near_one + [1 + x / 10 for x in range(1, 110)] + [*range(12, 64), *range(64, 1025, 8)]
     values = rdp.compute_rdp(q=1.0, noise_multiplier=noise_multiplier, steps=steps, orders=orders)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # opacus warns when the best order is at an end

@@ -22,6 +22,7 @@ from bench.api import (
     Local,
     Message,
     Part,
+    Party,
     Server,
     Stage,
     State,
@@ -86,7 +87,7 @@ class Federation:
     const: State
     seed: int
     device: torch.device
-    parties: Mapping[str, object] = field(default_factory=dict)
+    parties: Mapping[str, Party] = field(default_factory=dict)
     buffers: State | None = None
     round: int = 0
     queues: dict[str, Tensor] = field(default_factory=dict)
@@ -155,7 +156,7 @@ class Federation:
         """Play one round in which the server samples the clients `sampled`, and advance."""
         joined = [c for c in self.clients if self.defense.joins(c, c.id in sampled)]
         roster = [c.id for c in joined]
-        wire = Wire(self.parties, roster)  # type: ignore[arg-type]
+        wire = Wire(self.parties, roster)
         before = self.state
         self._coordinate("round", wire, joined, {})
         wire.send(
@@ -193,7 +194,7 @@ class Federation:
     ) -> None:
         roster = [c.id for c in joined]
         for party in self.parties.values():
-            wire.send(party.begin(when, roster, self.round, 0))  # type: ignore[attr-defined]
+            wire.send(party.begin(when, roster, self.round, 0))
         for client in joined:
             wire.send(self.defense.say(when, client, locals_.get(client.id), self.round))
         for client in joined:
@@ -338,7 +339,7 @@ class Federation:
         kept = {n: torch.ones_like(v, dtype=torch.bool) for n, v in local.end.items()}
         for message in uploads:
             for name, part in message.parts.items():
-                if name in kept and message.kind in ("weights", "update", "gradient", "mask"):
+                if name in kept:
                     kept[name] &= ~part.presence()
             for name, sealed in message.sealed.items():
                 if name in kept:

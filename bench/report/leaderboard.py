@@ -86,6 +86,7 @@ def _row(
     row = {
         "suite": f"{suite['name']} v{suite['version']}",
         "protocol": first["protocol"]["name"],
+        "protocol_settings": first["protocol"],
         "dataset": first["task"]["dataset"],
         "model": first["task"]["model"],
         "defense": first["defense"],
@@ -189,13 +190,9 @@ def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
     for name, entry in row["attacks"].items():
         if entry["status"] in ("failed", "timeout"):
             flags.append(f"{name} {entry['status']}")
-        if (
-            entry["ssim"]
-            and row["worst"]
-            and name in (row["worst"]["attack"],)
-            and entry["ssim"]["mean"] < entry["floor"]["ssim"]
-        ):
-            flags.append(f"strongest attack ({name}) below the floor")
+    worst = row["worst"]
+    if worst and worst["ssim"]["mean"] < row["attacks"][worst["attack"]]["floor"]["ssim"]:
+        flags.append(f"strongest attack ({worst['attack']}) below the floor")
     return list(dict.fromkeys(flags))
 
 
@@ -204,7 +201,9 @@ def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     utility (diverged, at chance) or without a figure has no rank and stands last."""
     tables: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in found:
-        table = (row["protocol"], row["dataset"], row["model"], row["checkpoint"])
+        table = (
+            json.dumps(row["protocol_settings"]), row["dataset"], row["model"], row["checkpoint"]
+        )  # fmt: skip
         tables.setdefault(table, []).append(row)
     out = []
     for table in tables.values():

@@ -25,7 +25,11 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Rows by table, with a title each."""
     out: dict[str, list[Row]] = {}
     for row in rows:
-        title = f"{row['protocol']} · {row['dataset']} · {row['model']} · {row['checkpoint']}"
+        clients = row["protocol_settings"]["clients"]
+        title = (
+            f"{row['protocol']} of {clients} clients · {row['dataset']} · {row['model']} · "
+            f"{row['checkpoint']} round"
+        )
         out.setdefault(title, []).append(row)
     return list(out.items())
 
@@ -111,31 +115,81 @@ def _short(value: Any) -> str:
     return str(value)
 
 
+CODES = {
+    "D": ("diverged", "training diverged"),
+    "C": ("accuracy at chance", "accuracy at chance"),
+    "F": ("strongest attack", "strongest attack below its floor: too weak to judge by"),
+    "X": (" failed", "something failed"),
+    "T": (" timeout", "over the time limit"),
+}
+
+
 def terminal(rows: Sequence[Row]) -> list[Table]:
-    """Rich tables, narrow enough for a terminal: intervals are left to the files."""
+    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files."""
     out = []
     for title, members in tables(rows):
-        columns = _columns(members)
-        table = Table(title=title, title_justify="left", title_style="bold", expand=False)
-        table.add_column("#", justify="right")
-        table.add_column("defense", overflow="fold")
-        for name in ("acc", "eps claim", "eps proven"):
-            table.add_column(name, justify="right")
+        columns = [(n, m) for n, m in _columns(members) if n != "prior_only"]
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+            padding=(0, 1, 0, 0), header_style="bold dim",
+        )  # fmt: skip
+        table.add_column("#", justify="right", no_wrap=True)
+        table.add_column("defense", overflow="fold", min_width=16)
+        for name in ("acc", "eps\nclaimed", "eps\nproven"):
+            table.add_column(name, justify="right", no_wrap=True)
         for name, metric in columns:
-            table.add_column(f"{name}\n{_TITLES[metric]}", justify="right")
-        table.add_column("floor", justify="right")
-        table.add_column("flags", overflow="fold")
+            table.add_column(f"{name}\n{_TITLES[metric]}", justify="right", no_wrap=True)
+        table.add_column("floor", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
         for row in members:
-            line = [str(row["rank"] or "-"), setting(row), _brief(row["accuracy"])]
-            claim = _short(row["eps_claimed"])
-            line += [f"{claim}/{row['unit'][:5]}" if row["unit"] else "-", _short(row["eps_record"])]
+            claim = _brief_number(row["eps_claimed"])
+            line = [
+                str(row["rank"] or "-"),
+                _brief_setting(row),
+                _brief(row["accuracy"]),
+                f"{claim}/{row['unit'][:2]}" if row["unit"] else "-",
+                _brief_number(row["eps_record"]),
+            ]
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
-            line += [_floor(row, columns[:1]).removeprefix("SSIM ").removeprefix("MSE ")]
-            style = "dim" if row["rank"] is None else ""
-            table.add_row(*line, Text("; ".join(f for f in row["flags"] if "claim" not in f)),
-                          style=style)  # fmt: skip
+            line += [_brief_floor(row, columns), _codes(row)]
+            table.add_row(*line, style="dim" if row["rank"] is None else "")
         out.append(table)
     return out
+
+
+def terminal_legend(rows: Sequence[Row]) -> str:
+    """What the columns and the letters that occur mean."""
+    letters = sorted({c for r in rows for c in _codes(r)})
+    units = sorted({r["unit"] for r in rows if r["unit"]})
+    parts = [LEGEND]
+    if units:
+        parts.append("Claims are per " + ", ".join(f"{u} (/{u[:2]})" for u in units) + ".")
+    parts += [f"{c}: {CODES[c][1]}." for c in letters]
+    return " ".join(parts)
+
+
+def _codes(row: Row) -> str:
+    return "".join(c for c, (text, _) in CODES.items() if any(text in f for f in row["flags"]))
+
+
+def _brief_setting(row: Row) -> str:
+    """spm epsilon=1.5 printed."""
+    shown = [v if isinstance(v, str) else f"{k}={_short(v)}" for k, v in row["settings"].items()]
+    return " ".join([row["defense"], *shown])
+
+
+def _brief_number(value: Any) -> str:
+    return f"{value:.3g}".replace("e+0", "e") if isinstance(value, float) else _short(value)
+
+
+def _brief_floor(row: Row, columns: Sequence[tuple[str, str]]) -> str:
+    """Floor of the first column's metric: 0.26/0.66."""
+    for name, metric in columns[:1]:
+        floor = row["attacks"].get(name, {}).get("floor") or {}
+        if metric in floor:
+            given = floor.get(f"{metric}_class_mean")
+            return f"{floor[metric]:.2f}" + (f"/{given:.2f}" if given is not None else "")
+    return "-"
 
 
 def _brief(value: dict[str, float] | None) -> str:

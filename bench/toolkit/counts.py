@@ -16,7 +16,7 @@ def round_to_total(values: Tensor, *, total: int) -> Tensor:
         raise ValueError("counts to round must be finite and >= 0.")
     values = values.double()
     sums = values.sum(dim=1, keepdim=True)
-    share = torch.where(sums > 0, values / sums.clamp_min(1e-300), 1 / values.shape[1])
+    share = torch.where(sums > 0, values / torch.where(sums > 0, sums, 1), 1 / values.shape[1])
     exact = share * total
     floor = (exact + 1e-9).floor()
     missing = (total - floor.sum(dim=1)).long()

@@ -1,0 +1,159 @@
+"""Shared fixtures: small networks, federations and observations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.api import Context, Defense, Seen
+from bench.data import load
+from bench.data.dataset import Dataset
+from bench.models import Network, build
+from bench.protocols.federation import Federation
+from bench.protocols.observe import Truth, observe
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.registry import Registry, discover
+from bench.seeding import generator
+
+torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return load("digits", seed=0)
+
+
+@pytest.fixture(scope="session")
+def photos() -> Dataset:
+    return load("photos", seed=0)
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    return discover()
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of data sets that are not embedded; tests that need it skip without it."""
+    given = os.environ.get("LEAKBENCH_DATA")
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(given) if given else beside
+    if not folder.is_dir():
+        pytest.skip("no data folder: set LEAKBENCH_DATA to one")
+    return folder
+
+
+def network_for(dataset: Dataset, name: str = "lenet", **settings: Any) -> Network:
+    if name == "lenet" and not settings:
+        settings = {"init": 0.25}
+    return build(name, shape=dataset.shape, classes=dataset.classes, settings=settings)
+
+
+def federation_of(
+    dataset: Dataset, network: Network, defense: Defense, *, clients: int = 4, each: int = 24,
+    seed: int = 0,
+) -> Federation:  # fmt: skip
+    """Clients with `each` consecutive samples of a shuffled training part."""
+    order = torch.randperm(len(dataset.train_y), generator=generator(seed, "test data"))
+    shares = [order[i * each : (i + 1) * each] for i in range(clients)]
+    return Federation.start(
+        network=network,
+        defense=defense,
+        data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares],
+        seed=seed,
+        device=torch.device("cpu"),
+    )
+
+
+def seen_under(
+    dataset: Dataset, network: Network, defense: Defense, *, protocol: str = "fedavg",
+    lr: float = 0.5, seed: int = 0, clients: int = 8, **threat: Any,
+) -> tuple[Seen, Truth]:  # fmt: skip
+    """One observed round of a fresh federation."""
+    federation = federation_of(dataset, network, defense, clients=clients, seed=seed)
+    steps = None if protocol == "fedsgd" else 1
+    settings = ProtocolSettings(name=protocol, clients=clients, local_steps=steps, lr=lr)  # type: ignore[arg-type]
+    return observe(
+        federation,
+        protocol=settings,
+        threat=ThreatSettings(**{"victims": clients, **threat}),
+        aux_x=dataset.aux_x,
+        defense_known={"name": "test", "settings": {}},
+        names=("init",),
+    )
+
+
+def context_for(
+    dataset: Dataset, network: Network, defense: Defense, *, budget: int = 200, seed: int = 0
+) -> Context:
+    def no_shadow(x: torch.Tensor, y: torch.Tensor) -> Seen:
+        raise AssertionError("this attack needs no shadow")
+
+    return Context(
+        rng=generator(seed, "test attack"),
+        device=torch.device("cpu"),
+        budget=budget,
+        aux_x=dataset.aux_x,
+        aux_y=dataset.aux_y,
+        network=network,
+        defense=defense,
+        shadow=no_shadow,
+    )
+
+
+TINY = """
+name = "tiny"
+version = 1
+checkpoints = ["init", "final"]
+budget = 5
+
+[protocol]
+name = "fedavg"
+clients = 3
+rounds = 1
+local_steps = 1
+batch = 8
+lr = 0.1
+
+[[tasks]]
+dataset = "digits"
+model = "mlp_spm"
+
+[[threats]]
+victims = 2
+
+[[defenses]]
+name = "none"
+
+[[defenses]]
+name = "spm"
+settings = { epsilon = [0.5, 2.0] }
+
+[[attacks]]
+name = "ilrg"
+
+[[attacks]]
+name = "prior_only"
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a suite of a second or two; keyword arguments replace pieces of its text."""
+
+    def write(**replacements: str) -> Path:
+        text = TINY
+        for old, new in replacements.items():
+            assert old in text or old == "append"
+            text = text + new if old == "append" else text.replace(old, new)
+        path = tmp_path / "tiny.toml"
+        path.write_text(text)
+        return path
+
+    return write

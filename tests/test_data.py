@@ -1,0 +1,177 @@
+"""Datasets, splits and partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.data import load
+from bench.data.dataset import Dataset
+from bench.data.partition import dirichlet, iid
+
+
+def rows(x: torch.Tensor) -> set[bytes]:
+    return {r.numpy().tobytes() for r in x}
+
+
+@pytest.mark.parametrize("name", ["digits", "photos", "lfw_subset", "breast_cancer"])
+def test_embedded_sets_load_with_disjoint_parts(name: str) -> None:
+    data = load(name, seed=0)
+    parts = [rows(x) for x in (data.train_x, data.test_x, data.aux_x)]
+    for i in range(3):
+        for j in range(i):
+            assert not parts[i] & parts[j]
+    for x, y in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
+        assert len(x) == len(y) > 0
+        assert set(y.tolist()) <= set(range(data.classes))
+    if data.task == "image":
+        assert data.train_x.min() >= 0
+        assert data.train_x.max() <= 1
+
+
+def test_the_seed_decides_the_split(digits: Dataset) -> None:
+    again, other = load("digits", seed=0), load("digits", seed=1)
+    assert torch.equal(digits.train_x, again.train_x)
+    assert not torch.equal(digits.train_x, other.train_x)
+
+
+def test_tabular_features_are_standardised_by_the_public_part() -> None:
+    data = load("breast_cancer", seed=0)
+    assert data.aux_x.mean(dim=0).abs().max() < 1e-5
+    assert (data.aux_x.std(dim=0, correction=0) - 1).abs().max() < 1e-4
+
+
+def test_photos_have_ten_classes_in_every_part_and_no_flat_tile(photos: Dataset) -> None:
+    assert photos.classes == 10
+    for y in (photos.train_y, photos.test_y, photos.aux_y):
+        assert y.bincount(minlength=10).min() >= 20
+    assert photos.train_x.flatten(1).std(dim=1, correction=0).min() >= 0.0499
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=30, max_size=120),
+    clients=st.integers(1, 10),
+    alpha=st.floats(0.01, 100),
+    seed=st.integers(0, 2**31),
+    minimum=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=60)
+def test_partitions_cover_every_sample_once_and_honour_the_minimum(
+    labels: list[int], clients: int, alpha: float, seed: int, minimum: int
+) -> None:
+    y = np.array(labels)
+    rng = np.random.default_rng(seed)
+    shares = dirichlet(y, clients=clients, alpha=alpha, rng=rng, minimum=minimum)
+    assert len(shares) == clients
+    assert min(map(len, shares)) >= minimum
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(y)))
+    even = iid(y, clients=clients, rng=rng)
+    assert sorted(np.concatenate(even).tolist()) == list(range(len(y)))
+    assert max(map(len, even)) - min(map(len, even)) <= 1
+
+
+def test_a_small_alpha_skews_labels_more_than_a_large_one() -> None:
+    y = np.repeat(np.arange(10), 200)
+
+    def purity(alpha: float) -> float:
+        shares = dirichlet(y, clients=10, alpha=alpha, rng=np.random.default_rng(0))
+        return float(np.mean([np.bincount(y[s], minlength=10).max() / len(s) for s in shares]))
+
+    assert purity(0.1) > 0.5 > 0.2 > purity(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [
+        ("mnist", (1, 28, 28), 10),
+        ("fashion_mnist", (1, 28, 28), 10),
+        ("cifar10", (3, 32, 32), 10),
+        ("cifar100", (3, 32, 32), 100),
+        ("adult", (108,), 2),
+    ],
+)
+def test_sets_of_the_data_folder_load(
+    data_dir: Path, name: str, shape: tuple[int, ...], classes: int
+) -> None:
+    data = load(name, seed=0, data_dir=data_dir)
+    assert data.shape == shape
+    assert data.classes == classes
+    sample = 500
+    assert not rows(data.train_x[:sample]) & rows(data.aux_x) or name == "adult"
+
+
+def test_adult_groups_are_one_hot(data_dir: Path) -> None:
+    data = load("adult", seed=0, data_dir=data_dir)
+    assert len(data.categorical) == 8
+    for first, last in data.categorical:
+        assert torch.equal(data.train_x[:, first:last].sum(dim=1), torch.ones(len(data.train_x)))
+
+
+def write_npz(path: Path, **changes: object) -> Path:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, object] = {
+        "train_images": rng.integers(0, 255, (60, 16, 16), dtype=np.uint8),
+        "train_labels": np.arange(60, dtype=np.uint8) % 3,
+        "test_images": rng.integers(0, 255, (12, 16, 16), dtype=np.uint8),
+        "test_labels": np.arange(12, dtype=np.uint8) % 3,
+    } | changes
+    np.savez(path, **{k: v for k, v in arrays.items() if v is not None})  # type: ignore[arg-type]
+    return path
+
+
+def test_an_npz_file_loads(tmp_path: Path) -> None:
+    data = load(f"npz:{write_npz(tmp_path / 'a.npz')}", seed=0)
+    assert data.shape == (1, 16, 16)
+    assert len(data.train_y) + len(data.aux_y) == 60
+
+
+def test_a_folder_of_images_loads(tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for i in range(8):
+            pixels = rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / label / f"{i}.png")
+    data = load(f"folder:{tmp_path}", seed=0, options={"size": 16})
+    assert data.shape == (3, 16, 16)
+    assert data.class_names == ("a", "b")
+    (tmp_path / "a" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"cannot read the image .*broken\.png"):
+        load(f"folder:{tmp_path}", seed=0)
+
+
+def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
+    good = write_npz(tmp_path / "good.npz").read_bytes()
+    (tmp_path / "half.npz").write_bytes(good[: len(good) // 2])
+    shape = np.zeros((60, 16, 16, 2), dtype=np.uint8)
+    cases = {
+        "digit": r"Did you mean 'digits'",
+        "zip:x": r"expected folder:PATH or npz:PATH",
+        "mnist": r"--data-dir",
+        f"npz:{tmp_path / 'none.npz'}": r"no such file",
+        f"npz:{tmp_path / 'half.npz'}": r"truncated or no npz file",
+        f"npz:{write_npz(tmp_path / 's.npz', train_images=shape)}": r"must be uint8 \[N, H, W\]",
+        f"npz:{write_npz(tmp_path / 'm.npz', test_labels=None)}": r"lacks the array\(s\) test_lab",
+        f"npz:{write_npz(tmp_path / 'l.npz', train_labels=np.zeros(3, int))}": r"60 integers",
+        f"folder:{tmp_path / 'nowhere'}": r"no such folder",
+    }
+    for name, message in cases.items():
+        with pytest.raises(ValueError, match=message):
+            load(name, seed=0)
+    with pytest.raises(ValueError, match=r"Did you mean 'size'"):
+        load("digits", seed=0, options={"sizes": 16})
+    with pytest.raises(ValueError, match=r"size must be >= 11"):
+        load("digits", seed=0, options={"size": 8})
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data").write_text("39, State-gov, 77516\n" * 200)
+    with pytest.raises(ValueError, match=r"truncated or not the UCI file"):
+        load("adult", seed=0, data_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"is not in .*--download"):
+        load("cifar10", seed=0, data_dir=tmp_path)

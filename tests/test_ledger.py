@@ -1,0 +1,160 @@
+"""The ledger: composition, units, and what is never proven."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import RDPAccountant
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from bench.privacy.events import (
+    Event,
+    Facts,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    RandomisedResponse,
+    SignPerturbation,
+    Unprotected,
+)
+from bench.privacy.ledger import account, gaussian_epsilon, record_epsilon
+from bench.registry import Registry
+
+FACTS = Facts(parameters=1000, rounds=10, clients=5, batch=8, records=50)
+
+
+def exact_gaussian_epsilon(mu: float, delta: float) -> float:
+    """Balle and Wang 2018: the exact trade-off of a Gaussian of sensitivity/std = mu."""
+
+    def slack(eps: float) -> float:
+        upper = norm.cdf(mu / 2 - eps / mu)
+        return float(upper - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu)) - delta)
+
+    return float(brentq(slack, 0, 1000))
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("steps", [1, 30])
+def test_gaussian_epsilon_bounds_the_exact_value_and_is_no_looser_than_opacus(
+    noise_multiplier: float, steps: int
+) -> None:
+    ours = gaussian_epsilon(noise_multiplier=noise_multiplier, steps=steps, delta=1e-5)
+    exact = exact_gaussian_epsilon(math.sqrt(steps) / noise_multiplier, 1e-5)
+    accountant = RDPAccountant()
+    accountant.history = [(noise_multiplier, 1.0, steps)]
+    assert exact <= ours <= accountant.get_epsilon(1e-5) * (1 + 1e-6)
+    assert ours <= 1.2 * exact + 0.05
+
+
+def test_published_values_of_the_composed_gaussian_are_reproduced() -> None:
+    """SelectiveShield's Lemmas 2-3 at T = 10, delta = 1e-5, at the best order."""
+    for sigma, expected in {1: 19.0473, 2: 8.07836, 5: 2.81363, 10: 1.30812, 15: 0.841055}.items():
+        ours = gaussian_epsilon(noise_multiplier=sigma, steps=10, delta=1e-5)
+        assert ours == pytest.approx(expected, rel=2e-3)
+
+
+@given(
+    std=st.floats(0.1, 50),
+    count=st.integers(1, 50),
+    delta=st.floats(1e-8, 1e-2),
+)
+@settings(deadline=None, max_examples=40)
+def test_epsilon_falls_with_noise_and_delta_and_rises_with_releases(
+    std: float, count: int, delta: float
+) -> None:
+    def of(std: float, count: int, delta: float) -> float:
+        event = Gaussian(sensitivity=1.0, std=std, unit="record", count=count)
+        return record_epsilon((event,), delta)
+
+    base = of(std, count, delta)
+    assert of(2 * std, count, delta) <= base
+    assert of(std, count + 1, delta) >= base
+    assert of(std, count, min(0.5, 2 * delta)) <= base
+
+
+def test_pure_mechanisms_add_up_and_gaussians_compose_by_squares() -> None:
+    events: tuple[Event, ...] = (
+        Laplace(sensitivity=2.0, scale=4.0, unit="record", count=3),
+        RandomisedResponse(epsilon=0.5, coordinates=4, covers="signs", unit="record", count=2),
+    )
+    assert record_epsilon(events, 1e-5) == pytest.approx(1.5 + 4.0)
+    twice = (Gaussian(sensitivity=1.0, std=2.0, unit="record"),) * 4
+    once = (Gaussian(sensitivity=1.0, std=1.0, unit="record"),)
+    assert record_epsilon(twice, 1e-5) == pytest.approx(record_epsilon(once, 1e-5))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (),
+        (Unprotected(what="x", why="y"),),
+        (Gaussian(sensitivity=1, std=0.0, unit="record"),),
+        (Laplace(sensitivity=1, scale=0.0, unit="record"),),
+    ],
+)
+def test_what_is_not_protected_is_infinite(events: tuple[Event, ...]) -> None:
+    assert record_epsilon(events, 1e-5) == math.inf
+
+
+def test_a_gaussian_defense_proves_twice_its_claims_sensitivity(registry: Registry) -> None:
+    defense = registry.defense("gaussian", {"noise_multiplier": 4.0, "clip_norm": 2.0})
+    entry = account(defense, FACTS)
+    assert entry.unit == "client"
+    assert entry.eps_claimed == gaussian_epsilon(noise_multiplier=4.0, steps=10, delta=1e-5)
+    halved = gaussian_epsilon(noise_multiplier=2.0, steps=10, delta=1e-5)
+    assert entry.eps_record == pytest.approx(halved)
+    assert entry.constants["noise_std"] == 8.0
+
+
+def test_a_laplace_defense_composes_over_the_releases_of_one_client(registry: Registry) -> None:
+    defense = registry.defense("laplace", {"noise_multiplier": 2.0, "clip_norm": 3.0})
+    facts = Facts(parameters=10, rounds=8, participation=0.5, participations=4)
+    entry = account(defense, facts)
+    assert entry.eps_claimed == pytest.approx(4 * 0.5)
+    assert entry.eps_record == pytest.approx(4 * 1.0)
+
+
+@pytest.mark.parametrize("variant", ["printed", "unbiased", "sign_rr"])
+@pytest.mark.parametrize("target", ["weights", "gradient"])
+def test_spm_claims_one_sign_and_proves_nothing_for_a_record(
+    registry: Registry, variant: str, target: str
+) -> None:
+    settings = {"epsilon": 0.3, "variant": variant, "target": target}
+    defense = registry.defense("spm", settings)
+    entry = account(defense, Facts(parameters=203530, rounds=50))
+    assert (entry.eps_claimed, entry.unit) == (0.3, "coordinate")
+    assert entry.eps_record == math.inf
+    assert entry.constants["eps_signs_one_round"] == pytest.approx(61059)
+    assert entry.constants["eps_signs_all_rounds"] == pytest.approx(3.05295e6)
+    assert any("magnitude" in reason for reason in entry.reasons)
+
+
+def test_no_defense_proves_nothing_and_claims_nothing(registry: Registry) -> None:
+    entry = account(registry.defense("none", {}), FACTS)
+    assert entry.eps_claimed is None
+    assert entry.eps_record == math.inf
+
+
+def test_mechanisms_survive_the_way_through_json() -> None:
+    mechanism = SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0)
+    assert Mechanism.from_dict(mechanism.to_dict()) == mechanism
+    with pytest.raises(ValueError, match="unknown mechanism"):
+        Mechanism.from_dict({"kind": "Magic"})
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"parameters": 0}, r"parameters must be >= 1, got 0"),
+        ({"parameters": 1, "participation": 1.5}, r"participation must lie in \(0, 1\]"),
+        ({"parameters": 1, "delta": 1.0}, r"delta must lie in \(0, 1\)"),
+        ({"parameters": 1, "rounds": 2, "participations": 3}, r"\[0, rounds=2\], got 3"),
+    ],
+)
+def test_impossible_facts_are_refused(facts: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Facts(**facts)  # type: ignore[arg-type]

@@ -1,0 +1,175 @@
+"""Metrics against scikit-image, scipy and brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import bootstrap as scipy_bootstrap
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
+from bench.api import Reconstruction
+from bench.metrics import images, labels
+from bench.metrics.intervals import bootstrap, bootstrap_shares
+from bench.metrics.matching import one_to_one
+from bench.metrics.score import floors, score
+from bench.seeding import generator
+from bench.toolkit.counts import round_to_total
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [11, 16, 33])
+def test_ssim_equals_scikit_image(channels: int, side: int) -> None:
+    rng = generator(side, "ssim")
+    a = torch.rand(5, channels, side, side, generator=rng)
+    b = (a + 0.3 * torch.randn(a.shape, generator=rng)).clamp(0, 1)
+    ours = images.ssim(a, b)
+    for k in range(5):
+        reference = structural_similarity(
+            a[k].double().numpy(), b[k].double().numpy(), channel_axis=0, data_range=1.0,
+            gaussian_weights=True, sigma=1.5, use_sample_covariance=False,
+        )  # fmt: skip
+        assert abs(float(ours[k]) - reference) < 1e-6
+    assert torch.allclose(images.ssim(a, a), torch.ones(5, dtype=torch.float64))
+
+
+def test_psnr_equals_scikit_image_and_is_capped() -> None:
+    rng = generator(0, "psnr")
+    a, b = torch.rand(1, 1, 12, 12, generator=rng), torch.rand(1, 1, 12, 12, generator=rng)
+    ours = images.psnr(images.mse(a, b, sample_dims=3))
+    reference = peak_signal_noise_ratio(a.double().numpy(), b.double().numpy(), data_range=1.0)
+    assert abs(float(ours[0]) - reference) < 1e-9
+    assert float(images.psnr(torch.zeros(1, dtype=torch.float64))) == 100.0
+
+
+def test_small_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least 11x11 pixels, got 8x8"):
+        images.ssim(torch.rand(1, 1, 8, 8), torch.rand(1, 1, 8, 8))
+
+
+@given(seed=st.integers(0, 10_000), samples=st.integers(2, 5))
+@settings(deadline=None, max_examples=30)
+def test_matching_is_one_to_one_and_optimal(seed: int, samples: int) -> None:
+    rng = generator(seed, "matching")
+    guess, truth = (torch.rand(2, samples, 4, generator=rng) for _ in range(2))
+    order = one_to_one(guess, truth)
+    cost = torch.cdist(truth.double(), guess.double()).square()
+    for v in range(2):
+        assert sorted(order[v].tolist()) == list(range(samples))
+        ours = sum(float(cost[v, k, order[v, k]]) for k in range(samples))
+        best = min(
+            sum(float(cost[v, k, p[k]]) for k in range(samples))
+            for p in itertools.permutations(range(samples))
+        )
+        assert ours == pytest.approx(best)
+
+
+def test_label_metrics_on_a_case_done_by_hand() -> None:
+    truth = torch.tensor([[2, 1, 0, 1]])
+    guess = torch.tensor([[1, 1, 1, 1]])
+    assert float(labels.label_existence_accuracy(guess, truth)) == 0.75
+    assert float(labels.label_number_accuracy(guess, truth)) == 0.5
+    assert float(labels.instance_recall(guess, truth)) == 0.75
+
+
+@given(
+    values=st.lists(st.floats(0, 50), min_size=1, max_size=12), total=st.integers(0, 500)
+)
+def test_rounded_counts_are_whole_and_sum_to_the_total(values: list[float], total: int) -> None:
+    rounded = round_to_total(torch.tensor([values], dtype=torch.float64), total=total)[0]
+    assert int(rounded.sum()) == total
+    assert int(rounded.min()) >= 0
+    scale = sum(values)
+    if scale > 0:
+        exact = torch.tensor(values, dtype=torch.float64) / scale * total
+        assert float((rounded - exact).abs().max()) <= 1 + 1e-6
+
+
+def test_bootstrap_agrees_with_scipys_percentile_interval() -> None:
+    values = np.random.default_rng(1).normal(0.5, 0.2, 40)
+    ours = bootstrap([values])
+    reference = scipy_bootstrap(
+        (values,), np.mean, method="percentile", n_resamples=5000,
+        rng=np.random.default_rng(2),
+    ).confidence_interval  # fmt: skip
+    assert ours is not None
+    assert ours.mean == pytest.approx(values.mean())
+    assert ours.lo == pytest.approx(reference.low, abs=0.01)
+    assert ours.hi == pytest.approx(reference.high, abs=0.01)
+
+
+def test_intervals_over_seeds_are_wider_than_over_victims_alone() -> None:
+    rng = np.random.default_rng(0)
+    groups = [rng.normal(m, 0.01, 8) for m in (0.1, 0.5, 0.9)]
+    apart, pooled = bootstrap(groups), bootstrap([np.concatenate(groups)])
+    assert apart is not None
+    assert pooled is not None
+    assert apart.hi - apart.lo > pooled.hi - pooled.lo
+    assert bootstrap([]) is None
+
+
+def test_share_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(3)
+    hits = 0
+    for _ in range(200):
+        interval = bootstrap_shares([int(rng.binomial(200, 0.8))], [200])
+        assert interval is not None
+        hits += interval.lo <= 0.8 <= interval.hi
+    assert 175 <= hits <= 200  # 95 % of 200 is 190; a binomial rarely leaves this range
+
+
+def truth_and_aux() -> dict[str, torch.Tensor]:
+    rng = generator(0, "score")
+    return {
+        "x": torch.rand(3, 2, 1, 12, 12, generator=rng),
+        "y": torch.tensor([[0, 1], [1, 1], [2, 0]]),
+        "aux_x": torch.rand(9, 1, 12, 12, generator=rng),
+        "aux_y": torch.arange(9) % 3,
+    }
+
+
+def test_a_perfect_answer_in_any_order_scores_perfectly() -> None:
+    data = truth_and_aux()
+    answer = Reconstruction(
+        images=data["x"].flip(1),
+        labels=data["y"].flip(1),
+        label_counts=torch.nn.functional.one_hot(data["y"], 3).sum(1),
+    )
+    scores = score(answer, x=data["x"], y=data["y"], classes=3, aux_x=data["aux_x"])
+    for metric in ("ssim", "success", "leacc", "lnacc", "irec", "label_accuracy"):
+        assert scores.values[metric] == pytest.approx([1.0] * 3), metric
+    assert scores.values["mse"] == pytest.approx([0.0] * 3)
+
+
+def test_a_failed_victim_counts_as_the_public_mean_not_as_missing() -> None:
+    data = truth_and_aux()
+    broken = data["x"].clone()
+    broken[1] = torch.nan
+    scores = score(
+        Reconstruction(images=broken), x=data["x"], y=data["y"], classes=3, aux_x=data["aux_x"]
+    )
+    floor = floors(**data, classes=3)
+    assert scores.failed == 1
+    assert len(scores.values["ssim"]) == 3
+    assert scores.values["ssim"][1] == pytest.approx(floor["ssim"][1])
+
+
+def test_answers_of_the_wrong_shape_are_refused() -> None:
+    data = truth_and_aux()
+    with pytest.raises(ValueError, match=r"images must be a tensor \[3, 2, 1, 12, 12\], got"):
+        score(
+            Reconstruction(images=data["x"][:2]), x=data["x"], y=data["y"], classes=3,
+            aux_x=data["aux_x"],
+        )  # fmt: skip
+
+
+def test_label_floors_match_the_exact_expectation_for_one_sample() -> None:
+    data = truth_and_aux() | {"x": torch.rand(2, 1, 1, 12, 12), "y": torch.tensor([[0], [2]])}
+    floor = floors(**data, classes=3)
+    # One uniform guess of three: right with 1/3 (LnAcc 1), else two of three counts wrong.
+    assert floor["lnacc"] == pytest.approx([1 / 3 + 2 / 3 / 3] * 2, abs=0.05)
+    assert floor["label_accuracy"] == pytest.approx([1 / 3] * 2)

@@ -1,0 +1,133 @@
+"""SPM against reference values and by Monte Carlo."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.api import Client, Local, Message, Part
+from bench.seeding import generator
+from defenses import spm_claims
+from defenses.spm import SPM, Variant, keep_probability, moments, perturb, scale_range
+
+ORACLE = json.loads((Path(__file__).parent / "oracle" / "spm.json").read_text())["cases"]
+COMPUTE: dict[str, Any] = {
+    "spm_params": lambda i: spm_claims.mechanism_constants(i["eps"]),
+    "spm_variances": lambda i: spm_claims.variances(i["eps"], i["w"]),
+    "spm_magnitude": lambda i: spm_claims.magnitude_leak(i["eps"], i["w"], i["w_prime"]),
+    "spm_composition": lambda i: spm_claims.composition(
+        i["eps"], coordinates=i["d"], rounds=i["T"], delta=i["delta"]
+    ),
+    "spm_majority": lambda i: {"error": spm_claims.majority_sign_error(i["eps"], i["uploads"])},
+    "spm_thm3": lambda i: spm_claims.theorem3(
+        i["eps"], uploads=i["n"], beta=i["beta"], w=i["w"]
+    ),
+    "spm_growth": lambda i: spm_claims.growth_constants(i["eps"], i["n"]),
+    "spm_apply": lambda i: {"w_bar": _applied(i)},
+}
+APPLIED: dict[str, Variant] = {
+    "spm_apply_as_printed_uniform": "printed",
+    "spm_apply_unbiased_uniform": "unbiased",
+    "spm_apply_sign_rr": "sign_rr",
+}
+VARIANTS: tuple[Variant, ...] = ("printed", "unbiased", "sign_rr")
+
+
+def _applied(inputs: dict[str, Any]) -> list[float]:
+    w, u_sign, u_mag = (
+        torch.tensor(inputs[k], dtype=torch.float64) for k in ("w", "u_sign", "u_mag")
+    )
+    return perturb(
+        w, u_sign, u_mag, epsilon=inputs["eps"], variant=APPLIED[inputs["name"]]
+    ).tolist()
+
+
+@pytest.mark.parametrize("case", ORACLE, ids=lambda c: c["name"])
+def test_reference_values(case: dict[str, Any]) -> None:
+    kind = "_".join(case["name"].split("_")[:2])
+    computed = COMPUTE[kind](case["inputs"] | {"name": case["name"]})
+    for key, expected in case["expected"].items():
+        assert computed[key] == pytest.approx(expected, rel=1e-5), key
+
+
+def released(w: float, epsilon: float, variant: Variant, target: str, draws: int) -> torch.Tensor:
+    """`draws` releases of a weight (or gradient) w through the defense's real upload."""
+    values = torch.full((draws,), w)
+    start = {"p": torch.zeros(draws)}
+    local = Local(
+        broadcast=start, start=start, end={"p": values}, const={}, grad_sum={"p": -values},
+        lr=1.0, steps=1,
+    )  # fmt: skip
+    client = Client(id="c", x=values, y=values, rng={"defense": generator(0, "mc", variant)})
+    kind = "update" if target == "weights" else "gradient"
+    sent = Message(kind=kind, sender="c", receiver="server", round=0, parts={"p": Part(values=values)})
+    defense = SPM(epsilon=epsilon, variant=variant, target=target)  # type: ignore[arg-type]
+    (upload,) = defense.upload([sent], local, client)
+    assert upload.kind == target
+    return upload.parts["p"].values.double()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("target", ["weights", "gradient"])
+@pytest.mark.parametrize("epsilon", [0.3, 1.5, 3.9])
+def test_mean_and_variance_of_uploads_match_the_closed_form(
+    variant: Variant, target: str, epsilon: float
+) -> None:
+    """Within 5 standard errors: a right mechanism fails once in 1.7 million."""
+    draws, w = 200_000, -0.4
+    factor = released(w, epsilon, variant, target, draws) / w
+    mean, variance = moments(epsilon, variant)
+    assert abs(float(factor.mean()) - mean) < 5 * math.sqrt(variance / draws)
+    spread = float((factor - mean).square().std()) / math.sqrt(draws)
+    assert abs(float(factor.var()) - variance) < 5 * spread + 1e-9
+    flips = float((factor < 0).double().mean())
+    flip = 1 - keep_probability(epsilon)
+    assert abs(flips - flip) < 5 * math.sqrt(flip * (1 - flip) / draws)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.6, 1.5, 1.9, 3.9])
+def test_the_printed_mechanism_is_biased_by_e_over_e_plus_1(epsilon: float) -> None:
+    assert moments(epsilon, "printed")[0] == pytest.approx(keep_probability(epsilon))
+    assert moments(epsilon, "unbiased")[0] == pytest.approx(1.0)
+    assert moments(epsilon, "sign_rr")[0] == pytest.approx(1.0)
+
+
+@given(epsilon=st.floats(0.01, 20), w=st.floats(-2, 2), u=st.floats(0, 0.999), m=st.floats(0, 0.999))
+@settings(deadline=None)
+def test_uploads_stay_in_the_published_range_and_zero_stays_zero(
+    epsilon: float, w: float, u: float, m: float
+) -> None:
+    for variant in VARIANTS:
+        low, high = scale_range(epsilon, variant)
+        out = perturb(
+            torch.tensor(w, dtype=torch.float64), torch.tensor(u), torch.tensor(m),
+            epsilon=epsilon, variant=variant,
+        )  # fmt: skip
+        size = abs(float(out))
+        assert low * abs(w) * (1 - 1e-6) - 1e-300 <= size <= high * abs(w) * (1 + 1e-6) + 1e-300
+
+
+def test_large_budgets_neither_overflow_nor_perturb() -> None:
+    low, high = scale_range(700.0, "unbiased")
+    assert (low, high) == (1.0, 1.0)
+    assert keep_probability(700.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epsilon": 0.0}, r"epsilon must lie in \(0, 700\]"),
+        ({"epsilon": 1.0, "variant": "fixed"}, r"variant must be printed, unbiased or sign_rr"),
+        ({"epsilon": 1.0, "target": "labels"}, r"target must be weights or gradient"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SPM(**settings)
