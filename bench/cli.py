@@ -52,7 +52,9 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        errors.print(f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(
+            f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
         raise typer.Exit(2) from None
 
 
@@ -188,15 +190,11 @@ def _live(plan: Plan) -> Iterator[Any]:
 
         def on_progress(progress: Any) -> None:
             nonlocal last
-            view.update(
-                bar, completed=progress.done, failed=progress.failed, label=progress.label
-            )
+            view.update(bar, completed=progress.done, failed=progress.failed, label=progress.label)
             tenth = 10 * progress.done // progress.total
             if not console.is_terminal and tenth > last:
                 last = tenth
-                console.print(
-                    f"{progress.done} of {progress.total} done, {progress.failed} failed"
-                )
+                console.print(f"{progress.done} of {progress.total} done, {progress.failed} failed")
 
         yield on_progress
 

@@ -63,9 +63,7 @@ def _dataset(
     name: str, settings: tuple[tuple[str, Any], ...], seed: int, data_dir: Path | None,
     download: bool,
 ) -> Dataset:  # fmt: skip
-    return data.load(
-        name, seed=seed, data_dir=data_dir, download=download, options=dict(settings)
-    )
+    return data.load(name, seed=seed, data_dir=data_dir, download=download, options=dict(settings))
 
 
 def dataset_of(job: TrainJob, env: Environment) -> Dataset:
@@ -189,9 +187,7 @@ def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
     return dirichlet(labels, clients=clients, alpha=job.protocol.alpha, rng=rng, minimum=least)
 
 
-def _sample(
-    federation: Federation, protocol: ProtocolSettings, rng: torch.Generator
-) -> list[str]:
+def _sample(federation: Federation, protocol: ProtocolSettings, rng: torch.Generator) -> list[str]:
     """The round's clients, drawn without replacement."""
     ids = [c.id for c in federation.clients]
     count = max(1, round(protocol.participation * len(ids)))

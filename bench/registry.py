@@ -100,9 +100,7 @@ class Registry:
         """Build an attack. Raises ValueError as `defense` does."""
         return self._make("attack", name, settings, where)
 
-    def _make(
-        self, kind: PluginKind, name: str, settings: Mapping[str, Any], where: str
-    ) -> Any:
+    def _make(self, kind: PluginKind, name: str, settings: Mapping[str, Any], where: str) -> Any:
         cls = self.get(kind, name, where=where).cls
         assert cls is not None
         return cls(**_checked(cls, f"{kind} '{name}'", settings, where))
@@ -187,9 +185,7 @@ def _from_file(path: Path) -> list[Plugin]:
                 if not name.startswith("_"):
                     found.append(Plugin(name=name, kind=kind, origin=str(path), cls=cls))
     if not found:
-        raise ValueError(
-            f"{path} defines no subclass of bench.api.Defense or bench.api.Attack."
-        )
+        raise ValueError(f"{path} defines no subclass of bench.api.Defense or bench.api.Attack.")
     return found
 
 
@@ -204,9 +200,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:400]
 
 
-def _checked(
-    cls: type, what: str, settings: Mapping[str, Any], where: str
-) -> dict[str, Any]:
+def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings, checked against the constructor's annotations (int passes as float)."""
     parameters = {
         p.name: p

@@ -186,9 +186,7 @@ def run(
     def execute(tasks: list[Task]) -> Iterator[Outcome]:
         if workers == 0:
             return run_here(tasks)
-        return run_in_workers(
-            tasks, jobs=workers, threads=threads, timeout_s=plan.suite.timeout_s
-        )
+        return run_in_workers(tasks, jobs=workers, threads=threads, timeout_s=plan.suite.timeout_s)
 
     trained: dict[str, dict[str, Any]] = {}
     todo: list[tuple[str, TrainJob]] = []

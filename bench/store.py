@@ -1,9 +1,9 @@
 """Records on disk: one JSON file per training and per attack cell, written whole or not at all.
 
-    DIR/run.json                  suite, command, versions, device
-    DIR/records/train/KEY.json    accuracy, cost, ledger, where the observations lie
-    DIR/records/attack/KEY.json   scores per victim, floors
-    DIR/artifacts/KEY/            observations and truth, or reconstructions (safetensors)
+DIR/run.json                  suite, command, versions, device
+DIR/records/train/KEY.json    accuracy, cost, ledger, where the observations lie
+DIR/records/attack/KEY.json   scores per victim, floors
+DIR/artifacts/KEY/            observations and truth, or reconstructions (safetensors)
 """
 
 from __future__ import annotations

@@ -313,9 +313,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 )
                 for checkpoint in suite.checkpoints
                 for attack, label in attacks
-                if wanted(
-                    attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first
-                )
+                if wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]
             if mine or not attacks:
                 trainings.append(job)

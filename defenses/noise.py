@@ -56,9 +56,7 @@ class _ClippedNoise(Defense):
         for message in messages:
             update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
             parts = clip(update.parts, norm=self.clip_norm, order=self.order)
-            noised = {
-                n: p.values + draw(p.values, client.rng["defense"]) for n, p in parts.items()
-            }
+            noised = {n: p.values + draw(p.values, client.rng["defense"]) for n, p in parts.items()}
             out.append(replace_values(update, noised))
         return out
 

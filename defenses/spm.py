@@ -98,9 +98,7 @@ class SPM(Defense):
         if not 0 < epsilon <= 700:
             raise ValueError(f"epsilon must lie in (0, 700] (budget of one sign), got {epsilon}.")
         if variant not in ("printed", "unbiased", "sign_rr"):
-            raise ValueError(
-                f"variant must be printed, unbiased or sign_rr, got '{variant}'."
-            )
+            raise ValueError(f"variant must be printed, unbiased or sign_rr, got '{variant}'.")
         if target not in ("weights", "gradient"):
             raise ValueError(f"target must be weights or gradient, got '{target}'.")
         self.epsilon = epsilon

@@ -90,9 +90,7 @@ def test_a_problem_that_is_not_finite_stops_as_diverged_and_harms_no_other() -> 
         loss, grad = z.square().sum(dim=1), 2 * z
         return torch.where(p == 1, torch.nan, loss), grad
 
-    found = minimise(
-        poisoned, torch.ones(3, 4), stop=torch.full((3,), 1e-10), max_evaluations=50
-    )
+    found = minimise(poisoned, torch.ones(3, 4), stop=torch.full((3,), 1e-10), max_evaluations=50)
     assert found.diverged.tolist() == [False, True, False]
     assert found.reached.tolist() == [True, False, True]
 
@@ -161,9 +159,7 @@ def test_dlg_rebuilds_both_images_of_two_local_steps(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth = seen_under(digits, network, Defense(), clients=2, local_steps=2)
     values = scored(DLG(), digits, seen, truth, network, budget=400)
-    floor = floors(
-        x=truth.x, y=truth.y, classes=10, aux_x=digits.aux_x, aux_y=digits.aux_y
-    )
+    floor = floors(x=truth.x, y=truth.y, classes=10, aux_x=digits.aux_x, aux_y=digits.aux_y)
     assert mean(values["ssim"]) > mean(floor["ssim"]) + 0.1
 
 

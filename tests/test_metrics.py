@@ -76,9 +76,7 @@ def test_label_metrics_on_a_case_done_by_hand() -> None:
     assert float(labels.instance_recall(guess, truth)) == 0.75
 
 
-@given(
-    values=st.lists(st.floats(0, 50), min_size=1, max_size=12), total=st.integers(0, 500)
-)
+@given(values=st.lists(st.floats(0, 50), min_size=1, max_size=12), total=st.integers(0, 500))
 def test_rounded_counts_are_whole_and_sum_to_the_total(values: list[float], total: int) -> None:
     rounded = round_to_total(torch.tensor([values], dtype=torch.float64), total=total)[0]
     assert int(rounded.sum()) == total

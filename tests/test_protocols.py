@@ -145,9 +145,7 @@ def test_seen_holds_no_graph_and_shares_no_storage_with_clients(digits: Dataset)
     assert {m.receiver for m in seen.messages} == {"server"}
 
 
-def test_an_export_reloads_equal_and_never_holds_the_truth(
-    digits: Dataset, tmp_path: Path
-) -> None:
+def test_an_export_reloads_equal_and_never_holds_the_truth(digits: Dataset, tmp_path: Path) -> None:
     seen, truth = seen_under(digits, network_for(digits), SPM(epsilon=1.0), clients=3, batch=4)
     save_seen(seen, tmp_path / "seen")
     again = load_seen(tmp_path / "seen")
@@ -260,7 +258,9 @@ class KeyServer(Party):
 
     def reply(self, message: Message) -> list[Message]:
         if message.kind == "vote":
-            return [Message(kind="agreed", sender="key", receiver=message.sender, round=message.round)]
+            return [
+                Message(kind="agreed", sender="key", receiver=message.sender, round=message.round)
+            ]
         opened = {n: Part(values=s.box["secret"]) for n, s in message.sealed.items()}
         return [replace(message, kind="opened", sender="key", receiver="server", parts=opened,
                         sealed={})]  # fmt: skip
@@ -361,8 +361,7 @@ class DrawsMasks(Defense):
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
         return {
-            n: torch.stack([m.parts[n].values for m in messages]).mean(dim=0)
-            for n in server.state
+            n: torch.stack([m.parts[n].values for m in messages]).mean(dim=0) for n in server.state
         }
 
 

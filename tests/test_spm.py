@@ -26,9 +26,7 @@ COMPUTE: dict[str, Any] = {
         i["eps"], coordinates=i["d"], rounds=i["T"], delta=i["delta"]
     ),
     "spm_majority": lambda i: {"error": spm_claims.majority_sign_error(i["eps"], i["uploads"])},
-    "spm_thm3": lambda i: spm_claims.theorem3(
-        i["eps"], uploads=i["n"], beta=i["beta"], w=i["w"]
-    ),
+    "spm_thm3": lambda i: spm_claims.theorem3(i["eps"], uploads=i["n"], beta=i["beta"], w=i["w"]),
     "spm_growth": lambda i: spm_claims.growth_constants(i["eps"], i["n"]),
     "spm_apply": lambda i: {"w_bar": _applied(i)},
 }
@@ -67,7 +65,9 @@ def released(w: float, epsilon: float, variant: Variant, target: str, draws: int
     )  # fmt: skip
     client = Client(id="c", x=values, y=values, rng={"defense": generator(0, "mc", variant)})
     kind = "update" if target == "weights" else "gradient"
-    sent = Message(kind=kind, sender="c", receiver="server", round=0, parts={"p": Part(values=values)})
+    sent = Message(
+        kind=kind, sender="c", receiver="server", round=0, parts={"p": Part(values=values)}
+    )
     defense = SPM(epsilon=epsilon, variant=variant, target=target)  # type: ignore[arg-type]
     (upload,) = defense.upload([sent], local, client)
     assert upload.kind == target
@@ -99,7 +99,9 @@ def test_the_printed_mechanism_is_biased_by_e_over_e_plus_1(epsilon: float) -> N
     assert moments(epsilon, "sign_rr")[0] == pytest.approx(1.0)
 
 
-@given(epsilon=st.floats(0.01, 20), w=st.floats(-2, 2), u=st.floats(0, 0.999), m=st.floats(0, 0.999))
+@given(
+    epsilon=st.floats(0.01, 20), w=st.floats(-2, 2), u=st.floats(0, 0.999), m=st.floats(0, 0.999)
+)
 @settings(deadline=None)
 def test_uploads_stay_in_the_published_range_and_zero_stays_zero(
     epsilon: float, w: float, u: float, m: float

@@ -171,9 +171,7 @@ class Matcher:
             factor = scale if clip.of == "update" else 1.0
             flat = torch.cat([g.flatten() for g in gradient.values()]) * factor
             # The square root's slope is infinite at 0, and 0 is never clipped.
-            length = (
-                flat.abs().sum() if clip.order == 1 else (flat.square().sum() + 1e-30).sqrt()
-            )
+            length = flat.abs().sum() if clip.order == 1 else (flat.square().sum() + 1e-30).sqrt()
             shrink = torch.clamp(clip.norm / length.clamp_min(1e-30), max=1.0)
             gradient = {n: g * shrink for n, g in gradient.items()}
         if self.observation.kind == "gradient":
@@ -209,9 +207,7 @@ class Matcher:
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
             chosen = victims[problems]
             # The problems are independent, so one backward pass gives each its own gradient.
-            uploads, pull = vjp(
-                lambda z: vmap(sent)(z, centre[problems], soft[problems]), z
-            )
+            uploads, pull = vjp(lambda z: vmap(sent)(z, centre[problems], soft[problems]), z)
             prepared = tuple(p[chosen] for p in self.prepared)
             terms, slopes = self.likelihood.misfit(uploads.detach().contiguous(), prepared)
             if self.visible is not None:

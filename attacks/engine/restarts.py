@@ -164,7 +164,9 @@ def _plain_starts(matcher: Matcher, ctx: Context, start: Start, count: int) -> T
     return torch.full(shape, 0.5)
 
 
-def _prior_starts(matcher: Matcher, ctx: Context, victims: int, count: int, *, same: bool) -> Tensor:
+def _prior_starts(
+    matcher: Matcher, ctx: Context, victims: int, count: int, *, same: bool
+) -> Tensor:
     """[victims * count, N] vectors relative to the prior: its mean first, then draws from it;
     same: all from the mean, where the starts already differ in their guessed label."""
     drawn = torch.randn((victims, count, matcher.pixels), generator=ctx.rng)

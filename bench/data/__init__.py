@@ -50,9 +50,7 @@ def load(
         loader, arguments = PATH_LOADERS[prefix], {"path": Path(path)}
     else:
         if name not in LOADERS:
-            raise ValueError(
-                did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"])
-            )
+            raise ValueError(did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"]))
         loader, arguments = LOADERS[name], {}
     if name not in NO_DOWNLOAD and not path:
         arguments |= {"data_dir": data_dir, "download": download}

@@ -93,12 +93,8 @@ def photos(*, seed: int, size: int = 16, per_class: int = 400) -> Dataset:
             members = rng.permutation(np.flatnonzero((before >= low) & (before < high)))
             members = members[: round(per_class * (high - low))]
             part.extend((tiles[i], label) for i in members)
-    train, test, aux = (
-        (np.stack([t for t, _ in p]), np.array([c for _, c in p])) for p in parts
-    )
-    return from_arrays(
-        name="photos", train=train, test=test, aux=aux, class_names=PHOTOGRAPHS
-    )
+    train, test, aux = ((np.stack([t for t, _ in p]), np.array([c for _, c in p])) for p in parts)
+    return from_arrays(name="photos", train=train, test=test, aux=aux, class_names=PHOTOGRAPHS)
 
 
 def _tiles(photo: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

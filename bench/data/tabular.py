@@ -28,9 +28,7 @@ def _tabular(
     categorical: tuple[tuple[int, int], ...],
     seed: int,
 ) -> Dataset:
-    test, aux, train = carve(
-        labels, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", name)
-    )
+    test, aux, train = carve(labels, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", name))
     mean, std = features[aux].mean(axis=0), features[aux].std(axis=0)
     numeric = np.ones(features.shape[1], dtype=bool)
     for first, last in categorical:

@@ -116,9 +116,7 @@ def account(defense: Defense, facts: Facts) -> Entry:
     """The ledger's line for a defense setting over a run with these facts."""
     events = defense.guarantee(facts)
     claim = defense.claim(facts)
-    reasons = tuple(explain(e) for e in events) or (
-        "Nothing is randomised, so nothing is proven.",
-    )
+    reasons = tuple(explain(e) for e in events) or ("Nothing is randomised, so nothing is proven.",)
     return Entry(
         eps_claimed=claim[0] if claim else None,
         claim_delta=claim[1] if claim else None,

@@ -109,9 +109,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         text = json.loads(path.with_suffix(".json").read_text())
         if text.get("format") != FORMAT:
-            raise ValueError(
-                f"{path}.json has format {text.get('format')!r}, expected {FORMAT}."
-            )
+            raise ValueError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
         return text, load_file(path.with_suffix(".safetensors"))
     except (OSError, json.JSONDecodeError, SafetensorError) as error:
         raise ValueError(f"{path} is no complete export of what was seen ({error}).") from error

@@ -291,9 +291,7 @@ class Federation:
         draw = {n: torch.stack([d[n] for d in draws]) for n in draws[0]}
 
         def gradient(variables: State, x: Tensor, y: Tensor, draw: State) -> State:
-            return self.defense.gradient(
-                self.loss(work.mode, draw), variables, x, y, draw
-            )
+            return self.defense.gradient(self.loss(work.mode, draw), variables, x, y, draw)
 
         grads = vmap(gradient, chunk_size=self._chunk())(variables, x, y, draw)
         for name, grad in grads.items():

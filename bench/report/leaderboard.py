@@ -80,9 +80,7 @@ def _row(
         if values:
             worst_by_threat.setdefault(threat["name"], {})[label] = values
     ledger = [r["ledger"] for r in done]
-    accuracy = bootstrap_shares(
-        [r["correct"] for r in done], [r["test_samples"] for r in done]
-    )
+    accuracy = bootstrap_shares([r["correct"] for r in done], [r["test_samples"] for r in done])
     row = {
         "suite": f"{suite['name']} v{suite['version']}",
         "protocol": first["protocol"]["name"],
@@ -138,9 +136,7 @@ def _attack(
         entry[metric] = _interval(bootstrap(values))
     entry["floor"] = _floor(entry, done)
     entry["seconds"] = sum(r["seconds"] for r in done) if done else None
-    entry["gradient_evaluations"] = (
-        sum(r["gradient_evaluations"] for r in done) if done else None
-    )
+    entry["gradient_evaluations"] = sum(r["gradient_evaluations"] for r in done) if done else None
     entry["notes"] = list(dict.fromkeys(n for r in done for n in r["notes"]))
     return entry
 
@@ -150,7 +146,9 @@ def _floor(entry: Mapping[str, Any], done: Sequence[Record]) -> dict[str, float]
     names = {n for r in done for n in r["floors"]}
     shown = [n for n in sorted(names) if entry.get(n.removesuffix(FLOOR_SUFFIX)) is not None]
     return {
-        n: float(np.concatenate([np.array(r["floors"][n]) for r in done if n in r["floors"]]).mean())
+        n: float(
+            np.concatenate([np.array(r["floors"][n]) for r in done if n in r["floors"]]).mean()
+        )
         for n in shown
     }
 
@@ -208,7 +206,9 @@ def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for table in tables.values():
         for row in table:
-            useless = any(f == "accuracy at chance" or f.startswith("diverged") for f in row["flags"])
+            useless = any(
+                f == "accuracy at chance" or f.startswith("diverged") for f in row["flags"]
+            )
             row["rank"] = None if useless or row["worst"] is None else 0
         ranked = [r for r in table if r["rank"] is not None]
         ranked.sort(key=lambda r: r["worst"]["ssim"]["mean"])

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from bench.metrics.score import METRICS
 from bench.store import to_json
@@ -58,7 +57,11 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Header and body of one table, as text."""
     columns = _columns(rows)
     header = ["#", "defense", "accuracy", "eps claimed", "eps proven"]
-    header += [f"{name} {_TITLES[metric]}" for name, metric in columns] + ["floor", "worst", "flags"]
+    header += [f"{name} {_TITLES[metric]}" for name, metric in columns] + [
+        "floor",
+        "worst",
+        "flags",
+    ]
     body = []
     for row in rows:
         line = [
@@ -242,7 +245,15 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 def to_csv(rows: Sequence[Row]) -> str:
     """One line per row and attack, every figure with its interval and floor."""
     keys = ("suite", "protocol", "dataset", "model", "defense", "variant", "checkpoint", "rank")
-    costs = ("eps_claimed", "unit", "eps_record", "delta", "bytes_up", "bytes_down", "client_seconds")
+    costs = (
+        "eps_claimed",
+        "unit",
+        "eps_record",
+        "delta",
+        "bytes_up",
+        "bytes_down",
+        "client_seconds",
+    )
     header = [*keys, "settings", "seeds", "threat", "accuracy", "accuracy_lo", "accuracy_hi", *costs,
               "attack", "status", "reason", "n", "failed"]  # fmt: skip
     for metric in METRICS:

@@ -45,9 +45,7 @@ def laplace_like(values: Tensor, *, scale: float, rng: torch.Generator) -> Tenso
 
 def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
     """The message with other values under the same names, presence and width."""
-    return message.with_parts(
-        {n: replace(p, values=values[n]) for n, p in message.parts.items()}
-    )
+    return message.with_parts({n: replace(p, values=values[n]) for n, p in message.parts.items()})
 
 
 def flatten(state: State) -> Tensor:

@@ -1,0 +1,160 @@
+"""The command line: what a user types and reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+
+ok = CliRunner()
+
+
+def leakbench(*arguments: str) -> tuple[int, str]:
+    result = ok.invoke(app, list(arguments), env={"COLUMNS": "200", "LEAKBENCH_DATA": ""})
+    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+
+
+def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    suite, out = str(tiny()), str(tmp_path / "out")
+    code, text = leakbench("plan", suite, "--out", out)
+    assert code == 0
+    assert "3 trainings (0 cached), 12 attack cells (0 cached)." in text
+    code, text = leakbench("run", suite, "--out", out, "--jobs", "0")
+    assert code == 0, text
+    assert "15 run, 0 cached, 0 failed" in text
+    assert "spm epsilon=0.5" in text
+    code, text = leakbench("plan", suite, "--out", out)
+    assert "3 trainings (3 cached), 12 attack cells (12 cached)." in text
+    code, text = leakbench("report", out, "--format", "md")
+    assert code == 0
+    assert "leaderboard.md" in text
+    rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
+    assert len(rows) == 6
+
+
+def test_list_shows_everything_as_text_and_json(tmp_path: Path) -> None:
+    code, text = leakbench("list")
+    assert code == 0
+    for name in ("spm", "ilrg", "photos", "resnet18", "quick", "folder:PATH"):
+        assert name in text
+    code, text = leakbench("list", "defenses", "--json")
+    assert {e["name"] for e in json.loads(text)["defenses"]} == {
+        "gaussian", "laplace", "none", "spm"
+    }  # fmt: skip
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nothing_of_the_kind")
+    code, text = leakbench("list", "defenses", "--plugin", str(broken))
+    assert code == 0
+    assert "broken: " in text
+    assert "nothing_of_the_kind" in text
+
+
+def test_ledger_prints_claim_proof_and_constants() -> None:
+    arguments = ("ledger", "spm", "--set", "epsilon=0.3", "--facts", "parameters=203530,rounds=50")
+    code, text = leakbench(*arguments)
+    assert code == 0
+    assert "claimed epsilon: 0.3 per coordinate" in text
+    assert "delta 1e-05: inf" in text
+    assert "The magnitude of every uploaded value: no DP" in text
+    code, text = leakbench(*arguments, "--json")
+    document = json.loads(text)
+    assert document["eps_record"] == "inf"
+    assert document["constants"]["bias_factor"] == pytest.approx(0.574443, rel=1e-5)
+    assert document["constants"]["variance_factor"] == pytest.approx(17.2797, rel=1e-5)
+    code, text = leakbench(
+        "ledger", "gaussian", "--set", "noise_multiplier=8", "--set", "clip_norm=1",
+        "--facts", "parameters=10,rounds=20,participation=0.5,participations=10", "--json",
+    )  # fmt: skip
+    document = json.loads(text)
+    assert 0 < document["eps_claimed"] < document["eps_record"] < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "quik"), "Did you mean 'quick'"),
+        (("run", "quick", "--set", "budget=0"), "got 0"),
+        (("run", "quick", "--set", "colour=red"), "unknown key 'colour'"),
+        (("run", "quick", "--set", "tasks.0.dataset=digitz"), "Did you mean 'digits'"),
+        (("run", "quick", "--set", "tasks.0.model=lenett"), "Did you mean 'lenet'"),
+        (("run", "quick", "--set", "tasks.0.dataset=mnist"), "--data-dir"),
+        (("run", "quick", "--set", "defenses.1.name=gausian"), "Did you mean 'gaussian'"),
+        (("run", "quick", "--set", "attacks.0.settings.restarts=-1"), "restarts must be >= 0"),
+        (("run", "quick", "--set", "attacks.0.settings.start=black"), "setting start of attack"),
+        (("run", "quick", "--set", "protocol.clients=2000"), "training samples"),
+        (("run", "quick", "--only", "defense=duchi"), "leaves nothing"),
+        (("run", "quick", "--device", "tpu"), "--device must be auto, cpu or cuda, got 'tpu'"),
+        (("run", "quick", "--data-dir", "/no/such/folder"), "no such data folder"),
+        (("run", "quick", "--plugin", "/no/plugin.py"), "no such plugin file"),
+        (("plan", "none.toml"), "no such suite file"),
+        (("list", "defences"), "Did you mean 'defenses'"),
+        (("report", "/no/such/folder"), "is no result folder"),
+        (("ledger", "spm"), "needs the setting(s) epsilon"),
+        (("ledger", "spm", "--set", "epsilon=-1"), "epsilon must lie in (0, 700]"),
+        (("ledger", "spm", "--set", "epsilon=1", "--facts", "rounds=1.5"), "a whole number"),
+        (("ledger", "spm", "--set", "epsilon=1", "--facts", "round=1"), "Did you mean 'rounds'"),
+        (("ledger", "spm", "--set", "epsilon"), "--set takes key=value"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_exit_code_2(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = leakbench(*arguments)
+    assert code == 2, text
+    assert message in text
+    assert text.startswith("leakbench: ")
+    assert "Traceback" not in text
+    assert not (tmp_path / "leakbench-runs").exists() or not any(
+        (tmp_path / "leakbench-runs").rglob("*.json")
+    )
+
+
+def test_an_unwritable_output_is_refused_before_any_work(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, text = leakbench("run", str(tiny()), "--out", str(tmp_path / "file" / "out"))
+    assert code == 2
+    assert "cannot write results to" in text
+
+
+def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    plugin = tmp_path / "raising.py"
+    plugin.write_text(
+        "from bench.api import Attack\n"
+        "class Raising(Attack):\n"
+        "    '''Raises.'''\n"
+        "    def run(self, seen, ctx):\n"
+        "        raise RuntimeError('boom')\n"
+    )
+    suite = tiny(append='\n[[attacks]]\nname = "raising"\n')
+    code, text = leakbench(
+        "run", str(suite), "--out", str(tmp_path / "out"), "--jobs", "0",
+        "--plugin", str(plugin), "--only", "defense=none",
+    )  # fmt: skip
+    assert code == 1
+    assert "RuntimeError: boom" in text
+    assert "5 run" not in text
+    assert "2 failed" in text
+
+
+def test_the_readmes_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    code_block = readme.split("```python\n")[1].split("```")[0]
+    assert len(code_block.strip().splitlines()) <= 40
+    plugin = tmp_path / "my_noise.py"
+    plugin.write_text(code_block)
+    suite = tiny(append='\n[[defenses]]\nname = "my_noise"\nsettings = { std = 0.01 }\n')
+    code, text = leakbench(
+        "run", str(suite), "--out", str(tmp_path / "out"), "--jobs", "0",
+        "--plugin", str(plugin), "--only", "defense=my_noise",
+    )  # fmt: skip
+    assert code == 0, text
+    rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
+    assert rows[0]["eps_record"] == "inf"

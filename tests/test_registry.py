@@ -1,0 +1,111 @@
+"""Finding plugins; broken and clashing ones harm nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.registry import Registry, discover, snake_case
+
+MINE = '''
+from bench.api import Attack, Defense, Reconstruction
+
+class MyNoise(Defense):
+    """Adds nothing yet."""
+    def __init__(self, *, std: float = 1.0) -> None:
+        self.std = std
+
+class MyAttack(Attack):
+    """Guesses."""
+    recovers = frozenset({"counts"})
+'''
+
+
+def test_installed_plugins_are_found(registry: Registry) -> None:
+    assert registry.names("defense") == ["gaussian", "laplace", "none", "spm"]
+    assert registry.names("attack") == ["dlg", "idlg", "ilrg", "prior_only"]
+    assert registry.broken == []
+    assert all(p.summary for p in registry.usable.values())
+
+
+def test_a_file_brings_its_plugins_under_snake_case_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    found = discover((path,))
+    assert "my_noise" in found.names("defense")
+    assert "my_attack" in found.names("attack")
+    assert found.defense("my_noise", {"std": 2}).std == 2  # type: ignore[attr-defined]
+    assert snake_case("DPCutMix") == "dp_cut_mix"
+
+
+@pytest.mark.parametrize(
+    "text", ["import nonexistent_module", "raise RuntimeError('at import')", "class X(:"]
+)
+def test_a_broken_file_is_listed_with_its_reason_and_breaks_nothing(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    found = discover((path,))
+    assert {p.name for p in found.broken} == {"bad"}
+    assert found.names("defense") == ["gaussian", "laplace", "none", "spm"]
+    with pytest.raises(ValueError, match=r"'bad' .* is broken: \w+Error"):
+        found.get("defense", "bad")
+
+
+def test_a_clashing_name_is_listed_and_the_first_kept(tmp_path: Path, registry: Registry) -> None:
+    path = tmp_path / "clash.py"
+    path.write_text("from bench.api import Defense\nclass Spm(Defense):\n    '''Mine.'''\n")
+    found = discover((path,))
+    assert found.usable["defense", "spm"].cls is registry.usable["defense", "spm"].cls
+    (clash,) = found.broken
+    assert clash.name == "spm"
+    assert "the name is taken by defenses.spm" in str(clash.broken)
+
+
+def test_files_without_plugins_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such plugin file"):
+        discover((tmp_path / "none.py",))
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="defines no subclass"):
+        discover((tmp_path / "empty.py",))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("spmm", {}, r"Unknown defense 'spmm' in s\.toml\. Did you mean 'spm'\?"),
+        ("spm", {}, r"needs the setting\(s\) epsilon"),
+        ("spm", {"epsilonn": 1.0}, r"Did you mean 'epsilon'"),
+        ("spm", {"epsilon": "a lot"}, r"setting epsilon of defense 'spm'.*number, got 'a lot'"),
+        ("spm", {"epsilon": True}, r"setting epsilon .* got True"),
+        ("spm", {"epsilon": 1.0, "variant": "best"}, r"setting variant .* got 'best'"),
+        ("gaussian+none", {"clip_norm": 1.0}, r"must be written MEMBER\.key"),
+        ("none+none", {}, r"names 'none' twice"),
+    ],
+)
+def test_wrong_settings_get_one_clear_sentence(
+    registry: Registry, name: str, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        registry.defense(name, settings, where="s.toml")
+
+
+def test_defenses_compose_by_name(registry: Registry) -> None:
+    both = registry.defense(
+        "gaussian+spm",
+        {"gaussian.noise_multiplier": 0.1, "gaussian.clip_norm": 1, "spm.epsilon": 1.0},
+    )
+    assert len(both.mechanisms()) == 3
+
+
+def test_the_source_hash_follows_the_plugin_and_what_it_imports(
+    tmp_path: Path, registry: Registry
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    before = discover((path,)).sources("defense", "my_noise")
+    path.write_text(MINE + "\n# changed\n")
+    assert discover((path,)).sources("defense", "my_noise") != before
+    assert registry.sources("attack", "dlg") != registry.sources("attack", "ilrg")

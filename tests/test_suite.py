@@ -1,0 +1,88 @@
+"""Suites: expansion, overrides, and what a wrong file gets to hear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import suite as suites
+
+
+def test_shipped_suites_load_and_describe_themselves() -> None:
+    assert {"quick", "spm_accuracy"} <= set(suites.shipped())
+    for name in suites.shipped():
+        loaded = suites.load(name)
+        assert loaded.name == name
+        assert loaded.description
+
+
+def test_quick_runs_every_defense_and_attack_that_exists(registry) -> None:  # type: ignore[no-untyped-def]
+    quick = suites.load("quick")
+    assert {d.name for d in quick.defenses} == set(registry.names("defense"))
+    assert {a.name for a in quick.attacks} == set(registry.names("attack"))
+
+
+def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path]) -> None:
+    suite = suites.load(str(tiny()))
+    plan = suites.expand(suite)
+    assert [dict(j.settings) for j in plan.trainings] == [{}, {"epsilon": 0.5}, {"epsilon": 2.0}]
+    assert len(plan.cells) == 3 * 2 * 2
+    narrow = suites.expand(suite, {"defense": "spm", "checkpoint": "init", "attack": "ilrg"})
+    assert len(narrow.trainings) == 2
+    assert len(narrow.cells) == 2
+
+
+def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
+    suite = suites.load("quick", ["protocol.rounds=3", "seeds=[4, 5]", "threats.0.victims=2"])
+    assert all(suite.protocol_of(t).rounds == 3 for t in suite.tasks)
+    assert suite.seeds == [4, 5]
+    assert suite.threats[0].victims == 2
+
+
+def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path]) -> None:
+    path = tiny(
+        append='\n[[attacks]]\nname = "ilrg"\nthreat = "big"\n\n[[threats]]\nname = "big"\nvictims = 2\nbatch = 4\n'
+    )
+    labels = {c.label for c in suites.expand(suites.load(str(path))).cells}
+    assert labels == {"ilrg@server", "ilrg@big", "prior_only"}
+
+
+@pytest.mark.parametrize(
+    ("replace", "message"),
+    [
+        ({"budget = 5": "budgets = 5"}, r"tiny\.toml: unknown key 'budgets'"),
+        ({"budget = 5": "budget = 'x'"}, r"budget: input should be a valid integer.*got 'x'"),
+        ({"budget = 5": "budget = 0"}, r"budget: .*greater than or equal to 1, got 0"),
+        ({"version = 1\n": ""}, r"the key 'version' is missing"),
+        ({"version = 1": "version = = 1"}, r"is no valid TOML"),
+        ({"victims = 2": "victims = 9"}, r"9 victims, but digits has 3 clients"),
+        ({"local_steps = 1": "local_steps = 1\nlocal_epochs = 1"}, r"needs exactly one"),
+        ({'name = "fedavg"': 'name = "fedsgd"'}, r"fedsgd takes one step per round"),
+        ({'name = "ilrg"': 'name = "ilrg"\nthreat = "servr"'}, r"Did you mean 'server'"),
+        ({'name = "prior_only"': 'name = "ilrg"'}, r"ilrg is listed twice"),
+    ],
+)
+def test_wrong_suites_get_one_clear_sentence(
+    tiny: Callable[..., Path], replace: dict[str, str], message: str
+) -> None:
+    path = tiny(**replace)
+    with pytest.raises(ValueError, match=message):
+        suites.load(str(path))
+
+
+def test_wrong_names_filters_and_overrides_are_refused(tiny: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"Did you mean 'quick'"):
+        suites.load("quik")
+    with pytest.raises(ValueError, match=r"no such suite file: none\.toml"):
+        suites.load("none.toml")
+    with pytest.raises(ValueError, match=r"--set takes key=value, got 'rounds'"):
+        suites.load("quick", ["rounds"])
+    with pytest.raises(ValueError, match=r"has no place '7'"):
+        suites.load("quick", ["threats.7.victims=2"])
+    suite = suites.load(str(tiny()))
+    with pytest.raises(ValueError, match=r"Did you mean 'defense'"):
+        suites.expand(suite, {"defence": "spm"})
+    with pytest.raises(ValueError, match=r"leaves nothing of suite tiny"):
+        suites.expand(suite, {"defense": "gaussian"})
