@@ -330,8 +330,9 @@ class Seen:
 
     protocol: its name. labels: "private" or "shared". party: who observes. network: registry
     name, settings, input shape and number of classes. initial, const: first state and public
-    constants. buffers: normalisation statistics of public data, for eval mode. before, after: state broadcast before and after the round. server: the server's
-    own weights per step (split protocols). messages: those addressed to the party or to all.
+    constants. buffers: normalisation statistics of public data, for eval mode. before, after:
+    state broadcast before and after the round. server: the server's own weights per step (split
+    protocols). messages: those addressed to the party or to all.
     clients: ids of the observed clients, in the order of every stacked tensor. known: what the
     threat grants (batch, local_steps, lr, mode, aux, labels, ...), the defense's name, public
     settings and mechanisms. All tensors are detached copies.
@@ -408,8 +409,8 @@ class Context:
     """What an attack may use besides `seen`.
 
     rng: the attack's generator (its own stream). device. budget: gradient evaluations allowed
-    per restart of a problem. settings: the suite's settings of this attack. aux_x [N, ...], aux_y: public data
-    disjoint from every client's. network, defense: rebuilt from public settings. shadow(x, y):
+    per start of a problem. aux_x [N, ...], aux_y [N]: public data disjoint from every
+    client's. network, defense: rebuilt from public settings. shadow(x, y):
     one round of the deployed defense on public data [V, N, ...] from the seen state with fresh
     secrets, as a `Seen`. progress(fraction) may be called at will.
     """

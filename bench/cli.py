@@ -1,4 +1,7 @@
-"""The `leakbench` command. Exit code 0: all done or not applicable; 1: some failed; 2: bad input."""
+"""The `leakbench` command.
+
+Exit code 0: all done or not applicable; 1: some failed; 2: bad input.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ def run(
                     keys,
                     workers=workers,
                     fresh=fresh,
-                    command=["leakbench", *sys.argv[1:]],
+                    command=_recorded(sys.argv[1:]),
                     on_progress=on_progress,
                 )
             except KeyboardInterrupt:
@@ -149,6 +152,23 @@ def run(
         )
     if report.failures:
         raise typer.Exit(1)
+
+
+def _recorded(arguments: list[str]) -> list[str]:
+    """The command as a reader would repeat it: without what names this machine's folders or
+    moves no number."""
+    local = ("--out", "--data-dir", "--jobs")
+    kept = []
+    skip = False
+    for argument in arguments:
+        if (
+            not skip
+            and argument not in local
+            and not argument.startswith(tuple(f"{o}=" for o in local))
+        ):
+            kept.append(argument)
+        skip = argument in local
+    return ["leakbench", *kept]
 
 
 def _workers(device: str) -> int:

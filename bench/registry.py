@@ -164,7 +164,8 @@ def _load(kind: PluginKind, name: str, origin: str, load: typing.Callable[[], An
 def _from_file(path: Path) -> list[Plugin]:
     if not path.is_file():
         raise ValueError(f"no such plugin file: {path}.")
-    module_name = f"leakbench_plugin_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    module_name = f"leakbench_plugin_{path.stem}_{place}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no Python file.")
@@ -204,7 +205,7 @@ def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> d
     """The settings, checked against the constructor's annotations (int passes as float)."""
     parameters = {
         p.name: p
-        for p in inspect.signature(cls).parameters.values()
+        for p in inspect.signature(cls, eval_str=True).parameters.values()
         if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
     }
     place = f" in {where}" if where else ""
@@ -214,11 +215,12 @@ def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> d
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in settings]
     if missing:
         raise ValueError(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
-    hints = typing.get_type_hints(cls.__init__)
     checked = {}
     for key, value in settings.items():
         try:
-            adapter: TypeAdapter[Any] = TypeAdapter(hints.get(key, Any), config=_STRICT)
+            annotation = parameters[key].annotation
+            untyped = annotation is inspect.Parameter.empty
+            adapter: TypeAdapter[Any] = TypeAdapter(Any if untyped else annotation, config=_STRICT)
             checked[key] = adapter.validate_python(value)
         except ValidationError as error:
             problem = error.errors()[0]["msg"]

@@ -85,17 +85,12 @@ class Keys:
     def _fingerprint(self, dataset: str) -> str:
         """Size and modification time of the user's files behind a dataset, "" if embedded."""
         if dataset not in self._files:
-            prefix, _, rest = dataset.partition(":")
-            if rest:
-                root = Path(rest)
-            elif self.env.data_dir is not None and dataset not in data.NO_DOWNLOAD:
+            own = dataset.partition(":")[2]
+            root = Path(own) if own else None
+            if root is None and self.env.data_dir and dataset not in data.NO_DOWNLOAD:
                 root = self.env.data_dir / dataset
-            else:
-                root = Path()
-            paths: list[Path] = []
-            if str(root) != ".":
-                paths = [root] if root.is_file() else sorted(p for p in root.rglob("*"))
-            facts = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
+            paths = [] if root is None else [root, *sorted(root.rglob("*"))]
+            facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
             self._files[dataset] = hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
         return self._files[dataset]
 

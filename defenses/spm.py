@@ -151,7 +151,7 @@ class SPM(Defense):
         )  # fmt: skip
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        low, high = scale_range(self.epsilon, self._variant)
+        _, high = scale_range(self.epsilon, self._variant)
         mean, variance = moments(self.epsilon, self._variant)
         uploads = max(1, round(facts.clients * facts.participation))
         return {

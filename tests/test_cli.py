@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.cli import app
+from bench.cli import _recorded, app
 
 ok = CliRunner()
 
@@ -122,6 +122,11 @@ def test_an_unwritable_output_is_refused_before_any_work(
     code, text = leakbench("run", str(tiny()), "--out", str(tmp_path / "file" / "out"))
     assert code == 2
     assert "cannot write results to" in text
+
+
+def test_the_recorded_command_names_no_folder_of_this_machine() -> None:
+    arguments = ["run", "quick", "--data-dir", "/home/me", "--set", "seeds=[1]", "--out=/x/y"]
+    assert _recorded(arguments) == ["leakbench", "run", "quick", "--set", "seeds=[1]"]
 
 
 def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path: Path) -> None:

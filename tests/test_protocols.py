@@ -409,7 +409,7 @@ def test_composed_defenses_chain_uploads_in_order(digits: Dataset) -> None:
     noise = GaussianUpdate(noise_multiplier=0.0, clip_norm=0.05)
     both = Composed({"gaussian": noise, "keeps": KeepsHead()})
     seen, _ = seen_under(digits, network, both, clients=3)
-    values, present = seen.stack("update", seen.clients)
+    _, present = seen.stack("update", seen.clients)
     assert not bool(present["head.weight"].any())
     assert bool(present["hidden1.linear.weight"].all())
     assert [type(m).__name__ for m in both.mechanisms()] == ["Clip", "GaussianNoise"]

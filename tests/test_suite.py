@@ -43,7 +43,8 @@ def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
 
 def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path]) -> None:
     path = tiny(
-        append='\n[[attacks]]\nname = "ilrg"\nthreat = "big"\n\n[[threats]]\nname = "big"\nvictims = 2\nbatch = 4\n'
+        append='\n[[attacks]]\nname = "ilrg"\nthreat = "big"\n'
+        '\n[[threats]]\nname = "big"\nvictims = 2\nbatch = 4\n'
     )
     labels = {c.label for c in suites.expand(suites.load(str(path))).cells}
     assert labels == {"ilrg@server", "ilrg@big", "prior_only"}

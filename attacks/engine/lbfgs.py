@@ -52,7 +52,7 @@ def minimise(
     `patience` accepted steps in a row gained less than `least_gain` of the loss each.
     Source: Nocedal and Wright, Numerical Optimization, Alg. 7.4, with backtracking.
     """
-    count, width = start.shape
+    count = len(start)
     everyone = torch.arange(count, device=start.device)
     best = start.clone()
     loss, grad = evaluate(start, everyone)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from attacks.engine.lbfgs import Evaluate
-from bench.api import UPLOAD_KINDS, Context, Seen, State, as_kind
+from bench.api import UPLOAD_KINDS, Context, Kind, Seen, State, as_kind
 from bench.privacy.events import (
     Clip,
     GaussianNoise,
@@ -32,7 +32,7 @@ from bench.toolkit.vectors import flatten
 class Observation:
     """Uploads of V victims as one kind: values and presence, [V, ...] by name."""
 
-    kind: str
+    kind: Kind
     values: Mapping[str, Tensor]
     present: Mapping[str, Tensor]
 
@@ -53,7 +53,7 @@ def mechanisms_of(seen: Seen) -> list[Mechanism]:
 
 def noise_of(seen: Seen) -> Mechanism | None:
     """The last mechanism that makes uploads random, or None if all are deterministic."""
-    noises = []
+    noises: list[Mechanism] = []
     for mechanism in mechanisms_of(seen):
         match mechanism:
             case GaussianNoise(std=level) | LaplaceNoise(scale=level):
@@ -63,7 +63,7 @@ def noise_of(seen: Seen) -> Mechanism | None:
     return noises[-1] if noises else None
 
 
-def observe(seen: Seen, kind: str | None = None, *, dtype: torch.dtype) -> Observation:
+def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Observation:
     """The victims' uploads converted to `kind` (None: as sent), in `dtype`.
 
     Raises ValueError if there is none or if a value is not finite, naming the client.
@@ -127,7 +127,7 @@ class Matcher:
         self.clips = [m for m in mechanisms if isinstance(m, Clip)]
         self.noise = noise_of(seen)
         self.likelihood = Likelihood(self.noise)
-        kind = mechanisms[-1].of if mechanisms else "gradient"
+        kind: Kind = mechanisms[-1].of if mechanisms else "gradient"
         seen_as = observe(seen, kind, dtype=dtype)
         self.observation = Observation(
             kind=kind,
@@ -207,7 +207,7 @@ class Matcher:
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
             chosen = victims[problems]
             # The problems are independent, so one backward pass gives each its own gradient.
-            uploads, pull = vjp(lambda z: vmap(sent)(z, centre[problems], soft[problems]), z)
+            uploads, pull, *_ = vjp(lambda z: vmap(sent)(z, centre[problems], soft[problems]), z)
             prepared = tuple(p[chosen] for p in self.prepared)
             terms, slopes = self.likelihood.misfit(uploads.detach().contiguous(), prepared)
             if self.visible is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,23 +43,22 @@ def load(
     option and for a missing, truncated or wrongly shaped file, naming it.
     """
     prefix, _, path = name.partition(":")
+    arguments: dict[str, Any] = {}
     if path:
         if prefix not in PATH_LOADERS:
             raise ValueError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
             )
-        loader, arguments = PATH_LOADERS[prefix], {"path": Path(path)}
+        loader = PATH_LOADERS[prefix]
+        arguments["path"] = Path(path)
     else:
         if name not in LOADERS:
             raise ValueError(did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"]))
-        loader, arguments = LOADERS[name], {}
+        loader = LOADERS[name]
     if name not in NO_DOWNLOAD and not path:
         arguments |= {"data_dir": data_dir, "download": download}
-    import inspect
-
-    taken = {p for p in inspect.signature(loader).parameters} - {
-        "seed", "path", "data_dir", "download"
-    }  # fmt: skip
+    reserved = {"seed", "path", "data_dir", "download"}
+    taken = set(inspect.signature(loader).parameters) - reserved
     for option in options or {}:
         if option not in taken:
             raise ValueError(did_you_mean(f"option of dataset {name}", option, sorted(taken)))

@@ -84,8 +84,8 @@ def _read(
             f"dataset {name} is not in {data_dir} (expected {packaged} or torchvision's files "
             f"under {root}); add --download to fetch it. ({error})"
         ) from error
-    arrays = [np.asarray(v) for p in parts for v in (p.data, p.targets)]
-    return *arrays, tuple(str(c) for c in parts[0].classes)
+    train, test = ((np.asarray(p.data), np.asarray(p.targets)) for p in parts)
+    return *train, *test, tuple(str(c) for c in parts[0].classes)
 
 
 mnist = partial(_standard, "mnist")

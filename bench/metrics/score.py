@@ -94,7 +94,7 @@ def floors(
     Images: the mean public image, and (suffix _class_mean) the class-mean public image given
     the true label. Labels: expectation over draws from the public class frequencies.
     """
-    victims, samples = y.shape
+    samples = y.shape[1]
     mean = aux_x.mean(dim=0)
     means = torch.stack(
         [aux_x[aux_y == c].mean(dim=0) if bool((aux_y == c).any()) else mean

@@ -31,6 +31,8 @@ class StaticBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels))
         self.register_buffer("mean", torch.empty(channels))
         self.register_buffer("var", torch.empty(channels))
+        self.mean: Tensor
+        self.var: Tensor
         self.mode = "train"
         self.recorded: tuple[Tensor, Tensor] | None = None
 

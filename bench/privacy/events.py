@@ -98,10 +98,10 @@ class Unprotected(Event):
 class Mechanism:
     """Base of the public descriptions of how an upload is disturbed.
 
-    of: what it acts on ("weights", "update" or "gradient").
+    of: what it acts on.
     """
 
-    of: str
+    of: Literal["weights", "update", "gradient"]
     kinds: ClassVar[dict[str, type[Mechanism]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -147,7 +147,7 @@ class LaplaceNoise(Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class SignPerturbation(Mechanism):
-    """v -> |v| * t * (sign kept with probability `keep`, else flipped), t uniform in [low, high]."""
+    """v -> |v| t with v's sign kept with probability `keep`, else flipped; t ~ U[low, high]."""
 
     keep: float
     low: float

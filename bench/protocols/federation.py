@@ -20,6 +20,7 @@ from bench.api import (
     Client,
     Defense,
     Local,
+    Loss,
     Message,
     Part,
     Party,
@@ -224,7 +225,7 @@ class Federation:
         self.queues[client.id] = queue[size:]
         return queue[:size].to(client.y.device)
 
-    def loss(self, mode: Mode, draw: State | None = None):
+    def loss(self, mode: Mode, draw: State | None = None) -> Loss:
         """Training loss as a pure function (variables, x, y) -> scalar."""
 
         def loss(variables: State, x: Tensor, y: Tensor) -> Tensor:

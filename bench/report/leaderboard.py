@@ -204,17 +204,17 @@ def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )  # fmt: skip
         tables.setdefault(table, []).append(row)
     out = []
-    for table in tables.values():
-        for row in table:
+    for members in tables.values():
+        for row in members:
             useless = any(
                 f == "accuracy at chance" or f.startswith("diverged") for f in row["flags"]
             )
             row["rank"] = None if useless or row["worst"] is None else 0
-        ranked = [r for r in table if r["rank"] is not None]
+        ranked = [r for r in members if r["rank"] is not None]
         ranked.sort(key=lambda r: r["worst"]["ssim"]["mean"])
         for position, row in enumerate(ranked, start=1):
             row["rank"] = position
-        out += ranked + [r for r in table if r["rank"] is None]
+        out += ranked + [r for r in members if r["rank"] is None]
     return out
 
 

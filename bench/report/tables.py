@@ -95,10 +95,8 @@ def _entry(entry: dict[str, Any] | None, metric: str) -> str:
 def _floor(row: Row, columns: Sequence[tuple[str, str]]) -> str:
     parts = []
     for metric in dict.fromkeys(m for _, m in columns):
-        floors = next(
-            (row["attacks"][n]["floor"] for n, m in columns
-             if m == metric and row["attacks"].get(n, {}).get("floor")), {},
-        )  # fmt: skip
+        entries = [row["attacks"][n] for n, m in columns if m == metric and n in row["attacks"]]
+        floors: dict[str, float] = next((e["floor"] for e in entries if e["floor"]), {})
         if metric in floors:
             text = f"{_TITLES[metric]} {floors[metric]:.2f}"
             given = floors.get(f"{metric}_class_mean")
@@ -254,8 +252,8 @@ def to_csv(rows: Sequence[Row]) -> str:
         "bytes_down",
         "client_seconds",
     )
-    header = [*keys, "settings", "seeds", "threat", "accuracy", "accuracy_lo", "accuracy_hi", *costs,
-              "attack", "status", "reason", "n", "failed"]  # fmt: skip
+    header = [*keys, "settings", "seeds", "threat", "accuracy", "accuracy_lo", "accuracy_hi"]
+    header += [*costs, "attack", "status", "reason", "n", "failed"]
     for metric in METRICS:
         header += [metric, f"{metric}_lo", f"{metric}_hi", f"{metric}_floor"]
     header += ["seconds", "gradient_evaluations", "flags"]

@@ -1,0 +1,38 @@
+"""Minutes-long trainings: undefended models must be worth defending."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import jobs
+from bench import suite as suites
+
+
+def accuracy(
+    tmp_path: Path, dataset: str, model: str, *, rounds: int, lr: float, epochs: float
+) -> float:
+    """Accuracy of none after FedAvg over 10 Dirichlet(0.5) clients."""
+    overrides = [
+        f"tasks.0.dataset={dataset}", f"tasks.0.model={model}", "tasks.0.model_settings={}",
+        f"protocol.rounds={rounds}", f"protocol.lr={lr}", f"protocol.local_epochs={epochs}",
+    ]  # fmt: skip
+    only = {"defense": "none", "dataset": dataset, "model": model}
+    (job,) = suites.expand(suites.load("quick", overrides), only).trainings
+    record: dict[str, Any] = jobs.run_training(job, jobs.Environment(), tmp_path)
+    assert record["diverged"] is None
+    return record["correct"] / record["test_samples"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp3", "cnn_selective_shield", "cnn_spm"])
+def test_networks_reach_90_percent_on_digits_within_30_rounds(tmp_path: Path, model: str) -> None:
+    assert accuracy(tmp_path, "digits", model, rounds=30, lr=0.1, epochs=3) >= 0.90
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp3", "cnn_selective_shield"])
+def test_networks_reach_50_percent_on_photos_within_50_rounds(tmp_path: Path, model: str) -> None:
+    assert accuracy(tmp_path, "photos", model, rounds=50, lr=0.1, epochs=2) >= 0.50
