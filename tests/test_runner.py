@@ -128,6 +128,11 @@ class Forgetful(Attack):
     def run(self, seen, ctx):
         return None
 
+class Refuses(Defense):
+    """Raises in a hook."""
+    def upload(self, messages, local, client):
+        raise RuntimeError("no upload")
+
 class Explodes(Defense):
     """Uploads NaN."""
     def upload(self, messages, local, client):
@@ -194,6 +199,23 @@ def test_a_diverged_training_is_a_result_with_its_attacks_not_applicable(
     assert rows["final"]["rank"] is None
     assert rows["init"]["attacks"]["prior_only"]["status"] == "done"
     assert 0 <= rows["final"]["accuracy"]["mean"] <= 0.2
+
+
+def test_a_defense_that_raises_fails_its_training_and_nothing_else(
+    run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
+) -> None:
+    suite = tiny(append='\n[[defenses]]\nname = "refuses"\n')
+    store, report = run(suite, plugins=bad, only={"checkpoint": "init"})
+    ((label, reason),) = report.failures
+    assert "refuses" in label
+    assert reason == "failed: RuntimeError: no upload"
+    rows = {r["defense"]: r for r in leaderboard.rows(store.folder)}
+    assert rows["none"]["attacks"]["ilrg"]["status"] == "done"
+    assert rows["refuses"]["attacks"]["ilrg"]["status"] == "not_applicable"
+    assert rows["refuses"]["accuracy"] is None
+    assert rows["refuses"]["flags"] == ["training failed: RuntimeError: no upload"]
+    document = json.loads(to_json(list(rows.values())))
+    jsonschema.validate(document, json.loads(SCHEMA_FILE.read_text()))
 
 
 def test_a_dying_worker_and_a_hanging_cell_end_alone(
