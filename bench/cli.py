@@ -150,7 +150,7 @@ def run(
             errors.print(f"{label}: {reason}", style="red", markup=False, highlight=False)
         console.print(
             f"{report.ran} run, {report.cached} cached, {len(report.failures)} failed. "
-            f"Leaderboard: {', '.join(map(str, paths))}",
+            f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}",
             soft_wrap=True,
         )
     if report.failures:
@@ -200,18 +200,25 @@ def _live(plan: Plan) -> Iterator[Any]:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
     view = Progress(
         TextColumn("[bold]{task.fields[suite]}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[failed]} failed"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
-        TextColumn("{task.fields[label]}", style="dim"),
+        TextColumn(
+            "{task.fields[label]}",
+            style="dim",
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+        ),
         console=console,
         disable=not console.is_terminal,
+        transient=True,
+        expand=True,
     )
     total = len(plan.trainings) + len(plan.cells)
     last = 0
@@ -400,8 +407,9 @@ def _show(folder: Path) -> None:
 
     rows = leaderboard.rows(folder)
     for table in tables.terminal(rows):
-        console.print(table)
         console.print()
+        console.print(table)
+    console.print()
     console.print(tables.terminal_legend(rows), style="dim", highlight=False)
 
 
