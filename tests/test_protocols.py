@@ -145,6 +145,18 @@ def test_seen_holds_no_graph_and_shares_no_storage_with_clients(digits: Dataset)
     assert {m.receiver for m in seen.messages} == {"server"}
 
 
+def test_the_wire_detaches_and_copies_what_a_careless_plugin_sends() -> None:
+    private = torch.ones(3, requires_grad=True)
+    shared = torch.zeros(3)
+    wire = Wire({}, ["a"])
+    parts = {"smashed": Part(values=private * 2), "weights": Part(values=shared)}
+    wire.send([Message(kind="x", sender="a", receiver="server", round=0, parts=parts)])
+    shared += 1
+    for message in (*wire.seen_by("server"), *wire.collect("server")):
+        assert message.parts["smashed"].values.grad_fn is None
+        assert torch.equal(message.parts["weights"].values, torch.zeros(3))
+
+
 def test_an_export_reloads_equal_and_never_holds_the_truth(digits: Dataset, tmp_path: Path) -> None:
     seen, truth = seen_under(digits, network_for(digits), SPM(epsilon=1.0), clients=3, batch=4)
     save_seen(seen, tmp_path / "seen")
