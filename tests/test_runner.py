@@ -201,6 +201,19 @@ def test_a_diverged_training_is_a_result_with_its_attacks_not_applicable(
     assert 0 <= rows["final"]["accuracy"]["mean"] <= 0.2
 
 
+def test_participation_samples_clients_and_the_ledger_counts_real_uploads(
+    run: Run, tiny: Callable[..., Path]
+) -> None:
+    suite = tiny(**{"rounds = 1": "rounds = 6\nparticipation = 0.34"})
+    store, _ = run(suite, only={"defense": "none", "checkpoint": "final"})
+    (path,) = (store.folder / "records" / "train").iterdir()
+    record = json.loads(path.read_text())
+    assert record["rounds_played"] == 6
+    # One of three clients per round: six uploads in all, the busiest client made two to six.
+    assert 2 <= record["facts"]["participations"] <= 6
+    assert record["bytes_up"] == 4 * record["parameters"]
+
+
 def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
 ) -> None:

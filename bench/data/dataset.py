@@ -17,7 +17,7 @@ class Dataset:
     train (the clients'), test, and aux (public, the attacker's). Images: x float32
     [N, channels, height, width] in [0, 1]; tabular: x float32 [N, features], standardised by the
     mean and std of aux. y int64 [N] in [0, classes). categorical: for tabular data, the groups
-    of one-hot columns as (first, last + 1) pairs. groups name nothing else.
+    of one-hot columns as (first, last + 1) pairs.
     """
 
     name: str
