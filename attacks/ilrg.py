@@ -8,6 +8,7 @@ from torch import Tensor
 from attacks.engine.estimate import gradient_estimate
 from attacks.engine.matching import unusable
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.batches import class_means
 from bench.toolkit.counts import round_to_total
 
 
@@ -71,12 +72,7 @@ def _class_features(seen: Seen, ctx: Context) -> Tensor:
     weights = ctx.defense.mean_realize(ctx.defense.receive(params, const), const)
     with torch.no_grad():
         features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
-    features, labels = features.double().cpu(), ctx.aux_y.cpu()
-    everything = features.mean(dim=0)
-    return torch.stack(
-        [features[labels == c].mean(dim=0) if bool((labels == c).any()) else everything
-         for c in range(ctx.network.classes)]
-    )  # fmt: skip
+    return class_means(features.double().cpu(), ctx.aux_y.cpu(), classes=ctx.network.classes)
 
 
 def restore(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.batches import class_means
 from bench.toolkit.counts import round_to_total
 
 
@@ -35,13 +36,7 @@ class PriorOnly(Attack):
         else:
             labels = torch.tensor(granted)
             counts = torch.nn.functional.one_hot(labels, classes).sum(dim=1)
-            means = torch.stack(
-                [
-                    ctx.aux_x[ctx.aux_y == c].mean(dim=0) if frequency[c] else ctx.aux_x.mean(0)
-                    for c in range(classes)
-                ]
-            ).cpu()
-            images = means[labels]
+            images = class_means(ctx.aux_x, ctx.aux_y, classes=classes).cpu()[labels]
         return Reconstruction(
             images=images.contiguous(),
             labels=labels.contiguous(),

@@ -144,8 +144,7 @@ def run(
             except KeyboardInterrupt:
                 errors.print("Stopped. What is finished is kept; run the same command to go on.")
                 raise typer.Exit(130) from None
-        paths = _write_reports(store.folder, ("json", "csv", "md"))
-        _show(store.folder)
+        paths = _publish(store.folder, ("json", "csv", "md"))
         for label, reason in report.failures:
             errors.print(f"{label}: {reason}", style="red", markup=False, highlight=False)
         console.print(
@@ -183,7 +182,7 @@ def _recorded(arguments: list[str]) -> list[str]:
 
 def _workers(device: str) -> int:
     """One worker on a GPU; on a CPU one single-threaded worker per core, up to four, since each
-    takes about 0.7 GB."""
+    takes about 0.9 GB."""
     if device != "cpu":
         return 1
     return max(1, min(4, len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1))
@@ -259,7 +258,7 @@ def plan(
         registry = discover(env.plugins)
         made = _planned(suite, only, set_, registry, env)
         store = Store(out or Path("leakbench-runs") / made.suite.name)
-        counts = runner.missing(made, store, runner.Keys(registry, env))
+        trainings, cells = runner.cached(made, store, runner.Keys(registry, env))
         table = Table(title=f"{made.suite.name} v{made.suite.version}", title_justify="left")
         for name in ("dataset", "model", "defense", "settings", "seed", "attack cells"):
             table.add_column(name)
@@ -271,8 +270,8 @@ def plan(
             )
         console.print(table)
         console.print(
-            f"{counts['trainings']} trainings ({counts['trainings_cached']} cached), "
-            f"{counts['cells']} attack cells ({counts['cells_cached']} cached)."
+            f"{len(made.trainings)} trainings ({trainings} cached), "
+            f"{len(made.cells)} attack cells ({cells} cached)."
         )
 
 
@@ -318,15 +317,19 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
 
     registry = discover(files)
 
-    def entry(name: str, what: Any, settings: Any = None, broken: str | None = None) -> Any:
+    def entry(
+        name: str, what: Any, settings: Any = None, broken: str | None = None
+    ) -> dict[str, Any]:
         doc = what if isinstance(what, str) else inspect.getdoc(getattr(what, "func", what))
         return {"name": name, "summary": (doc or "").strip().split("\n")[0],
                 "settings": settings or "", "broken": broken}  # fmt: skip
 
     def of_kind(kind: Any) -> list[dict[str, Any]]:
+        classes: dict[str, Any] = {n: registry.usable[kind, n].cls for n in registry.names(kind)}
         good = [
-            entry(n, registry.usable[kind, n].cls, _settings(registry.usable[kind, n].cls))
-            for n in registry.names(kind)
+            entry(n, c, _settings(c))
+            | {"source": c.source, "recovers": sorted(getattr(c, "recovers", ()))}
+            for n, c in classes.items()
         ]
         bad = [
             entry(p.name, p.origin, broken=f"{p.origin}: {p.broken}")
@@ -376,12 +379,12 @@ def report(
         for name in formats:
             if name not in ("md", "csv", "json"):
                 raise ValueError(did_you_mean("report format", name, ["md", "csv", "json"]))
-        _show(folder)
-        paths = _write_reports(folder, tuple(formats))
+        paths = _publish(folder, tuple(formats))
         console.print("Written: " + ", ".join(map(str, paths)), soft_wrap=True)
 
 
-def _write_reports(folder: Path, formats: tuple[str, ...]) -> list[Path]:
+def _publish(folder: Path, formats: tuple[str, ...]) -> list[Path]:
+    """Print the folder's leaderboard and write it in the given formats."""
     from bench.report import leaderboard, tables
     from bench.store import write_whole
 
@@ -399,18 +402,12 @@ def _write_reports(folder: Path, formats: tuple[str, ...]) -> list[Path]:
         except OSError as error:
             raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error
         paths.append(path)
-    return paths
-
-
-def _show(folder: Path) -> None:
-    from bench.report import leaderboard, tables
-
-    rows = leaderboard.rows(folder)
     for table in tables.terminal(rows):
         console.print()
         console.print(table)
     console.print()
     console.print(tables.terminal_legend(rows), style="dim", highlight=False)
+    return paths
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import data, jobs, models
 from bench.executors import Outcome, Task, run_here, run_in_workers
-from bench.registry import Registry
+from bench.registry import PluginKind, Registry
 from bench.store import SCHEMA, Store, key_of, to_json, write_whole
 from bench.suite import AttackCell, Plan, TrainJob
 
@@ -59,13 +59,14 @@ class Keys:
     def __init__(self, registry: Registry, env: jobs.Environment) -> None:
         self.registry, self.env = registry, env
         self._files: dict[str, str] = {}
+        self._sources: dict[tuple[PluginKind, str], str] = {}
 
     def train(self, job: TrainJob) -> str:
         return key_of(
             {
                 "schema": SCHEMA,
                 "code": _code(_TRAIN_CODE),
-                "plugin": self.registry.sources("defense", job.defense),
+                "plugin": self._source("defense", job.defense),
                 "device": self.env.device.split(":")[0],
                 "data": self._fingerprint(job.task.dataset),
                 **job.inputs(),
@@ -77,10 +78,16 @@ class Keys:
             {
                 "train": self.train(cell.train),
                 "code": _code(_ATTACK_CODE),
-                "plugin": self.registry.sources("attack", cell.attack),
+                "plugin": self._source("attack", cell.attack),
                 **cell.inputs(),
             }
         )
+
+    def _source(self, kind: PluginKind, name: str) -> str:
+        """Hash of a plugin's source, read once."""
+        if (kind, name) not in self._sources:
+            self._sources[kind, name] = self.registry.sources(kind, name)
+        return self._sources[kind, name]
 
     def _fingerprint(self, dataset: str) -> str:
         """Size and modification time of the user's files behind a dataset, "" if embedded."""
@@ -124,18 +131,11 @@ def check(plan: Plan, registry: Registry, env: jobs.Environment) -> None:
         registry.attack(cell.attack, cell.settings, where=place)
 
 
-def missing(plan: Plan, store: Store, keys: Keys, *, fresh: bool = False) -> dict[str, int]:
-    """How many trainings and cells are cached or to do, for `plan`."""
-    counts = {"trainings": len(plan.trainings), "cells": len(plan.cells),
-              "trainings_cached": 0, "cells_cached": 0}  # fmt: skip
-    if not fresh:
-        counts["trainings_cached"] = sum(
-            _settled(store.read("train", keys.train(j))) for j in plan.trainings
-        )
-        counts["cells_cached"] = sum(
-            _settled(store.read("attack", keys.attack(c))) for c in plan.cells
-        )
-    return counts
+def cached(plan: Plan, store: Store, keys: Keys) -> tuple[int, int]:
+    """How many of the plan's trainings and cells need not be run again."""
+    trainings = sum(_settled(store.read("train", keys.train(j))) for j in plan.trainings)
+    cells = sum(_settled(store.read("attack", keys.attack(c))) for c in plan.cells)
+    return trainings, cells
 
 
 def _settled(record: dict[str, Any] | None) -> bool:
@@ -154,14 +154,13 @@ def run(
     keys: Keys,
     *,
     workers: int,
-    threads: int = 1,
     fresh: bool = False,
     command: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Report:
     """Make every missing record. workers 0 runs in this process (no time limits).
 
-    Trainings come first, longest observations first; attacks follow. Records are written as
+    Trainings come first, attacks follow; a worker has one thread. Records are written as
     jobs finish, so a killed run continues where it stopped.
     """
     report = Report()
@@ -181,7 +180,7 @@ def run(
     def execute(tasks: list[Task]) -> Iterator[Outcome]:
         if workers == 0:
             return run_here(tasks)
-        return run_in_workers(tasks, jobs=workers, threads=threads, timeout_s=plan.suite.timeout_s)
+        return run_in_workers(tasks, jobs=workers, threads=1, timeout_s=plan.suite.timeout_s)
 
     trained: dict[str, dict[str, Any]] = {}
     todo: list[tuple[str, TrainJob]] = []

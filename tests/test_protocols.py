@@ -28,10 +28,11 @@ from bench.api import (
 from bench.compose import Composed
 from bench.data.dataset import Dataset
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, Work, soft_cross_entropy
+from bench.protocols.federation import Federation, Work
 from bench.protocols.observe import play_shadow
 from bench.protocols.wire import Wire
 from bench.seeding import generator
+from bench.toolkit.batches import soft_cross_entropy
 from defenses.noise import GaussianUpdate
 from defenses.spm import SPM
 from tests.conftest import federation_of, network_for, seen_under

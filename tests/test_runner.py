@@ -17,7 +17,7 @@ import pytest
 
 from bench import jobs, runner
 from bench import suite as suites
-from bench.cli import _write_reports
+from bench.cli import _publish
 from bench.executors import Task, run_in_workers
 from bench.report import leaderboard
 from bench.runner import Keys
@@ -324,7 +324,7 @@ def test_infinities_become_text_so_that_any_json_reader_takes_them() -> None:
 
 def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> None:
     store, _ = run(tiny(), only={"checkpoint": "init"})
-    paths = {p.suffix: p.read_text() for p in _write_reports(store.folder, ("md", "csv", "json"))}
+    paths = {p.suffix: p.read_text() for p in _publish(store.folder, ("md", "csv", "json"))}
     assert "| # | defense | accuracy |" in paths[".md"]
     assert "Command: `test`" in paths[".md"]
     lines = paths[".csv"].splitlines()

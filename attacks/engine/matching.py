@@ -25,6 +25,7 @@ from bench.privacy.events import (
     Mechanism,
     SignPerturbation,
 )
+from bench.toolkit.batches import class_means, soft_cross_entropy
 from bench.toolkit.vectors import flatten
 
 
@@ -150,7 +151,7 @@ class Matcher:
         def loss(variables: State, x: Tensor, y: Tensor) -> Tensor:
             weights = self.defense.mean_realize(variables, self.const)
             logits = self.network.apply(weights, x, mode=self.mode, buffers=self.buffers)
-            return -(y * torch.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
+            return soft_cross_entropy(logits, y)
 
         variables: State = self.start
         total: dict[str, Tensor] | None = None
@@ -282,7 +283,7 @@ class Likelihood:
 
     def misfit(self, sent: Tensor, prepared: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """(misfit, its derivative by `sent`), elementwise. The derivative is written out: a
-        third of the attack's time would go into differentiating this."""
+        fifth of an evaluation would go into differentiating this."""
         match self.noise:
             case GaussianNoise(std=std):
                 rest = (sent - prepared[0]) / std**2
@@ -333,15 +334,12 @@ class Frame:
     def fit(aux_x: Tensor, aux_y: Tensor, classes: int) -> Frame:
         flat = aux_x.flatten(1)
         mean = flat.mean(dim=0)
-        class_means = torch.stack(
-            [flat[aux_y == c].mean(dim=0) if bool((aux_y == c).any()) else mean
-             for c in range(classes)]
-        )  # fmt: skip
+        means = class_means(flat, aux_y, classes=classes)
         return Frame(
             mean=mean,
-            class_means=class_means,
+            class_means=means,
             total=_factor(flat - mean),
-            within=_factor(flat - class_means[aux_y]),
+            within=_factor(flat - means[aux_y]),
         )
 
 

@@ -12,6 +12,7 @@ from bench.api import Reconstruction
 from bench.metrics import images, labels
 from bench.metrics.matching import one_to_one
 from bench.seeding import generator
+from bench.toolkit.batches import class_means
 
 METRICS = (
     "ssim", "mse", "psnr", "success", "leacc", "lnacc", "irec", "label_accuracy",
@@ -96,10 +97,7 @@ def floors(
     """
     samples = y.shape[1]
     mean = aux_x.mean(dim=0)
-    means = torch.stack(
-        [aux_x[aux_y == c].mean(dim=0) if bool((aux_y == c).any()) else mean
-         for c in range(classes)]
-    )  # fmt: skip
+    means = class_means(aux_x, aux_y, classes=classes)
     values = _image_values(mean.expand_as(x), x, categorical)
     given_label = _image_values(means[y], x, categorical)
     values |= {f"{k}_class_mean": v for k, v in given_label.items()}

@@ -34,14 +34,10 @@ from bench.api import (
 from bench.models import Network
 from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator
+from bench.toolkit.batches import soft_cross_entropy
 
 STREAMS = ("joins", "batch", "defense")
 Mode = Literal["train", "eval"]
-
-
-def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy of logits [B, C] against soft labels [B, C]."""
-    return -(targets * torch.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
 
 
 @dataclass(frozen=True, kw_only=True)

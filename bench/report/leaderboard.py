@@ -128,6 +128,7 @@ def _attack(
         "status": status,
         "reason": reason,
         "threat": cells[0]["threat"],
+        "is_floor": any(r["is_floor"] for r in done),
         "n": sum(r["victims"] for r in done),
         "failed": sum(r["failed"] for r in done) + threat["victims"] * len(broken),
     }

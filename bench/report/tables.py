@@ -72,7 +72,8 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             _short(row["eps_record"]),
         ]
         line += [_entry(row["attacks"].get(name), metric) for name, metric in columns]
-        line += [_floor(row, columns), _worst(row), "; ".join(row["flags"])]
+        floors = [f"{_TITLES[m]} {text}" for m, text in _floor(row, columns).items()]
+        line += [", ".join(floors) or "-", _worst(row), "; ".join(row["flags"])]
         body.append(line)
     return header, body
 
@@ -92,16 +93,16 @@ def _entry(entry: dict[str, Any] | None, metric: str) -> str:
     return interval(entry[metric]) + (f" ({entry['failed']} failed)" if entry["failed"] else "")
 
 
-def _floor(row: Row, columns: Sequence[tuple[str, str]]) -> str:
-    parts = []
+def _floor(row: Row, columns: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Floors by metric of the columns: {"ssim": "0.26/0.66"} (mean / class-mean image)."""
+    texts = {}
     for metric in dict.fromkeys(m for _, m in columns):
         entries = [row["attacks"][n] for n, m in columns if m == metric and n in row["attacks"]]
         floors: dict[str, float] = next((e["floor"] for e in entries if e["floor"]), {})
         if metric in floors:
-            text = f"{_TITLES[metric]} {floors[metric]:.2f}"
             given = floors.get(f"{metric}_class_mean")
-            parts.append(text + (f"/{given:.2f}" if given is not None else ""))
-    return ", ".join(parts) or "-"
+            texts[metric] = f"{floors[metric]:.2f}" + (f"/{given:.2f}" if given is not None else "")
+    return texts
 
 
 def _worst(row: Row) -> str:
@@ -129,7 +130,8 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
     """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files."""
     out = []
     for title, members in tables(rows):
-        columns = [(n, m) for n, m in _columns(members) if n != "prior_only"]
+        floors = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
+        columns = [(n, m) for n, m in _columns(members) if n not in floors]
         table = Table(
             title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
             padding=(0, 1, 0, 0), header_style="bold dim",
@@ -152,7 +154,7 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
                 _brief_number(row["eps_record"]),
             ]
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
-            line += [_brief_floor(row, columns), _codes(row)]
+            line += [next(iter(_floor(row, columns[:1]).values()), "-"), _codes(row)]
             table.add_row(*line, style="dim" if row["rank"] is None else "")
         out.append(table)
     return out
@@ -181,16 +183,6 @@ def _brief_setting(row: Row) -> str:
 
 def _brief_number(value: Any) -> str:
     return f"{value:.3g}".replace("e+0", "e") if isinstance(value, float) else _short(value)
-
-
-def _brief_floor(row: Row, columns: Sequence[tuple[str, str]]) -> str:
-    """Floor of the first column's metric: 0.26/0.66."""
-    for name, metric in columns[:1]:
-        floor = row["attacks"].get(name, {}).get("floor") or {}
-        if metric in floor:
-            given = floor.get(f"{metric}_class_mean")
-            return f"{floor[metric]:.2f}" + (f"/{given:.2f}" if given is not None else "")
-    return "-"
 
 
 def _brief(value: dict[str, float] | None) -> str:
