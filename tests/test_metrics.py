@@ -37,6 +37,45 @@ def test_ssim_equals_scikit_image(channels: int, side: int) -> None:
     assert torch.allclose(images.ssim(a, a), torch.ones(5, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 1, 11, 40), (2, 1, 57, 23), (1, 1, 45, 46), (300, 1, 28, 28), (2, 3, 3, 300, 290)],
+    ids=["one row of windows", "tall", "just past two bands", "many chunks", "large and nested"],
+)
+def test_ssim_of_any_size_and_number_equals_scikit_image(shape: tuple[int, ...]) -> None:
+    rng = generator(sum(shape), "ssim sizes")
+    a = torch.rand(shape, generator=rng)
+    b = (a + 0.3 * torch.randn(a.shape, generator=rng)).clamp(0, 1)
+    ours = images.ssim(a, b)
+    assert ours.dtype == torch.float64
+    assert ours.shape == shape[:-3]
+    pairs = zip(a.reshape(-1, *shape[-3:]), b.reshape(-1, *shape[-3:]), strict=True)
+    reference = [
+        structural_similarity(
+            one.double().numpy(), two.double().numpy(), channel_axis=0, data_range=1.0,
+            gaussian_weights=True, sigma=1.5, use_sample_covariance=False,
+        )
+        for one, two in pairs
+    ]  # fmt: skip
+    assert ours.flatten().tolist() == pytest.approx(reference, abs=1e-6)
+
+
+def test_ssim_of_no_images_is_empty_and_a_broken_image_spoils_no_other() -> None:
+    assert images.ssim(torch.rand(0, 1, 12, 12), torch.rand(0, 1, 12, 12)).shape == (0,)
+    a = torch.rand(3, 1, 12, 12, generator=generator(0, "broken"))
+    b = a.clone()
+    b[1, 0, 5, 5] = torch.nan
+    assert torch.isfinite(images.ssim(a, b)).tolist() == [True, False, True]
+
+
+def test_ssim_leaves_its_arguments_alone() -> None:
+    a, b = torch.rand(2, 2, 1, 12, 12, dtype=torch.float64, generator=generator(0, "pure"))
+    before = a.clone(), b.clone()
+    images.ssim(a, b)
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+
+
 def test_psnr_equals_scikit_image_and_is_capped() -> None:
     rng = generator(0, "psnr")
     a, b = torch.rand(1, 1, 12, 12, generator=rng), torch.rand(1, 1, 12, 12, generator=rng)

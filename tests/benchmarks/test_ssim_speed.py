@@ -1,0 +1,44 @@
+"""SSIM of many images as a ratio to scikit-image's, one image at a time, in the same run.
+
+    uv run pytest tests/benchmarks/test_ssim_speed.py --benchmark-only -s
+
+Printed, not asserted: a machine under load would make any bound a coin toss.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import pytest
+import torch
+from skimage.metrics import structural_similarity
+
+from bench.metrics.images import ssim
+from bench.seeding import generator
+
+IMAGES = 1000
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 32, 32), (1, 28, 28)], ids=str)
+def test_ssim_against_scikit_images_loop(benchmark: Any, shape: tuple[int, ...]) -> None:
+    rng = generator(0, "speed")
+    a, b = (torch.rand(IMAGES, *shape, generator=rng) for _ in range(2))
+    pairs = list(zip(a.double().numpy(), b.double().numpy(), strict=True))
+    # The median of single calls: a pause of a shared machine is not scikit-image's cost.
+    calls = []
+    for one, two in pairs:
+        began = time.perf_counter()
+        structural_similarity(
+            one, two, channel_axis=0, data_range=1.0, gaussian_weights=True, sigma=1.5,
+            use_sample_covariance=False,
+        )  # fmt: skip
+        calls.append(time.perf_counter() - began)
+    loop = statistics.median(calls) * IMAGES
+    benchmark(lambda: ssim(a, b))
+    ours = benchmark.stats.stats.median
+    print(
+        f"\nSSIM of {IMAGES} images {shape}, {torch.get_num_threads()} thread(s): "
+        f"{1e3 * ours:.1f} ms, scikit-image's loop {1e3 * loop:.0f} ms: {loop / ours:.0f}x"
+    )
