@@ -225,6 +225,8 @@ class Defense:
     """What the protocol must offer, e.g. {"smashed"}; otherwise the cell is not applicable."""
     owns: frozenset[str] = frozenset()
     """Roles among: variables, gradient, joins, batch, mix, aggregate."""
+    is_reference: bool = False
+    """True for the undefended protocol: attacks' convergence is measured on it."""
     source: str = ""
     """Where the mechanism is published."""
 
@@ -388,12 +390,33 @@ class Seen:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One parametrised layer of a forward pass of B samples.
+
+    name: prefix of its parameters, `{name}.weight` and, with a bias, `{name}.bias`. kind: linear
+    (output = input W' + b), conv (`module` tells stride, padding and so on), affine (output =
+    input * weight + bias per channel; `input` is the normalised one) or other. input, output:
+    [B, ...], part of the autograd graph.
+    """
+
+    name: str
+    kind: Literal["linear", "conv", "affine", "other"]
+    module: torch.nn.Module
+    input: Tensor
+    output: Tensor
+
+
 class NetworkView(Protocol):
-    """The public network as an attack may use it."""
+    """The public network as an attack may use it. `cuts`: stages after which it may be cut."""
 
     shape: tuple[int, ...]
     classes: int
     head: tuple[str, str]
+    cuts: tuple[str, ...]
+
+    @property
+    def normalises(self) -> bool: ...
 
     def apply(
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
@@ -402,6 +425,21 @@ class NetworkView(Protocol):
     def features(
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
     ) -> Tensor: ...
+
+    def run(
+        self,
+        params: State,
+        x: Tensor,
+        *,
+        first: str | None = None,
+        last: str | None = None,
+        mode: str = "eval",
+        buffers: State | None = None,
+    ) -> Tensor: ...
+
+    def trace(
+        self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
+    ) -> tuple[Tensor, list[Layer]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

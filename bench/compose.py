@@ -28,7 +28,8 @@ ROLES = ("variables", "gradient", "joins", "batch", "mix", "aggregate")
 class Composed(Defense):
     """Defenses applied in order. A role in `owns` has one owner; all other hooks chain.
 
-    Raises ValueError if two members own the same role, naming both.
+    Never a reference, whatever its members are. Raises ValueError if two members own the same
+    role, naming both.
     """
 
     def __init__(self, members: Mapping[str, Defense]) -> None:

@@ -41,18 +41,21 @@ class DefenseSettings(BaseModel):
 
 
 class AttackSettings(BaseModel):
-    """An attack, its settings, and the threat under which it runs (default: the first)."""
+    """An attack, its settings, the threat under which it runs (default: the first), and its
+    budget: gradient evaluations per start (default: the suite's)."""
 
     model_config = _STRICT
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     threat: str | None = None
+    budget: int | None = Field(None, ge=1)
 
 
 class Suite(BaseModel):
     """A suite file. delta: of every epsilon. budget: gradient evaluations per start of an
-    optimising attack. timeout_s: limit of one training job or attack cell."""
+    optimising attack that names none of its own. timeout_s: limit of one training job or
+    attack cell."""
 
     model_config = _STRICT
 
@@ -309,7 +312,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                     settings=attack.settings,
                     threat=threats[attack.threat or first],
                     checkpoint=checkpoint,
-                    budget=suite.budget,
+                    budget=suite.budget if attack.budget is None else attack.budget,
                 )
                 for checkpoint in suite.checkpoints
                 for attack, label in attacks

@@ -7,3 +7,5 @@ from bench.api import Defense
 
 class NoDefense(Defense):
     """Uploads go out as they are."""
+
+    is_reference = True

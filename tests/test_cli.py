@@ -149,6 +149,32 @@ def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path
     assert "2 failed" in text
 
 
+def test_an_attacks_budget_set_on_the_command_line_reaches_it(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    plugin = tmp_path / "spends.py"
+    plugin.write_text(
+        "import torch\n"
+        "from bench.api import Attack, Reconstruction\n"
+        "class Spends(Attack):\n"
+        "    '''Uses its budget up.'''\n"
+        "    def run(self, seen, ctx):\n"
+        "        images = torch.zeros(len(seen.clients), 1, *ctx.network.shape)\n"
+        "        return Reconstruction(images=images, evaluations=ctx.budget)\n"
+    )
+    suite = tiny(append='\n[[attacks]]\nname = "spends"\n')
+    code, text = leakbench(
+        "run", str(suite), "--out", str(tmp_path / "out"), "--jobs", "0",
+        "--plugin", str(plugin), "--only", "attack=spends", "--only", "checkpoint=init",
+        "--set", "attacks.2.budget=50",
+    )  # fmt: skip
+    assert code == 0, text
+    rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
+    entries = [r["attacks"]["spends"] for r in rows]
+    assert [e["gradient_evaluations"] for e in entries] == [50, 50, 50]
+    assert all(e["convergence"]["budget"] == 50 for e in entries)
+
+
 def test_the_readmes_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     code_block = readme.split("```python\n")[1].split("```")[0]

@@ -41,6 +41,14 @@ def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
     assert suite.threats[0].victims == 2
 
 
+def test_an_attacks_own_budget_takes_the_place_of_the_suites(tiny: Callable[..., Path]) -> None:
+    path = str(tiny())
+    budgets = {c.attack: c.budget for c in suites.expand(suites.load(path)).cells}
+    assert budgets == {"ilrg": 5, "prior_only": 5}
+    changed = suites.expand(suites.load(path, ["attacks.0.budget=50"])).cells
+    assert {c.attack: c.inputs()["budget"] for c in changed} == {"ilrg": 50, "prior_only": 5}
+
+
 def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path]) -> None:
     path = tiny(
         append='\n[[attacks]]\nname = "ilrg"\nthreat = "big"\n'
@@ -56,6 +64,10 @@ def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path])
         ({"budget = 5": "budgets = 5"}, r"tiny\.toml: unknown key 'budgets'"),
         ({"budget = 5": "budget = 'x'"}, r"budget: input should be a valid integer.*got 'x'"),
         ({"budget = 5": "budget = 0"}, r"budget: .*greater than or equal to 1, got 0"),
+        (
+            {'name = "ilrg"': 'name = "ilrg"\nbudget = 0'},
+            r"attacks\.0\.budget: .*greater than or equal to 1, got 0",
+        ),
         ({"version = 1\n": ""}, r"the key 'version' is missing"),
         ({"version = 1": "version = = 1"}, r"is no valid TOML"),
         ({"victims = 2": "victims = 9"}, r"9 victims, but digits has 3 clients"),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bench.api import State
+from bench.api import Layer, State
 
 Stages = OrderedDict[str, nn.Module]
+_EPSILON = 1e-5
 
 
 class StaticBatchNorm(nn.Module):
@@ -44,8 +45,24 @@ class StaticBatchNorm(nn.Module):
             var = (x - mean[:, None, None]).square().mean(dim=(0, 2, 3))
             if self.mode == "calibrate":
                 self.recorded = (mean.detach(), var.detach())
-        scale = self.weight * torch.rsqrt(var + 1e-5)
+        scale = self.weight * torch.rsqrt(var + _EPSILON)
         return x * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """(x - mean) / sqrt(var + eps) of eval mode: what `weight` multiplies."""
+        return (x - self.mean[:, None, None]) * torch.rsqrt(self.var + _EPSILON)[:, None, None]
+
+
+Kind = Literal["linear", "conv", "affine", "other"]
+_KINDS: dict[type[nn.Module], Kind] = {
+    nn.Linear: "linear",
+    nn.Conv2d: "conv",
+    StaticBatchNorm: "affine",
+}
+
+
+def _kind_of(module: nn.Module) -> Kind:
+    return _KINDS.get(type(module), "other")
 
 
 class Network:
@@ -159,6 +176,39 @@ class Network:
         if self._norms and mode == "eval" and buffers is not None:
             tensors |= {k: v for k, v in buffers.items() if k.startswith(prefixes)}
         return functional_call(part, tensors, (x,))
+
+    def trace(
+        self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
+    ) -> tuple[Tensor, list[Layer]]:
+        """Logits of samples x [B, *shape], and every parametrised layer's input and output in
+        the order of the pass. From them follow per-sample weight gradients of a shared network
+        without one weight copy per sample. Raises ValueError for train mode with batch
+        normalisation, which ties the samples of a batch together."""
+        if self._norms and mode == "train":
+            raise ValueError(f"model {self.name} cannot be traced in train mode.")
+        layers: list[Layer] = []
+
+        def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+            def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+                given, kind = inputs[0], _kind_of(module)
+                if isinstance(module, StaticBatchNorm):
+                    given = module.normalised(given)
+                layers.append(
+                    Layer(name=name, kind=kind, module=module, input=given, output=output)
+                )
+
+            return hook
+
+        handles = [
+            module.register_forward_hook(record(name))
+            for name, module in self._stages.named_modules()
+            if next(module.parameters(recurse=False), None) is not None
+        ]
+        try:
+            return self.run(params, x, mode=mode, buffers=buffers), layers
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:
         """Normalisation buffers for eval mode: each layer's statistics over all of x [N, ...]."""

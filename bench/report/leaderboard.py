@@ -15,6 +15,8 @@ from bench.metrics.score import METRICS
 from bench.store import Store
 
 FLOOR_SUFFIX = "_class_mean"
+CONVERGED = 0.02
+"""Most SSIM that an attack may gain from twice its budget and still count as converged."""
 Record = dict[str, Any]
 
 
@@ -40,13 +42,17 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     for training in run["trainings"]:
         same = {k: training[k] for k in ("task", "protocol", "defense", "settings")}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(training)
-    out = []
+    networks: dict[str, list[dict[str, Any]]] = {}
     for trainings in groups.values():
         for checkpoint in run["suite"]["checkpoints"]:
             row = _row(run["suite"], trainings, checkpoint, store)
             if row is not None:
-                out.append(row)
-    return _ranked(out)
+                same = {k: trainings[0][k] for k in ("task", "protocol")}
+                key = json.dumps([same, checkpoint], sort_keys=True)
+                networks.setdefault(key, []).append(row)
+    for members in networks.values():
+        _flag_unconverged(members)
+    return _ranked([row for members in networks.values() for row in members])
 
 
 def _row(
@@ -139,7 +145,39 @@ def _attack(
     entry["seconds"] = sum(r["seconds"] for r in done) if done else None
     entry["gradient_evaluations"] = sum(r["gradient_evaluations"] for r in done) if done else None
     entry["notes"] = list(dict.fromkeys(n for r in done for n in r["notes"]))
+    entry["convergence"] = _convergence(done)
     return entry
+
+
+def _convergence(done: Sequence[Record]) -> dict[str, Any] | None:
+    """What an attack gains from twice its budget, over victims and seeds; None where that was
+    not measured (records of older versions have no `doubled`) or there is no SSIM."""
+    measured = [r for r in done if r.get("doubled") and "ssim" in r["doubled"]["values"]]
+    if not measured:
+        return None
+    gains = [
+        np.array(r["doubled"]["values"]["ssim"]) - np.array(r["values"]["ssim"]) for r in measured
+    ]
+    gain = float(np.concatenate(gains).mean())
+    return {"gain": gain, "budget": measured[0]["budget"], "converged": gain <= CONVERGED}
+
+
+def _flag_unconverged(members: Sequence[dict[str, Any]]) -> None:
+    """Give every row of one network and checkpoint the convergence that was measured on the
+    undefended one (the first, if several), and flag the rows that rest on an attack cut short."""
+    measured: dict[str, dict[str, Any]] = {}
+    for row in members:
+        for name, entry in row["attacks"].items():
+            if entry["convergence"] is not None:
+                measured.setdefault(name, entry["convergence"])
+    for row in members:
+        for name, entry in row["attacks"].items():
+            entry["convergence"] = found = measured.get(name)
+            if found and not found["converged"] and entry["status"] == "done":
+                row["flags"].append(
+                    f"{name} cut short: {found['gain']:+.2f} SSIM on the undefended row at twice "
+                    "its budget"
+                )
 
 
 def _floor(entry: Mapping[str, Any], done: Sequence[Record]) -> dict[str, float]:

@@ -120,6 +120,7 @@ def _short(value: Any) -> str:
 CODES = {
     "D": ("diverged", "training diverged"),
     "C": ("accuracy at chance", "accuracy at chance"),
+    "B": (" cut short: ", "an attack was cut short: undefended, twice its budget leaks more"),
     "F": ("strongest attack", "strongest attack below its floor: too weak to judge by"),
     "X": (" failed", "something failed"),
     "T": (" timeout", "over the time limit"),
@@ -248,7 +249,7 @@ def to_csv(rows: Sequence[Row]) -> str:
     header += [*costs, "attack", "status", "reason", "n", "failed"]
     for metric in METRICS:
         header += [metric, f"{metric}_lo", f"{metric}_hi", f"{metric}_floor"]
-    header += ["seconds", "gradient_evaluations", "flags"]
+    header += ["seconds", "gradient_evaluations", "gain_at_twice_budget", "flags"]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
@@ -263,6 +264,7 @@ def to_csv(rows: Sequence[Row]) -> str:
                 for metric in METRICS:
                     line += [*_three(entry[metric]), entry["floor"].get(metric)]
                 line += [entry["seconds"], entry["gradient_evaluations"]]
+                line.append(entry["convergence"] and entry["convergence"]["gain"])
             else:
                 line += [None] * (len(header) - len(line) - 1)
             writer.writerow([*line, "; ".join(row["flags"])])
