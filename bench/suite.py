@@ -41,8 +41,9 @@ class DefenseSettings(BaseModel):
 
 
 class AttackSettings(BaseModel):
-    """An attack, its settings, the threat under which it runs (default: the first), and its
-    budget: gradient evaluations per start (default: the suite's)."""
+    """An attack, its settings, the threat under which it runs (default: the first), its budget:
+    gradient evaluations per start (default: the suite's), and the checkpoints that it attacks
+    (default: all of the suite's)."""
 
     model_config = _STRICT
 
@@ -50,6 +51,7 @@ class AttackSettings(BaseModel):
     settings: dict[str, Any] = Field(default_factory=dict)
     threat: str | None = None
     budget: int | None = Field(None, ge=1)
+    checkpoints: list[Checkpoint] | None = Field(None, min_length=1)
 
 
 class Suite(BaseModel):
@@ -81,6 +83,12 @@ class Suite(BaseModel):
         for attack in self.attacks:
             if attack.threat is not None and attack.threat not in threats:
                 raise ValueError(did_you_mean("threat", attack.threat, threats))
+            for checkpoint in attack.checkpoints or []:
+                if checkpoint not in self.checkpoints:
+                    raise ValueError(
+                        f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
+                        f"observes {', '.join(self.checkpoints)}."
+                    )
         pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
         for pair in pairs:
             if pairs.count(pair) > 1:
@@ -316,7 +324,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 )
                 for checkpoint in suite.checkpoints
                 for attack, label in attacks
-                if wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
+                if checkpoint in (attack.checkpoints or suite.checkpoints)
+                and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]
             if mine or not attacks:
                 trainings.append(job)

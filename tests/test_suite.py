@@ -34,6 +34,16 @@ def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path])
     assert len(narrow.cells) == 2
 
 
+def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) -> None:
+    text = 'name = "ilrg"\ncheckpoints = ["final"]'
+    plan = suites.expand(suites.load(str(tiny(**{'name = "ilrg"': text}))))
+    where = {(c.attack, c.checkpoint) for c in plan.cells}
+    assert where == {("ilrg", "final"), ("prior_only", "init"), ("prior_only", "final")}
+    wrong = tiny(**{'name = "ilrg"': text, '["init", "final"]': '["init"]'})
+    with pytest.raises(ValueError, match="ilrg is to run at checkpoint final, but .* init"):
+        suites.load(str(wrong))
+
+
 def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
     suite = suites.load("quick", ["protocol.rounds=3", "seeds=[4, 5]", "threats.0.victims=2"])
     assert all(suite.protocol_of(t).rounds == 3 for t in suite.tasks)

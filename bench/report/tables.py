@@ -132,9 +132,11 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
     out = []
     for title, members in tables(rows):
         floors = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
-        columns = [(n, m) for n, m in _columns(members) if n not in floors]
+        columns = [(n, m) for n, m in _columns(members) if n not in floors | _idle(members)]
+        lines = [next(iter(_floor(row, columns[:1]).values()), "-") for row in members]
+        shared = len(set(lines)) == 1  # the same victims in every row: once is enough
         table = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+            title=f"{title} · floor {lines[0]}" if shared else title, title_justify="left", title_style="bold", box=None, pad_edge=False,
             padding=(0, 1, 0, 0), header_style="bold dim",
         )  # fmt: skip
         table.add_column("#", justify="right", no_wrap=True)
@@ -142,10 +144,12 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         for name in ("acc", "eps\nclaimed", "eps\nproven"):
             table.add_column(name, justify="right", no_wrap=True)
         for name, metric in columns:
-            table.add_column(f"{name}\n{_TITLES[metric]}", justify="right", no_wrap=True)
-        table.add_column("floor", justify="right", no_wrap=True)
+            short = "\n".join(word[:9] for word in name.split("_"))
+            table.add_column(f"{short}\n{_TITLES[metric]}", justify="right", no_wrap=True)
+        if not shared:
+            table.add_column("floor", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for row in members:
+        for row, floor in zip(members, lines, strict=True):
             claim = _brief_number(row["eps_claimed"])
             line = [
                 str(row["rank"] or "-"),
@@ -155,10 +159,17 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
                 _brief_number(row["eps_record"]),
             ]
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
-            line += [next(iter(_floor(row, columns[:1]).values()), "-"), _codes(row)]
+            line += [_codes(row)] if shared else [floor, _codes(row)]
             table.add_row(*line, style="dim" if row["rank"] is None else "")
         out.append(table)
     return out
+
+
+def _idle(rows: Sequence[Row]) -> set[str]:
+    """Attacks that apply to no row: their columns are left to the files."""
+    names = {n for r in rows for n in r["attacks"]}
+    found = {n: {r["attacks"][n]["status"] for r in rows if n in r["attacks"]} for n in names}
+    return {n for n, statuses in found.items() if statuses == {"not_applicable"}}
 
 
 def terminal_legend(rows: Sequence[Row]) -> str:
