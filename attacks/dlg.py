@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from attacks.engine.labels import granted_labels, rank_labels
-from attacks.engine.matching import Matcher, noise_of, unusable
-from attacks.engine.restarts import Labels, Settings, Start, solve
+from attacks.engine.labels import granted_labels, likely_labels
+from attacks.engine.matching import Layers, Matcher
+from attacks.engine.observation import noise_of, nothing_to_match
+from attacks.engine.quasi_newton import QuasiNewton
+from attacks.engine.restarts import STARTS, Labels, Start, Wave, solve
 from bench.api import Attack, Context, Reconstruction, Seen
+
+Preset = Literal["strong", "paper"]
+Precision = Literal["auto", "float32", "float64"]
+_PRESETS: dict[str, dict[str, Any]] = {
+    "strong": {"restarts": 2, "history": 30, "start": "public", "precision": "auto"},
+    "paper": {"restarts": 0, "history": 100, "start": "normal", "precision": "float32"},
+}
+
+_TRAPPED = 1e-4
+"""Share of |observation|^2 above which a start is taken to have met a local minimum; below, it
+was only cut short by its budget, and others would be too."""
 
 
 class DLG(Attack):
-    """Matches the observed upload by L-BFGS on images and label logits.
+    """Matches what was seen by L-BFGS on images and label logits.
 
-    evaluations: gradient evaluations per start (0: the suite's budget). restarts: further
-    starts of a victim that the first did not solve. history: curvature pairs. tolerance: solved
-    at this share of |observation|^2. start: gray, uniform or normal (the paper's). precision:
-    float64, float32, or auto: float64 where nothing is random, since float32 stalls near a
-    tolerance of 1e-10, and float32 under noise, which no attack resolves that finely.
-    Departures from the paper: gray start and relative stopping; restarts from a Gaussian prior
-    of samples fitted on public data; the update of several local steps is simulated; under
-    noise the objective is the likelihood of the defense's public mechanism with that prior, and
-    label logits begin at the likeliest classes.
+    preset: `paper` (normal start and logits, history 100, float32, no restart) or `strong`; the
+    other settings replace its values. restarts: further starts of a victim that the first did
+    not solve. history: curvature pairs. tolerance: solved at this share of |observation|^2.
+    start: gray, uniform or normal. precision: auto is float32 and then float64 from where
+    float32 gets no further; under noise, which no attack resolves so finely, float32. layers:
+    `even`, or `relative`: every tensor's distance in units of its own observed norm. bounds:
+    keep images in [0, 1] by a change of variables.
+    Departures from the paper (strong): gray start, relative stopping, line search, restarts from
+    a Gaussian prior of samples fitted on public data. In both: the update of several local steps
+    is simulated; under noise the objective is the likelihood of the defense's public mechanism
+    with that prior, and label logits begin at the likeliest classes; smashed data that was seen
+    is matched jointly.
     Source: Zhu, Liu, Han, arXiv:1906.08935, Algorithm 1.
     """
 
@@ -33,56 +52,86 @@ class DLG(Attack):
     def __init__(
         self,
         *,
-        evaluations: int = 0,
-        restarts: int = 2,
-        history: int = 30,
-        tolerance: float = 1e-10,
-        start: Start = "gray",
-        precision: Literal["auto", "float32", "float64"] = "auto",
+        preset: Preset = "strong",
+        restarts: int | None = None,
+        history: int | None = None,
+        tolerance: float = 1e-14,
+        start: Start | None = None,
+        precision: Precision | None = None,
+        layers: Layers = "even",
+        bounds: bool = False,
     ) -> None:
-        if precision not in ("auto", "float32", "float64"):
-            raise ValueError(f"precision must be auto, float32 or float64, got '{precision}'.")
-        self.precision = precision
-        self.settings = Settings(
-            evaluations=evaluations,
-            restarts=restarts,
-            history=history,
-            tolerance=tolerance,
-            start=start,
-        )
+        if preset not in _PRESETS:
+            raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
+        given = {"restarts": restarts, "history": history, "start": start, "precision": precision}
+        chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
+        self.preset, self.layers, self.bounds, self.tolerance = preset, layers, bounds, tolerance
+        self.restarts, self.history = chosen["restarts"], chosen["history"]
+        self.start, self.precision = chosen["start"], chosen["precision"]
+        for name, value, least in (("restarts", self.restarts, 0), ("history", self.history, 1)):
+            if value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}.")
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance must lie in (0, 1), got {tolerance}.")
+        for name, value, allowed in (
+            ("start", self.start, STARTS),
+            ("precision", self.precision, ("auto", "float32", "float64")),
+            ("layers", layers, ("even", "relative")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got '{value}'.")
 
     def applies(self, seen: Seen) -> str | None:
-        return unusable(seen)
+        return nothing_to_match(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        double = self.precision == "float64"
-        if self.precision == "auto":
-            double = noise_of(seen) is None
-        matcher = Matcher(seen, ctx, dtype=torch.float64 if double else torch.float32)
+        noisy = noise_of(seen) is not None
+
+        @cache
+        def matcher_in(dtype: torch.dtype) -> Matcher:
+            return Matcher(seen, ctx, dtype=dtype, layers=self.layers, bounded=self.bounds)
+
+        optimiser = QuasiNewton(
+            matcher=matcher_in,
+            dtypes=self._dtypes(noisy=noisy),
+            evaluations=ctx.budget,
+            history=self.history,
+            least_gain=1e-5 if noisy else 1e-7,
+        )
+        matcher = matcher_in(optimiser.dtypes[0])
         granted = granted_labels(seen, matcher)
         known = self._labels(matcher, ctx) if granted is None else Labels(fixed=granted)
-        solution = solve(matcher, ctx, self.settings, known)
-        images = solution.images
-        if len(matcher.shape) == 3:
-            images = images.clamp(0, 1)
-        counts = torch.nn.functional.one_hot(solution.labels, matcher.classes).sum(dim=1)
-        notes: tuple[str, ...] = ()
-        if solution.solved is not None:
-            notes += (f"{solution.solved} of {len(images)} victims solved to tolerance",)
-        if solution.diverged:
-            notes += (f"{solution.diverged} starts diverged",)
-        return Reconstruction(
-            images=images.float().cpu(),
-            labels=solution.labels.cpu(),
-            label_counts=counts.cpu(),
-            loss=solution.loss.cpu(),
-            failed=solution.failed.cpu(),
-            evaluations=solution.evaluations,
-            notes=notes,
-        )
+        # Under noise no loss is "solved": the likelihood has no known minimum.
+        stop = torch.full_like(matcher.square, -torch.inf)
+        if not noisy:
+            stop = self.tolerance * matcher.square
+        solution = solve(
+            matcher, ctx, waves=self._waves(matcher.square, noisy=noisy), known=known, stop=stop,
+            optimiser=optimiser,
+        )  # fmt: skip
+        notes = [*known.notes]
+        if not noisy:
+            notes.append(f"{solution.solved} of {matcher.victims} victims solved to tolerance")
+        if solution.redrawn:
+            notes.append(f"{solution.redrawn} starts diverged and were replaced")
+        return solution.answer(matcher, notes)
+
+    def _dtypes(self, *, noisy: bool) -> Sequence[torch.dtype]:
+        if self.precision == "auto":
+            return (torch.float32,) if noisy else (torch.float32, torch.float64)
+        return (torch.float64,) if self.precision == "float64" else (torch.float32,)
+
+    def _waves(self, square: Tensor, *, noisy: bool) -> list[Wave]:
+        if self.preset == "paper":
+            return [Wave(count=1 + self.restarts, start=self.start, noisy_logits=True)]
+        if noisy:
+            return [Wave(count=1 + self.restarts, framed=True)]
+        first = [Wave(count=1, start=self.start)]
+        again = [Wave(count=self.restarts, start=self.start, above=_TRAPPED * square)]
+        return first + (again if self.restarts else [])
 
     def _labels(self, matcher: Matcher, ctx: Context) -> Labels:
         """What is known of labels that the threat does not grant."""
-        if matcher.noise is None or matcher.samples > 1:
+        if matcher.observation is None or matcher.samples > 1 or self.preset == "paper":
             return Labels()
-        return Labels(ranking=rank_labels(matcher, ctx))
+        return likely_labels(matcher, ctx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attacks.engine.matching import Observation, mechanisms_of, observe
+from attacks.engine.observation import Observation, mechanisms_of, observe
 from bench.api import Seen
 from bench.privacy.events import SignPerturbation
 

@@ -1,13 +1,18 @@
-"""Reading or ranking the label of a single sample from the upload of its gradient."""
+"""Reading or ranking labels from the upload of their gradient."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from attacks.engine.matching import Matcher
+from attacks.engine.restarts import Labels
+from attacks.ilrg import ILRG
 from bench.api import Context, Seen
+from bench.toolkit.batches import class_means
+
+_LARGEST = 2**26
+"""Numbers held at once while classes are compared."""
 
 
 def granted_labels(seen: Seen, matcher: Matcher) -> Tensor | None:
@@ -16,13 +21,46 @@ def granted_labels(seen: Seen, matcher: Matcher) -> Tensor | None:
     return None if granted is None else torch.tensor(granted, device=matcher.device)
 
 
-def negative_bias(matcher: Matcher, bias: str) -> Tensor:
+def read_labels(matcher: Matcher, ctx: Context) -> Labels:
+    """Labels to hold fixed: of one sample by the sign rule (ranked under noise), of several by
+    restored counts."""
+    observation = matcher.observation
+    assert observation is not None
+    if matcher.samples > 1:
+        restored = ILRG().run(matcher.seen, ctx)
+        assert restored.label_counts is not None
+        classes = torch.arange(matcher.classes)
+        rows = [torch.repeat_interleave(classes, c) for c in restored.label_counts]
+        notes = tuple(f"labels: {note}" for note in restored.notes)
+        return Labels(fixed=torch.stack(rows).to(matcher.device), notes=notes)
+    exact = negative_bias(matcher, ctx)
+    if exact is not None:
+        return Labels(fixed=exact[:, None])
+    return Labels(ranking=rank_labels(matcher, ctx), hold=True)
+
+
+def likely_labels(matcher: Matcher, ctx: Context) -> Labels:
+    """Labels of one sample to begin with: the sign rule's, where it holds, then the ranking."""
+    ranking = rank_labels(matcher, ctx)
+    exact = negative_bias(matcher, ctx)
+    if exact is not None:
+        later = (ranking != exact[:, None]).long().argsort(dim=1, stable=True)
+        ranking = ranking.gather(1, later)
+    return Labels(ranking=ranking)
+
+
+def negative_bias(matcher: Matcher, ctx: Context) -> Tensor | None:
     """int64 [V], class of the smallest head bias gradient: p_c - 1 < 0 for the label, p_c > 0
-    elsewhere, so without noise it is exact."""
-    values = matcher.observation.values[bias]
-    if matcher.observation.kind == "gradient":
+    elsewhere, so it is exact. None under noise or where the bias is not seen whole."""
+    observation, bias = matcher.observation, ctx.network.head[1]
+    if matcher.noise is not None or observation is None or bias not in observation.values:
+        return None
+    if not bool(observation.present[bias].all()):
+        return None
+    values = observation.values[bias]
+    if observation.kind == "gradient":
         return values.argmin(dim=1)
-    if matcher.observation.kind == "weights":
+    if observation.kind == "weights":
         values = values - matcher.start[bias]
     return values.argmax(dim=1)
 
@@ -33,22 +71,23 @@ def rank_labels(matcher: Matcher, ctx: Context) -> Tensor:
     A class is as likely as the head tensors that its mean public image would have sent are
     under the defense's public mechanism; classes without public images come last.
     """
-    names = [n for n in ctx.network.head if n in matcher.observation.values] or matcher.names
+    observation = matcher.observation
+    assert observation is not None
+    names = [n for n in ctx.network.head if n in observation.values] or list(observation.values)
     aux_y = ctx.aux_y.to(matcher.device)
     aux_x = ctx.aux_x.to(dtype=matcher.dtype, device=matcher.device)
-    classes = [c for c in range(matcher.classes) if bool((aux_y == c).any())]
-    means = torch.stack([aux_x[aux_y == c].mean(dim=0) for c in classes])[:, None]
+    classes = aux_y.unique()
+    means = class_means(aux_x, aux_y, classes=matcher.classes)
     targets = torch.eye(matcher.classes, dtype=matcher.dtype, device=matcher.device)
-    expected = vmap(matcher.sent)(means, targets[classes][:, None])
-    victims = len(matcher.observation.square)
-    scores = torch.full((victims, matcher.classes), torch.inf, device=matcher.device)
-    for column, label in enumerate(classes):
-        total = torch.zeros(victims, dtype=matcher.dtype, device=matcher.device)
+    scores = torch.full((matcher.victims, matcher.classes), torch.inf, device=matcher.device)
+    width = sum(v.numel() for v in matcher.start.values()) * matcher.victims
+    for some in classes.split(max(1, _LARGEST // width)):
+        expected = matcher.uploads(means[some, None], targets[some, None])
         for name in names:
-            value = matcher.observation.values[name]
+            value = observation.values[name][:, None]
             prepared = matcher.likelihood.prepare(value)
-            misfit, _ = matcher.likelihood.misfit(expected[name][column].expand_as(value), prepared)
-            visible = matcher.observation.present[name]
-            total = total + torch.where(visible, misfit, 0.0).flatten(1).sum(dim=1)
-        scores[:, label] = total.to(scores)
+            misfit, _ = matcher.likelihood.misfit(expected[name].detach()[None], prepared)
+            misfit = torch.where(observation.present[name][:, None], misfit, 0.0)
+            added = misfit.flatten(2).sum(dim=2).to(scores)
+            scores[:, some] = torch.where(scores[:, some].isinf(), 0.0, scores[:, some]) + added
     return scores.argsort(dim=1)

@@ -1,187 +1,240 @@
-"""Gradient matching: how well candidate images and labels explain the uploads that were seen.
+"""Gradient matching: how well candidate images and labels explain what was seen.
 
 One objective for every defense: the negative log-likelihood of the observed upload under the
 defense's public mechanisms (Kerckhoffs), plus, where there is noise, a Gaussian prior fitted on
-public data. Without noise it is the squared distance of gradients (DLG, Eq. 3).
+public data. Without noise it is the squared distance of gradients (DLG, Eq. 3). The cosine
+distance of gradients is the alternative. Smashed data, where it was seen, is matched jointly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import vjp, vmap
 
+from attacks.engine.estimate import gradient_estimate
+from attacks.engine.gradients import Layered, Simulated, Work, as_vector, layered
 from attacks.engine.lbfgs import Evaluate
-from bench.api import UPLOAD_KINDS, Context, Kind, Seen, State, as_kind
-from bench.privacy.events import (
-    Clip,
-    GaussianNoise,
-    LaplaceNoise,
-    Mechanism,
-    SignPerturbation,
+from attacks.engine.likelihood import Likelihood
+from attacks.engine.observation import (
+    Observation,
+    mechanisms_of,
+    noise_of,
+    observe,
+    smashed_of,
 )
-from bench.toolkit.batches import class_means, soft_cross_entropy
+from attacks.engine.prior import Frame
+from attacks.engine.products import Products
+from bench.api import Context, Kind, Seen
+from bench.privacy.events import Clip, GaussianNoise, LaplaceNoise, SignPerturbation
 from bench.toolkit.vectors import flatten
 
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """Uploads of V victims as one kind: values and presence, [V, ...] by name."""
-
-    kind: Kind
-    values: Mapping[str, Tensor]
-    present: Mapping[str, Tensor]
-
-    @property
-    def square(self) -> Tensor:
-        """Squared norm of the visible values, [V]."""
-        terms = [
-            torch.where(self.present[n], v, 0.0).flatten(1).square().sum(dim=1)
-            for n, v in self.values.items()
-        ]
-        return torch.stack(terms).sum(dim=0)
-
-
-def mechanisms_of(seen: Seen) -> list[Mechanism]:
-    """The defense's public mechanisms, in the order in which they act."""
-    return [Mechanism.from_dict(m) for m in seen.known["mechanisms"]]
-
-
-def noise_of(seen: Seen) -> Mechanism | None:
-    """The last mechanism that makes uploads random, or None if all are deterministic."""
-    noises: list[Mechanism] = []
-    for mechanism in mechanisms_of(seen):
-        match mechanism:
-            case GaussianNoise(std=level) | LaplaceNoise(scale=level):
-                noises += [mechanism] if level > 0 else []
-            case SignPerturbation():
-                noises.append(mechanism)
-    return noises[-1] if noises else None
-
-
-def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Observation:
-    """The victims' uploads converted to `kind` (None: as sent), in `dtype`.
-
-    Raises ValueError if there is none or if a value is not finite, naming the client.
-    """
-    sent = seen.upload_kind()
-    if sent is None:
-        raise ValueError("no upload of weights, update or gradient was seen.")
-    lr = float(seen.known["lr"])
-    base = {n: v.to(dtype) for n, v in seen.before.items()}
-    rows = []
-    for client in seen.clients:
-        message = seen.of(client, sent)[0]
-        wide = message.with_parts(
-            {
-                n: type(p)(values=p.values.to(dtype), present=p.present)
-                for n, p in message.parts.items()
-            }
-        )
-        rows.append(as_kind(wide, kind or sent, base=base, lr=lr).parts)
-        for name, part in rows[-1].items():
-            if not bool(torch.isfinite(part.values[part.presence()]).all()):
-                raise ValueError(f"the upload '{name}' of {client} holds non-finite values.")
-    return Observation(
-        kind=kind or sent,
-        values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},
-        present={n: torch.stack([r[n].presence() for r in rows]) for n in rows[0]},
-    )
-
-
-def unusable(seen: Seen) -> str | None:
-    """Why the uploads cannot be matched, or None."""
-    if not seen.clients:
-        return "no client took part in the observed round"
-    kind = seen.upload_kind()
-    if kind is None:
-        return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
-    return None
+Distance = Literal["likelihood", "cosine"]
+Layers = Literal["even", "relative"]
+_TINY = 1e-30
 
 
 class Matcher:
     """The objective over candidate images and soft labels for the victims of one `Seen`.
 
-    samples: per victim (batch * local steps). All tensors are of `dtype` on the
-    context's device. `mean` weights stand for defenses that draw their weights at random.
+    dtype: of all tensors, on the context's device. distance: `likelihood` (squared distance
+    without noise) or `cosine`. layers: `even`, or `relative`: every tensor's squared distance
+    in units of its own observed square (likelihood without noise only). total_variation: weight
+    of the images' mean absolute differences between neighbours; under `cosine` it grows with the
+    share of noise in the upload. bounded: plain images stay in [0, 1] by a cosine of the
+    optimised vector. samples: per victim (batch * local steps). Mean weights stand for those
+    that a defense draws at random.
     """
 
-    def __init__(self, seen: Seen, ctx: Context, *, dtype: torch.dtype) -> None:
-        self.network, self.defense = ctx.network, ctx.defense
-        self.dtype, self.device = dtype, ctx.device
-        self.steps, self.batch = int(seen.known["local_steps"]), int(seen.known["batch"])
-        self.lr, self.mode = float(seen.known["lr"]), str(seen.known["mode"])
-        self.samples = self.steps * self.batch
+    def __init__(
+        self,
+        seen: Seen,
+        ctx: Context,
+        *,
+        dtype: torch.dtype,
+        distance: Distance = "likelihood",
+        layers: Layers = "even",
+        total_variation: float = 0.0,
+        bounded: bool = False,
+    ) -> None:
+        self.seen, self.ctx, self.dtype, self.device = seen, ctx, dtype, ctx.device
+        self.network, self.distance, self.layers = ctx.network, distance, layers
+        self.bounded = bounded and len(ctx.network.shape) == 3
+        steps, self.batch = int(seen.known["local_steps"]), int(seen.known["batch"])
+        self.samples = steps * self.batch
         self.shape, self.classes = tuple(ctx.network.shape), ctx.network.classes
         move: dict[str, Any] = {"dtype": dtype, "device": ctx.device}
-        self.const = {n: v.to(**move) for n, v in seen.const.items()}
-        self.buffers = {n: v.to(**move) for n, v in seen.buffers.items()}
-        self.start = dict(
-            self.defense.receive({n: v.to(**move) for n, v in seen.before.items()}, self.const)
+        const = {n: v.to(**move) for n, v in seen.const.items()}
+        before = {n: v.to(**move) for n, v in seen.before.items()}
+        self.start = dict(ctx.defense.receive(before, const))
+        self.work = Work(
+            start=self.start,
+            const=const,
+            buffers={n: v.to(**move) for n, v in seen.buffers.items()},
+            steps=steps,
+            batch=self.batch,
+            lr=float(seen.known["lr"]),
+            mode=str(seen.known["mode"]),
+        )
+        self.gradients = layered(ctx.network, ctx.defense, self.work) or Simulated(
+            ctx.network, ctx.defense, self.work
         )
         mechanisms = mechanisms_of(seen)
         self.clips = [m for m in mechanisms if isinstance(m, Clip)]
         self.noise = noise_of(seen)
         self.likelihood = Likelihood(self.noise)
-        kind: Kind = mechanisms[-1].of if mechanisms else "gradient"
-        seen_as = observe(seen, kind, dtype=dtype)
-        self.observation = Observation(
-            kind=kind,
-            values={n: v.to(ctx.device) for n, v in seen_as.values.items()},
-            present={n: v.to(ctx.device) for n, v in seen_as.present.items()},
+        self.observation = self._observed(mechanisms[-1].of if mechanisms else "gradient")
+        self.smashed = smashed_of(seen, dtype=dtype)
+        if self.smashed is not None:
+            value, present = (t.to(ctx.device) for t in self.smashed)
+            self.smashed = value, present
+        self.variation = total_variation * self._noise_share()
+
+    # --- what was seen --------------------------------------------------------------------------
+    def _observed(self, kind: Kind) -> Observation | None:
+        if self.seen.upload_kind() is None:
+            return None
+        if self.distance == "cosine":
+            found = gradient_estimate(self.seen, dtype=self.dtype)
+        else:
+            found = observe(self.seen, kind, dtype=self.dtype)
+        return Observation(
+            kind=found.kind,
+            values={n: v.to(self.device) for n, v in found.values.items()},
+            present={n: v.to(self.device) for n, v in found.present.items()},
         )
-        self.names = list(self.observation.values)
-        self.prepared = self.likelihood.prepare(flatten(self.observation.values))
+
+    @cached_property
+    def victims(self) -> int:
+        return len(self.seen.clients)
+
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """Bool [V, D] of the upload's coordinates, or None if all are."""
+        assert self.observation is not None
         visible = flatten(self.observation.present)
-        self.visible = None if bool(visible.all()) else visible
-        self.frame = Frame.fit(ctx.aux_x.to(**move), ctx.aux_y.to(ctx.device), self.classes)
+        return None if bool(visible.all()) else visible
 
-    # --- what a client with these samples would have sent ------------------------------------
-    def gradient(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Mean gradient of one client's local training on x [K, ...], soft labels y [K, C].
+    @cached_property
+    def prepared(self) -> tuple[Tensor, ...]:
+        """The upload's vectors [V, D] as the distance needs them."""
+        assert self.observation is not None
+        values = flatten(self.observation.values)
+        if self.visible is not None:
+            values = torch.where(self.visible, values, 0.0)
+        return (values,) if self.distance == "cosine" else self.likelihood.prepare(values)
 
-        Several local steps are simulated, each on its own slice of the candidates.
+    @cached_property
+    def weight(self) -> Tensor | None:
+        """[V, D] weights of squared distances, or None for 1."""
+        if self.layers == "even" or self.noise is not None or self.observation is None:
+            return None
+        pieces = []
+        for name, value in self.observation.values.items():
+            seen = torch.where(self.observation.present[name], value, 0.0).flatten(1)
+            square = seen.square().sum(dim=1, keepdim=True)
+            # A tensor that was all zero says only that: give it the mean weight, not infinity.
+            pieces.append(torch.where(square > 0, 1 / square.clamp_min(_TINY), 0.0).expand_as(seen))
+        weight = torch.cat(pieces, dim=1)
+        return weight * (self.observation.square / len(pieces))[:, None]
+
+    @cached_property
+    def square(self) -> Tensor:
+        """[V], the unit of the objective without noise: |upload|^2, once more for smashed data."""
+        if self.distance == "cosine":
+            return torch.ones(self.victims, dtype=self.dtype, device=self.device)
+        if self.observation is not None:
+            return self.observation.square * (1 if self.smashed is None else 2)
+        return self._smashed_square()
+
+    @cached_property
+    def silent(self) -> Tensor:
+        """Bool [V]: nothing but zeros was seen of the victim, so nothing can be matched."""
+        upload = 0.0 if self.observation is None else self.observation.square
+        smashed = 0.0 if self.smashed is None else self._smashed_square()
+        return torch.as_tensor(upload + smashed == 0, device=self.device)
+
+    def _smashed_square(self) -> Tensor:
+        assert self.smashed is not None
+        value, present = self.smashed
+        return torch.where(present, value, 0.0).flatten(1).square().sum(dim=1)
+
+    @cached_property
+    def smashed_unit(self) -> Tensor:
+        """[V], weight of the squared distance of smashed data: as much as the upload's."""
+        if self.observation is None:
+            return torch.ones(self.victims, dtype=self.dtype, device=self.device)
+        unit = 1.0 if self.distance == "cosine" else self.observation.square
+        return unit / self._smashed_square().clamp_min(_TINY)
+
+    def _noise_share(self) -> float:
+        """|upload|^2 by the part of it that is no noise, at most 100: how much more a prior
+        should weigh (the noise's level is public)."""
+        if self.distance != "cosine" or self.noise is None or self.observation is None:
+            return 1.0
+        match self.noise:
+            case SignPerturbation(of="weights"):
+                return 1.0  # not additive: the signs follow the broadcast
+            case SignPerturbation(keep=keep, relative_std=spread):
+                signal = (2 * keep - 1) ** 2 / (1 + spread**2)
+            case GaussianNoise(std=std):
+                signal = 1 - self._share_of(std**2)
+            case LaplaceNoise(scale=scale):
+                signal = 1 - self._share_of(2 * scale**2)
+        return 1 / max(signal, 0.01)
+
+    def _share_of(self, variance: float) -> float:
+        """Mean share of noise of `variance` per coordinate in the upload's square."""
+        assert self.noise is not None
+        sent = observe(self.seen, self.noise.of, dtype=torch.float64)
+        coordinates = sum(int(p[0].sum()) for p in sent.present.values())
+        return coordinates * variance / max(float(sent.square.mean()), _TINY)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The prior; costly above a thousand dimensions, so made when first needed."""
+        aux_x = self.ctx.aux_x.to(dtype=self.dtype, device=self.device)
+        return Frame.fit(aux_x, self.ctx.aux_y.to(self.device), self.classes)
+
+    # --- what clients with these samples would have sent ----------------------------------------
+    def uploads(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Uploads before noise in the observation's kind, clips applied in order.
+
+        x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name, for the names observed.
         """
+        assert self.observation is not None
+        gradient = self.gradients(x, y)
+        kind = self.observation.kind
+        scale = -self.work.lr * self.work.steps
+        if self.distance == "likelihood":
+            for clip in self.clips:
+                factor = scale if clip.of == "update" else 1.0
+                flat = torch.cat([g.flatten(1) for g in gradient.values()], dim=1) * factor
+                # The square root's slope is infinite at 0, and 0 is never clipped.
+                length = flat.abs().sum(1) if clip.order == 1 else (
+                    flat.square().sum(1) + _TINY
+                ).sqrt()  # fmt: skip
+                shrink = torch.clamp(clip.norm / length.clamp_min(_TINY), max=1.0)
+                gradient = {n: g * _column(shrink, g) for n, g in gradient.items()}
+        found = {n: gradient[n] for n in self.observation.values}
+        if kind == "gradient":
+            return found
+        update = {n: scale * g for n, g in found.items()}
+        return update if kind == "update" else {n: self.start[n] + u for n, u in update.items()}
 
-        def loss(variables: State, x: Tensor, y: Tensor) -> Tensor:
-            weights = self.defense.mean_realize(variables, self.const)
-            logits = self.network.apply(weights, x, mode=self.mode, buffers=self.buffers)
-            return soft_cross_entropy(logits, y)
+    def activations(self, x: Tensor) -> Tensor:
+        """Smashed data of the first step's samples, x [P, K, *shape] -> [P, B, ...]."""
+        first = x[:, : self.batch]
+        cut = self.network.run(
+            self.start, first.flatten(0, 1), last=str(self.seen.known["cut"]),
+            mode=self.work.mode, buffers=self.work.buffers,
+        )  # fmt: skip
+        return cut.unflatten(0, first.shape[:2])
 
-        variables: State = self.start
-        total: dict[str, Tensor] | None = None
-        for step in range(self.steps):
-            part = slice(step * self.batch, (step + 1) * self.batch)
-            grads = self.defense.gradient(loss, variables, x[part], y[part], {})
-            total = dict(grads) if total is None else {n: total[n] + g for n, g in grads.items()}
-            if step + 1 < self.steps:
-                variables = {n: v - self.lr * grads[n] for n, v in variables.items()}
-        assert total is not None
-        return {n: g / self.steps for n, g in total.items()}
-
-    def sent(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The upload before noise, in the observation's kind: clips are applied in order."""
-        gradient = self.gradient(x, y)
-        scale = -self.lr * self.steps
-        for clip in self.clips:
-            factor = scale if clip.of == "update" else 1.0
-            flat = torch.cat([g.flatten() for g in gradient.values()]) * factor
-            # The square root's slope is infinite at 0, and 0 is never clipped.
-            length = flat.abs().sum() if clip.order == 1 else (flat.square().sum() + 1e-30).sqrt()
-            shrink = torch.clamp(clip.norm / length.clamp_min(1e-30), max=1.0)
-            gradient = {n: g * shrink for n, g in gradient.items()}
-        if self.observation.kind == "gradient":
-            return gradient
-        update = {n: scale * g for n, g in gradient.items()}
-        if self.observation.kind == "update":
-            return update
-        return {n: self.start[n] + u for n, u in update.items()}
-
+    # --- the objective ----------------------------------------------------------------------------
     def evaluator(
         self, victims: Tensor, labels: Tensor | None = None, *, framed: bool = True
     ) -> Evaluate:
@@ -190,41 +243,103 @@ class Matcher:
         victims: int [P], whose upload each problem matches. labels: int64 [P, K] that are held
         fixed, or None to optimise label logits that follow the images in the vector. framed:
         whether image vectors are relative to the public prior (see `Frame`) or plain pixels.
-        Under noise the prior also weighs in the objective.
+        Under noise the prior also weighs in the likelihood.
         """
         centre = self.centre(len(victims), labels, framed=framed)
         factor = self._factor(labels, framed=framed)
-
-        def sent(z: Tensor, centre: Tensor, y: Tensor) -> Tensor:
-            targets = self.labels_in(z) if labels is None else y
-            upload = self.sent(self._decode(z, centre, factor), targets)
-            return torch.cat([upload[n].flatten() for n in self.names])
-
-        soft = torch.zeros(len(victims), device=self.device)
-        if labels is not None:
-            soft = torch.nn.functional.one_hot(labels, self.classes).to(self.dtype)
-        weighs = framed and self.noise is not None
+        weighs = framed and self.noise is not None and self.distance == "likelihood"
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
             chosen = victims[problems]
+            with torch.enable_grad():
+                z = z.detach().requires_grad_()
+                x = self._decode(z, centre[problems], factor)
+                y = (
+                    self.labels_in(z)
+                    if labels is None
+                    else torch.nn.functional.one_hot(labels[problems], self.classes).to(z)
+                )
+                loss, outputs, slopes = self._misfit(x, y, chosen)
+                if self.variation and len(self.shape) == 3:
+                    rough = self.variation * _variation(x)
+                    loss = loss + rough.detach()
+                    outputs, slopes = [*outputs, rough], [*slopes, torch.ones_like(rough)]
             # The problems are independent, so one backward pass gives each its own gradient.
-            uploads, pull, *_ = vjp(lambda z: vmap(sent)(z, centre[problems], soft[problems]), z)
-            prepared = tuple(p[chosen] for p in self.prepared)
-            terms, slopes = self.likelihood.misfit(uploads.detach().contiguous(), prepared)
-            if self.visible is not None:
-                visible = self.visible[chosen]
-                terms = torch.where(visible, terms, 0.0)
-                slopes = torch.where(visible, slopes, 0.0)
-            loss, gradient = terms.sum(dim=1), pull(slopes)[0].detach()
+            gradient = torch.autograd.grad(outputs, z, slopes)[0]
             if weighs:
-                inner = z[:, : self.pixels]
+                inner = z.detach()[:, : self.pixels]
                 loss = loss + inner.square().sum(dim=1) / 2
-                gradient = gradient.clone()
                 gradient[:, : self.pixels] += inner
             return loss, gradient
 
         return evaluate
 
+    def losses(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
+        """The distance alone, [P], of samples x [P, K, *shape] with soft labels y [P, K, C] to
+        what was seen of the victims int [P]."""
+        return self._misfit(x, y, victims)[0].detach()
+
+    def _misfit(
+        self, x: Tensor, y: Tensor, chosen: Tensor
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Losses [P], and differentiable outputs with the losses' derivatives by them."""
+        loss = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        outputs: list[Tensor] = []
+        slopes: list[Tensor] = []
+        if self.observation is not None:
+            if self.distance == "cosine":
+                away = 1 - self._cosine(x, y, chosen)
+                loss, outputs = loss + away.detach(), [away]
+                slopes = [torch.ones_like(away)]
+            else:
+                uploads = as_vector(self.uploads(x, y), list(self.observation.values))
+                prepared = tuple(p[chosen] for p in self.prepared)
+                terms, slope = self.likelihood.misfit(uploads.detach(), prepared)
+                if self.visible is not None:
+                    shown = self.visible[chosen].to(self.dtype)
+                    terms, slope = terms * shown, slope * shown
+                if self.weight is not None:
+                    terms, slope = terms * self.weight[chosen], slope * self.weight[chosen]
+                loss, outputs, slopes = loss + terms.sum(dim=1), [uploads], [slope]
+        if self.smashed is not None:
+            values, present = (t[chosen] for t in self.smashed)
+            cut = self.activations(x)
+            rest = torch.where(present, cut.detach() - values, 0.0)
+            unit = self.smashed_unit[chosen]
+            loss = loss + unit * rest.flatten(1).square().sum(dim=1)
+            outputs, slopes = [*outputs, cut], [*slopes, 2 * rest * _column(unit, rest)]
+        return loss, outputs, slopes
+
+    def _cosine(self, x: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+        """Cosine of the angle between visible values, [P]. Source: Inverting Gradients, Eq. 4."""
+        assert self.observation is not None
+        if self.products is not None:
+            inner, square = self.products(x, y, chosen)
+        else:
+            uploads = as_vector(self.uploads(x, y), list(self.observation.values))
+            if self.visible is not None:
+                uploads = uploads * self.visible[chosen].to(self.dtype)
+            inner = (uploads * self.prepared[0][chosen]).sum(dim=1)
+            square = uploads.square().sum(dim=1)
+        return inner / ((square + _TINY) * self.observation.square[chosen].clamp_min(_TINY)).sqrt()
+
+    @cached_property
+    def products(self) -> Products | None:
+        """Inner products layer by layer, where every coordinate of every layer was seen."""
+        seen = self.observation
+        if not isinstance(self.gradients, Layered) or seen is None or self.visible is not None:
+            return None
+        if set(seen.values) != set(self.start):
+            return None
+        return Products(self.gradients, seen.values, samples=self.samples)
+
+    @property
+    def working_numbers(self) -> int:
+        """Estimated numbers that one problem's evaluation holds: gradients and slopes, and
+        activations as a multiple of the pixels."""
+        return 6 * sum(v.numel() for v in self.start.values()) + 256 * self.pixels
+
+    # --- candidates as vectors ------------------------------------------------------------------
     @property
     def pixels(self) -> int:
         """Numbers in one problem's images."""
@@ -243,7 +358,13 @@ class Matcher:
     def images(self, z: Tensor, labels: Tensor | None, *, framed: bool) -> Tensor:
         """Optimised vectors [P, N] -> images [P, K, *shape]."""
         centre = self.centre(len(z), labels, framed=framed)
-        return self._decode(z, centre, self._factor(labels, framed=framed))
+        return self._decode(z.to(self.dtype), centre, self._factor(labels, framed=framed))
+
+    def vectors(self, x: Tensor) -> Tensor:
+        """Plain images [P, K * D] as the optimiser's vectors."""
+        if not self.bounded:
+            return x
+        return torch.arccos(1 - 2 * x.clamp(0.001, 0.999)) / math.pi
 
     def _factor(self, labels: Tensor | None, *, framed: bool) -> Tensor | None:
         if not framed:
@@ -254,6 +375,8 @@ class Matcher:
         x = z[..., : self.pixels].reshape(*z.shape[:-1], self.samples, -1)
         if factor is not None:
             x = x @ factor.mT
+        elif self.bounded:
+            x = (1 - torch.cos(math.pi * x)) / 2
         return (x + centre).reshape(*z.shape[:-1], self.samples, *self.shape)
 
     def labels_in(self, z: Tensor) -> Tensor:
@@ -262,94 +385,13 @@ class Matcher:
         return torch.softmax(logits, dim=-1)
 
 
-class Likelihood:
-    """Per coordinate, how badly a noise-free value explains an observed one.
-
-    Without noise the squared distance, else the negative log-likelihood under the mechanism.
-    `prepare` turns observed values into constants once, `misfit` compares many times.
-    """
-
-    def __init__(self, noise: Mechanism | None) -> None:
-        self.noise = noise
-
-    def prepare(self, value: Tensor) -> tuple[Tensor, ...]:
-        if not isinstance(self.noise, SignPerturbation):
-            return (value,)
-        # The magnitude |v| t is taken as Gaussian around |v| E[t]; where it is constant
-        # (sign_rr) a thousandth stands for the spread, so that the objective stays smooth.
-        magnitude = value.abs() / self.noise.mean_scale
-        inverse = 1 / (magnitude * max(self.noise.relative_std, 1e-3)).clamp_min(1e-12)
-        return inverse, magnitude * value.sign() * inverse
-
-    def misfit(self, sent: Tensor, prepared: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """(misfit, its derivative by `sent`), elementwise. The derivative is written out: a
-        fifth of an evaluation would go into differentiating this."""
-        match self.noise:
-            case GaussianNoise(std=std):
-                rest = (sent - prepared[0]) / std**2
-                return rest.square() * (std**2 / 2), rest
-            case LaplaceNoise(scale=scale):
-                # |r| / scale, rounded within a tenth of the scale so that L-BFGS can follow.
-                rest, soft = sent - prepared[0], 0.1 * scale
-                length = (rest.square() + soft**2).sqrt()
-                return (length - soft) / scale, rest / (length * scale)
-            case SignPerturbation(keep=keep):
-                # -log(p exp(-(u-c)^2/2) + (1-p) exp(-(u+c)^2/2)), u and c in units of the
-                # spread; a value whose sign is known from elsewhere (a weight near its
-                # broadcast) picks its own branch. Where p is 1 to rounding only one is left.
-                inverse, centre = prepared
-                rest = sent * inverse - centre
-                kept = rest.square() / 2 - math.log(keep)
-                if keep >= 1:
-                    return kept, rest * inverse
-                odds = math.log1p(-keep) - math.log(keep) - 2 * (rest + centre) * centre
-                flipped = torch.sigmoid(odds)
-                return kept - _softplus(odds), (rest + 2 * centre * flipped) * inverse
-            case _:
-                rest = sent - prepared[0]
-                return rest.square(), 2 * rest
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """[P] -> [P, 1, ...] with the dimensions of `like`."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
-def _softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x) by one sigmoid and one log, half the time of the library's on a CPU."""
-    return x.clamp_min(0) - torch.sigmoid(x.abs()).log()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """Gaussian prior of samples, fitted on public data, as a change of variables.
-
-    x = mean + factor z with z ~ N(0, I): in z the prior's Hessian is the identity, so the prior
-    weighs against the likelihood by itself (the more noise, the more it counts) and L-BFGS is
-    well conditioned. mean [D], total [D, D]: of all samples; class_means [C, D], within [D, D]:
-    given the class. Covariances are shrunk (Ledoit-Wolf), diagonal above 4096 dimensions.
-    """
-
-    mean: Tensor
-    class_means: Tensor
-    total: Tensor
-    within: Tensor
-
-    @staticmethod
-    def fit(aux_x: Tensor, aux_y: Tensor, classes: int) -> Frame:
-        flat = aux_x.flatten(1)
-        mean = flat.mean(dim=0)
-        means = class_means(flat, aux_y, classes=classes)
-        return Frame(
-            mean=mean,
-            class_means=means,
-            total=_factor(flat - mean),
-            within=_factor(flat - means[aux_y]),
-        )
-
-
-def _factor(centred: Tensor) -> Tensor:
-    """Square root [D, D] of the shrunk covariance of centred samples [N, D]."""
-    if centred.shape[1] > 4096:
-        return torch.diag(centred.std(dim=0).clamp_min(1e-3))
-    from sklearn.covariance import LedoitWolf
-
-    covariance = LedoitWolf(assume_centered=True).fit(centred.double().cpu().numpy()).covariance_
-    scaled = torch.from_numpy(covariance)
-    ridge = 1e-6 * scaled.diagonal().mean() * torch.eye(len(scaled), dtype=scaled.dtype)
-    return torch.linalg.cholesky(scaled + ridge).to(centred)
+def _variation(x: Tensor) -> Tensor:
+    """Anisotropic total variation per pixel of images [P, K, C, H, W] -> [P]."""
+    across = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(dim=1)
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(dim=1)
+    return across + down

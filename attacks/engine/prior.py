@@ -1,0 +1,50 @@
+"""What public data says about a sample before any message is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.toolkit.batches import class_means
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """Gaussian prior of samples, fitted on public data, as a change of variables.
+
+    x = mean + factor z with z ~ N(0, I): in z the prior's Hessian is the identity, so the prior
+    weighs against the likelihood by itself (the more noise, the more it counts) and L-BFGS is
+    well conditioned. mean [D], total [D, D]: of all samples; class_means [C, D], within [D, D]:
+    given the class. Covariances are shrunk (Ledoit-Wolf), diagonal above 4096 dimensions.
+    """
+
+    mean: Tensor
+    class_means: Tensor
+    total: Tensor
+    within: Tensor
+
+    @staticmethod
+    def fit(aux_x: Tensor, aux_y: Tensor, classes: int) -> Frame:
+        flat = aux_x.flatten(1)
+        mean = flat.mean(dim=0)
+        means = class_means(flat, aux_y, classes=classes)
+        return Frame(
+            mean=mean,
+            class_means=means,
+            total=_factor(flat - mean),
+            within=_factor(flat - means[aux_y]),
+        )
+
+
+def _factor(centred: Tensor) -> Tensor:
+    """Square root [D, D] of the shrunk covariance of centred samples [N, D]."""
+    if centred.shape[1] > 4096:
+        return torch.diag(centred.std(dim=0).clamp_min(1e-3))
+    from sklearn.covariance import LedoitWolf
+
+    covariance = LedoitWolf(assume_centered=True).fit(centred.double().cpu().numpy()).covariance_
+    scaled = torch.from_numpy(covariance)
+    ridge = 1e-6 * scaled.diagonal().mean() * torch.eye(len(scaled), dtype=scaled.dtype)
+    return torch.linalg.cholesky(scaled + ridge).to(centred)

@@ -1,0 +1,113 @@
+"""Inverting Gradients: cosine distance and total variation by signed Adam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from attacks.engine.adam import descend
+from attacks.engine.labels import granted_labels, read_labels
+from attacks.engine.lbfgs import Minimum, Phase
+from attacks.engine.matching import Matcher
+from attacks.engine.observation import unusable
+from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
+from bench.api import Attack, Context, Reconstruction, Seen
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    "strong": {"restarts": 1, "lr": 0.02, "total_variation": 2e-4, "start": "public"},
+    "paper": {"restarts": 0, "lr": 0.1, "total_variation": 1e-4, "start": "normal"},
+}
+
+
+class InvertingGradients(Attack):
+    """Matches the direction of the upload, with smooth images preferred.
+
+    preset: `paper` or `strong`; the other settings replace its values. restarts: further starts
+    of every victim. lr: first step in units of the pixel range. total_variation: weight of the
+    mean absolute difference between neighbouring pixels; grows with the share of noise in the
+    upload. start: of the first start (gray, uniform, normal); further ones are random.
+    Labels are granted, or read as by `idlg`; the update of several local steps is simulated.
+    Images stay in [0, 1]. The budget is the number of steps (4800 in the paper).
+    Departures: batched starts; the point of least loss is kept, not the last; the upload is
+    first made unbiased where the defense perturbs signs; pixels are not standardised, so that
+    the paper's lr and weight act on another scale.
+    Source: Geiping, Bauermeister, Droege, Moeller, arXiv:2003.14053, Eq. 4 and Sec. 5.
+    """
+
+    recovers = frozenset({"images", "labels", "counts"})
+    source = "Geiping et al., arXiv:2003.14053"
+
+    def __init__(
+        self,
+        *,
+        preset: Literal["strong", "paper"] = "strong",
+        restarts: int | None = None,
+        lr: float | None = None,
+        total_variation: float | None = None,
+        start: Start | None = None,
+        signed: bool = True,
+    ) -> None:
+        if preset not in _PRESETS:
+            raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
+        given = {
+            "restarts": restarts, "lr": lr, "total_variation": total_variation, "start": start,
+        }  # fmt: skip
+        chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
+        self.restarts, self.lr, self.start = chosen["restarts"], chosen["lr"], chosen["start"]
+        self.total_variation, self.signed = chosen["total_variation"], signed
+        if self.restarts < 0:
+            raise ValueError(f"restarts must be >= 0, got {self.restarts}.")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be > 0 (pixel range per step), got {self.lr}.")
+        if not self.total_variation >= 0:
+            raise ValueError(f"total_variation must be >= 0, got {self.total_variation}.")
+        if self.start not in STARTS:
+            raise ValueError(f"start must be one of {', '.join(STARTS)}, got '{self.start}'.")
+
+    def applies(self, seen: Seen) -> str | None:
+        return unusable(seen)
+
+    def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        matcher = Matcher(
+            seen, ctx, dtype=torch.float32, distance="cosine",
+            total_variation=self.total_variation,
+        )  # fmt: skip
+        granted = granted_labels(seen, matcher)
+        known = read_labels(matcher, ctx) if granted is None else Labels(fixed=granted)
+        solution = solve(
+            matcher, ctx, waves=[Wave(count=1 + self.restarts, start=self.start)], known=known,
+            stop=torch.full_like(matcher.square, -torch.inf),
+            optimiser=_SignedAdam(
+                matcher=matcher, steps=ctx.budget, lr=self.lr, signed=self.signed
+            ),
+        )  # fmt: skip
+        return solution.answer(matcher, known.notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SignedAdam:
+    """Signed Adam on a matcher's problems with held labels."""
+
+    matcher: Matcher
+    steps: int
+    lr: float
+    signed: bool
+
+    def __call__(self, problems: Problems) -> Minimum:
+        matcher = self.matcher
+        evaluate = matcher.evaluator(problems.victims, problems.held, framed=problems.framed)
+        image = len(matcher.shape) == 3
+        return descend(
+            Phase(evaluate=evaluate, stop=problems.stop, dtype=matcher.dtype),
+            problems.start,
+            steps=self.steps,
+            lr=self.lr,
+            signed=self.signed,
+            low=0.0 if image else -torch.inf,
+            high=1.0 if image else torch.inf,
+        )
+
+    def bytes_each(self, numbers: int) -> int:
+        return 4 * (8 * numbers + self.matcher.working_numbers)

@@ -1,0 +1,478 @@
+"""The attacks' engine: optimisers, gradients, likelihoods, chunks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attacks.dlg import DLG
+from attacks.engine import chunks
+from attacks.engine.adam import descend
+from attacks.engine.chunks import in_chunks
+from attacks.engine.gradients import Layered, Simulated, Work, as_vector, layered
+from attacks.engine.lbfgs import Evaluate, Minimum, Phase, _Memory, minimise
+from attacks.engine.likelihood import Likelihood
+from attacks.engine.matching import Matcher
+from attacks.engine.products import Products
+from attacks.idlg import IDLG
+from bench import models
+from bench.api import Defense, Loss, State
+from bench.data.dataset import Dataset
+from bench.privacy.events import GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.seeding import generator
+from tests.conftest import context_for, network_for, seen_under
+
+DOUBLE = torch.float64
+
+
+def solve(
+    evaluate: Evaluate, start: Tensor, *, stop: float, evaluations: int, dtype: torch.dtype = DOUBLE
+) -> Minimum:
+    phase = Phase(evaluate=evaluate, stop=torch.full((len(start),), stop).double(), dtype=dtype)
+    return minimise([phase], start, max_evaluations=evaluations)
+
+
+def rosenbrock(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    z = z.detach().requires_grad_()
+    loss = (100 * (z[:, 1:] - z[:, :-1] ** 2) ** 2 + (1 - z[:, :-1]) ** 2).sum(dim=1)
+    return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
+
+
+def starts(count: int, size: int, seed: int) -> Tensor:
+    return torch.randn(count, size, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+# --- L-BFGS -------------------------------------------------------------------------------------
+
+
+def test_lbfgs_solves_every_problem_of_a_batch() -> None:
+    found = solve(rosenbrock, starts(16, 8, 1), stop=1e-12, evaluations=1000)
+    solved = found.reached
+    assert int(solved.sum()) >= 12  # Rosenbrock in 8 dimensions has a second, local minimum
+    assert torch.allclose(found.x[solved], torch.ones(1, dtype=DOUBLE), atol=1e-4)
+    assert int(found.evaluations.max()) < 200
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_lbfgs_does_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
+    def scaled(z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        loss, grad = rosenbrock(z, p)
+        return scale * loss, scale * grad
+
+    start = starts(4, 6, 2)
+    one = solve(rosenbrock, start, stop=1e-10, evaluations=300)
+    two = solve(scaled, start, stop=scale * 1e-10, evaluations=300)
+    assert torch.equal(one.reached, two.reached)
+    assert torch.allclose(one.x, two.x, atol=1e-4)
+
+
+def test_a_problem_has_the_same_answer_whatever_the_batch_it_ran_in() -> None:
+    start = starts(6, 5, 3)
+    together = solve(rosenbrock, start, stop=1e-12, evaluations=400)
+    for k in range(6):
+        alone = solve(rosenbrock, start[k : k + 1], stop=1e-12, evaluations=400)
+        assert torch.allclose(alone.x[0], together.x[k], atol=1e-6)
+        assert int(alone.evaluations) == int(together.evaluations[k])
+
+
+def test_accepted_steps_meet_the_strong_wolfe_conditions() -> None:
+    """Of f(x) = x^2 from 1 the first step, of length 1000, is far too long; 0.001 far too short."""
+
+    def square(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        return z.square().sum(dim=1), 2 * z
+
+    start = torch.ones(1, 1, dtype=DOUBLE)
+    for length in (1000.0, 0.001):
+        visited: list[Tensor] = []
+
+        def watched(z: Tensor, p: Tensor, visited: list[Tensor] = visited) -> tuple[Tensor, Tensor]:
+            visited.append(z.clone())
+            return square(z, p)
+
+        phase = Phase(evaluate=watched, stop=torch.full((1,), 0.5).double(), dtype=DOUBLE)
+        found = minimise([phase], start, max_evaluations=40, first_move=length)
+        slope, end = -2.0, float(found.x)
+        step = 1 - end  # the direction is -1
+        assert end**2 <= 1 + 1e-4 * step * slope
+        assert abs(2 * end) <= 0.9 * abs(slope)
+        assert len(visited) > 2
+
+
+def test_directions_are_those_of_the_two_loop_recursion() -> None:
+    rng = torch.Generator().manual_seed(5)
+    memory = _Memory.empty(1, 4, torch.zeros(1, 6, dtype=DOUBLE))
+    hessian = torch.diag(torch.rand(6, dtype=DOUBLE, generator=rng) + 0.5)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(7):  # more than fit: the ring forgets the oldest
+        s = torch.randn(6, dtype=DOUBLE, generator=rng)
+        g = torch.randn(6, dtype=DOUBLE, generator=rng)
+        pairs = [*pairs, (s, hessian @ s)][-4:]
+        accepted = torch.ones(1, dtype=torch.bool)
+        got = memory.learn(s[None], (hessian @ s)[None], accepted, g[None], 1.0)[0]
+        q, alphas = g.clone(), []
+        for s_i, y_i in reversed(pairs):
+            alphas.append(float(s_i @ q) / float(s_i @ y_i))
+            q = q - alphas[-1] * y_i
+        s_i, y_i = pairs[-1]
+        q = q * float(s_i @ y_i) / float(y_i @ y_i)
+        for (s_i, y_i), alpha in zip(pairs, reversed(alphas), strict=True):
+            q = q + s_i * (alpha - float(y_i @ q) / float(s_i @ y_i))
+        assert torch.allclose(got, -q, rtol=1e-9)
+
+
+def test_a_problem_that_is_not_finite_stops_as_diverged_and_harms_no_other() -> None:
+    def poisoned(z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(p == 1, torch.nan, z.square().sum(dim=1)), 2 * z
+
+    found = solve(poisoned, torch.ones(3, 4), stop=1e-10, evaluations=50, dtype=torch.float32)
+    assert found.diverged.tolist() == [False, True, False]
+    assert found.reached.tolist() == [True, False, True]
+    assert found.redrawn == 0
+
+
+def test_a_start_without_a_finite_loss_is_replaced_and_counted() -> None:
+    def far_away_is_nan(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        loss = z.square().sum(dim=1)
+        return torch.where(loss > 100, torch.nan, loss), 2 * z
+
+    start = torch.tensor([[1.0, 1.0], [50.0, 0.0]])
+    phase = Phase(evaluate=far_away_is_nan, stop=torch.full((2,), 1e-8), dtype=torch.float32)
+    found = minimise(
+        [phase], start, max_evaluations=60, redraw=lambda rows: torch.full((len(rows), 2), 2.0)
+    )
+    assert found.redrawn == 1
+    assert found.reached.tolist() == [True, True]
+    assert not bool(found.diverged.any())
+
+
+def test_a_second_precision_goes_on_where_the_first_ends() -> None:
+    start = starts(5, 8, 4)
+    both = [
+        Phase(evaluate=rosenbrock, stop=torch.full((5,), 1e-5), dtype=torch.float32),
+        Phase(evaluate=rosenbrock, stop=torch.full((5,), 1e-20).double(), dtype=DOUBLE),
+    ]
+    found = minimise(both, start, max_evaluations=500)
+    assert found.x.dtype == DOUBLE
+    assert bool(found.reached.all())
+    alone = solve(rosenbrock, start, stop=1e-20, evaluations=500)
+    assert float(found.evaluations.sum()) < 1.3 * float(alone.evaluations.sum())
+
+
+def test_evaluations_are_counted_and_bounded() -> None:
+    calls = 0
+
+    def counted(z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += len(z)
+        return rosenbrock(z, p)
+
+    found = solve(counted, starts(4, 8, 6), stop=0.0, evaluations=17)
+    assert int(found.evaluations.sum()) == calls
+    assert int(found.evaluations.max()) <= 17
+
+
+# --- signed Adam ----------------------------------------------------------------------------------
+
+
+def test_signed_adam_stays_in_its_box_and_keeps_the_best_point() -> None:
+    def bowl(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        return (z - 0.3).square().sum(dim=1), 2 * (z - 0.3)
+
+    seen: list[Tensor] = []
+
+    def watched(z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(z.clone())
+        return bowl(z, p)
+
+    stop = torch.full((3,), -torch.inf)
+    start = torch.tensor([[5.0, 0.5], [0.1, 0.9], [0.0, 1.0]]).clamp(0, 1)
+    found = descend(
+        Phase(evaluate=watched, stop=stop, dtype=torch.float32), start, steps=200, lr=0.1,
+        signed=True, low=0.0, high=1.0,
+    )  # fmt: skip
+    assert all(bool(((z >= 0) & (z <= 1)).all()) for z in seen)
+    assert torch.allclose(found.x, torch.full((3, 2), 0.3), atol=1e-3)
+    losses = torch.stack([bowl(z, torch.empty(0))[0] for z in seen]).min(dim=0).values
+    assert torch.equal(found.loss, losses)
+    assert found.evaluations.tolist() == [200] * 3
+
+
+def test_signed_adam_without_signs_is_torchs_adam() -> None:
+    start = starts(2, 4, 7)
+    x = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([x], lr=0.05)
+    decay = torch.optim.lr_scheduler.MultiStepLR(optimiser, [3, 5, 7], gamma=0.1)
+    trail: list[Tensor] = []
+    for _ in range(8):
+        trail.append(x.detach().clone())
+        _, gradient = rosenbrock(x, torch.empty(0))
+        x.grad = gradient
+        optimiser.step()
+        decay.step()
+    mine: list[Tensor] = []
+
+    def watched(z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        mine.append(z.clone())
+        return rosenbrock(z, p)
+
+    descend(
+        Phase(evaluate=watched, stop=torch.zeros(2).double(), dtype=DOUBLE), start, steps=8,
+        lr=0.05, signed=False, low=-torch.inf, high=torch.inf,
+    )  # fmt: skip
+    assert torch.allclose(torch.stack(mine), torch.stack(trail), rtol=1e-9)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+NETWORKS = {
+    "lenet": ((3, 16, 16), {}),
+    "cnn_selective_shield": ((1, 16, 16), {}),
+    "cnn_spm": ((1, 16, 16), {}),
+    "mlp3": ((1, 16, 16), {}),
+    "resnet18": ((3, 16, 16), {"width": 4}),
+}
+
+
+def work_of(name: str, *, batch: int) -> tuple[models.Network, Work]:
+    shape, options = NETWORKS[name]
+    network = models.build(name, shape=shape, classes=5, settings=options)
+    params = {n: v.double() for n, v in network.init(generator(0, "engine")).items()}
+    public = torch.rand(32, *shape, dtype=DOUBLE, generator=generator(1, "engine"))
+    buffers = network.calibrate(params, public)
+    return network, Work(
+        start=params, const={}, buffers=buffers, steps=1, batch=batch, lr=0.1, mode="eval"
+    )
+
+
+def candidates(network: models.Network, problems: int, samples: int) -> tuple[Tensor, Tensor]:
+    rng = generator(2, "engine")
+    x = torch.rand(problems, samples, *network.shape, dtype=DOUBLE, generator=rng)
+    y = torch.randn(problems, samples, network.classes, dtype=DOUBLE, generator=rng).softmax(-1)
+    return x.requires_grad_(), y.requires_grad_()
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_layered_gradients_and_their_derivatives_are_the_simulated_ones(
+    name: str, samples: int
+) -> None:
+    network, work = work_of(name, batch=samples)
+    fast = layered(network, Defense(), work)
+    assert isinstance(fast, Layered)
+    x, y = candidates(network, 2, samples)
+    names = list(work.start)
+    one = as_vector(fast(x, y), names)
+    two = as_vector(Simulated(network, Defense(), work)(x, y), names)
+    assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
+    slope = torch.randn(one.shape, dtype=DOUBLE, generator=generator(3, "engine"))
+    for mine, theirs in zip(
+        torch.autograd.grad(one, (x, y), slope), torch.autograd.grad(two, (x, y), slope),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-12)
+
+
+class OwnGradient(Defense):
+    owns = frozenset({"gradient"})
+
+    def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
+        return {n: 2 * g for n, g in super().gradient(loss, variables, x, y, draw).items()}
+
+
+def test_layered_gradients_are_used_only_where_they_hold() -> None:
+    network, work = work_of("cnn_selective_shield", batch=2)
+    assert layered(network, Defense(), work) is not None
+    assert layered(network, OwnGradient(), work) is None
+    assert layered(network, Defense(), replace(work, steps=2)) is None
+    assert layered(network, Defense(), replace(work, mode="train")) is None
+    with pytest.raises(ValueError, match="cannot be traced in train mode"):
+        network.trace(work.start, torch.zeros(2, *network.shape).double(), mode="train")
+
+
+@pytest.mark.parametrize("name", ["cnn_selective_shield", "mlp3", "resnet18"])
+def test_products_of_factors_are_inner_products_of_gradients(name: str) -> None:
+    network, work = work_of(name, batch=1)
+    model = Layered(network, work)
+    x, y = candidates(network, 3, 1)
+    truth = {n: v.detach() for n, v in model(*candidates(network, 3, 1)).items()}
+    moved = (x + 0.1).detach().requires_grad_()
+    products = Products(model, truth, samples=1)
+    assert products.factors
+    victims = torch.tensor([2, 0, 1])
+    inner, square = products(moved, y, victims)
+    whole = as_vector(model(moved, y), list(truth))
+    expected = (whole * as_vector(truth, list(truth))[victims]).sum(dim=1)
+    assert torch.allclose(inner, expected, rtol=1e-8)
+    assert torch.allclose(square, whole.square().sum(dim=1), rtol=1e-8)
+    mine = torch.autograd.grad((inner / square.sqrt()).sum(), moved)[0]
+    theirs = torch.autograd.grad((expected / whole.norm(dim=1)).sum(), moved)[0]
+    assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-12)
+
+
+def test_noised_gradients_are_multiplied_out() -> None:
+    network, work = work_of("mlp3", batch=1)
+    model = Layered(network, work)
+    x, y = candidates(network, 2, 1)
+    rng = generator(4, "engine")
+    noisy = {
+        n: v.detach() + 0.1 * torch.randn(v.shape, dtype=DOUBLE, generator=rng)
+        for n, v in model(x, y).items()
+    }
+    products = Products(model, noisy, samples=1)
+    assert set(products.factors) <= {"head"}  # five rows are of low rank whatever they hold
+    inner, _ = products(x, y, torch.arange(2))
+    expected = (as_vector(model(x, y), list(noisy)) * as_vector(noisy, list(noisy))).sum(dim=1)
+    assert torch.allclose(inner, expected)
+
+
+# --- the objective --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"layers": "relative"}, {"bounded": True}, {"distance": "cosine"},
+    {"distance": "cosine", "total_variation": 0.1},
+])  # fmt: skip
+@pytest.mark.parametrize("held", [True, False])
+def test_the_objectives_derivative_is_right(
+    digits: Dataset, options: dict[str, object], held: bool
+) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, Defense(), clients=2)
+    matcher = Matcher(seen, context_for(digits, network, Defense()), dtype=DOUBLE, **options)  # type: ignore[arg-type]
+    labels = truth.y if held else None
+    evaluate = matcher.evaluator(torch.arange(2), labels, framed=False)
+    size = matcher.pixels + (0 if held else matcher.classes)
+    z = torch.rand(2, size, dtype=DOUBLE, generator=generator(0, "slope"))
+    along = torch.randn(2, size, dtype=DOUBLE, generator=generator(1, "slope"))
+    _, gradient = evaluate(z, torch.arange(2))
+    step = 1e-6
+    ahead, _ = evaluate(z + step * along, torch.arange(2))
+    behind, _ = evaluate(z - step * along, torch.arange(2))
+    assert torch.allclose((ahead - behind) / (2 * step), (gradient * along).sum(dim=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"layers": "relative"}, {"distance": "cosine"}])
+def test_the_truth_has_no_loss(digits: Dataset, options: dict[str, object]) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, Defense(), clients=3)
+    matcher = Matcher(seen, context_for(digits, network, Defense()), dtype=DOUBLE, **options)  # type: ignore[arg-type]
+    y = torch.nn.functional.one_hot(truth.y, 10).double()
+    right = matcher.losses(truth.x.double(), y, torch.arange(3))
+    wrong = matcher.losses(truth.x.double(), y, torch.tensor([1, 2, 0]))
+    assert bool((right < 1e-10 * wrong).all())
+
+
+def test_withheld_coordinates_do_not_count(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, Defense(), clients=2)
+    for message in seen.messages:
+        for name, part in message.parts.items():
+            if message.sender in seen.clients:
+                hidden = torch.zeros_like(part.values, dtype=torch.bool)
+                hidden.view(-1)[::3] = True
+                part.values[hidden] = 1e3  # must never be read
+                message.parts[name] = replace(part, present=~hidden)  # type: ignore[index]
+    for distance in ("likelihood", "cosine"):
+        matcher = Matcher(
+            seen, context_for(digits, network, Defense()), dtype=DOUBLE, distance=distance
+        )  # type: ignore[arg-type]
+        y = torch.nn.functional.one_hot(truth.y, 10).double()
+        loss = matcher.losses(truth.x.double(), y, torch.arange(2))
+        assert bool((loss < 1e-9 * matcher.square).all())
+
+
+@pytest.mark.parametrize("attack", [DLG(restarts=0), IDLG(restarts=1)], ids=["dlg", "idlg"])
+def test_an_attack_gives_a_victim_the_same_answer_whatever_the_chunk(
+    digits: Dataset, attack: DLG, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_for(digits)
+    seen, _ = seen_under(digits, network, Defense(), clients=5)
+    whole = attack.run(seen, context_for(digits, network, Defense(), budget=30))
+    monkeypatch.setattr(chunks, "_CPU_BYTES", 1)  # one problem at a time
+    pieces = attack.run(seen, context_for(digits, network, Defense(), budget=30))
+    assert whole.images is not None
+    assert pieces.images is not None
+    assert torch.allclose(whole.images, pieces.images, atol=1e-2)
+    assert whole.evaluations == pieces.evaluations
+
+
+# --- chunks ---------------------------------------------------------------------------------------
+
+
+def halving(fits: int, refuse: Callable[[], Exception]) -> tuple[list[int], list[int]]:
+    done: list[int] = []
+    sizes: list[int] = []
+
+    def work(part: slice) -> None:
+        sizes.append(part.stop - part.start)
+        if sizes[-1] > fits:
+            raise refuse()
+        done.extend(range(part.start, part.stop))
+
+    in_chunks(work, 13, bytes_each=1, device=torch.device("cpu"))
+    return done, sizes
+
+
+@pytest.mark.parametrize("refuse", [
+    lambda: torch.OutOfMemoryError("CUDA out of memory."), lambda: MemoryError(),
+    lambda: RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+])  # fmt: skip
+@given(fits=st.integers(1, 20))
+@settings(max_examples=20, deadline=None)
+def test_chunks_are_halved_until_they_fit_and_nothing_is_lost(
+    refuse: Callable[[], Exception], fits: int
+) -> None:
+    done, sizes = halving(fits, refuse)
+    assert done == list(range(13))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(sizes))
+
+
+def test_what_never_fits_and_what_is_no_shortage_are_raised() -> None:
+    with pytest.raises(MemoryError):
+        halving(0, MemoryError)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        halving(0, lambda: RuntimeError("shapes differ"))
+
+
+# --- likelihoods ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        None,
+        GaussianNoise(of="update", std=0.3),
+        LaplaceNoise(of="update", scale=0.3),
+        SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0),
+        SignPerturbation(of="weights", keep=1.0, low=1.0, high=2.0),
+    ],
+)
+def test_the_written_out_derivative_of_every_misfit_is_right(noise) -> None:  # type: ignore[no-untyped-def]
+    rng = torch.Generator().manual_seed(0)
+    value = torch.randn(200, dtype=torch.float64, generator=rng)
+    sent = torch.randn(200, dtype=torch.float64, generator=rng).requires_grad_()
+    likelihood = Likelihood(noise)
+    terms, slopes = likelihood.misfit(sent, likelihood.prepare(value))
+    (expected,) = torch.autograd.grad(terms.sum(), sent)
+    assert torch.allclose(slopes, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_the_sign_misfit_is_the_mixture_of_both_signs() -> None:
+    mechanism = SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0)
+    sent, value = torch.tensor([0.4, -0.4]).double(), torch.tensor([0.9, 0.9]).double()
+    likelihood = Likelihood(mechanism)
+    terms, _ = likelihood.misfit(sent, likelihood.prepare(value))
+    magnitude = 0.9 / 2
+    spread = magnitude * mechanism.relative_std
+    for k in range(2):
+        kept = 0.7 * math.exp(-(((float(sent[k]) - magnitude) / spread) ** 2) / 2)
+        flipped = 0.3 * math.exp(-(((float(sent[k]) + magnitude) / spread) ** 2) / 2)
+        assert float(terms[k]) == pytest.approx(-math.log(kept + flipped))
