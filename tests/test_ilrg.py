@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks import ilrg
-from attacks.ilrg import ILRG, HeadGradient, PublicClasses, Restored, restore
+from attacks.engine import counts
+from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
+from attacks.ilrg import ILRG
 from bench.api import Defense, Message, Part, Reconstruction, Seen
 from bench.data.dataset import Dataset
 from bench.protocols.federation import Work
@@ -94,7 +95,7 @@ def test_lu_equals_the_papers_pseudo_inverse(
     singular = np.linalg.svd(system, compute_uv=False)
     expected = np.linalg.pinv(system) @ np.append(samples * bias_grad, samples)
     head = HeadGradient(weight=torch.tensor(weight_grad)[None], bias=torch.tensor(bias_grad)[None])
-    ours = ilrg._solve(
+    ours = counts._solve(
         torch.tensor(probability)[None],
         head.bias,
         torch.ones(1, classes, dtype=torch.bool),
@@ -147,7 +148,7 @@ def test_victims_are_solved_alike_alone_and_in_chunks(monkeypatch: pytest.Monkey
     public = head.public()
     head.public = lambda: public  # type: ignore[method-assign]
     together = head.restored(gradient, 20)
-    monkeypatch.setattr(ilrg, "_CHUNK_VALUES", 2 * 7 * 16)
+    monkeypatch.setattr(counts, "_CHUNK_VALUES", 2 * 7 * 16)
     chunked = head.restored(gradient, 20)
     assert torch.equal(together.counts, chunked.counts)
     assert torch.allclose(together.doubt, chunked.doubt, atol=1e-8)

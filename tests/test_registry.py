@@ -24,7 +24,9 @@ class MyAttack(Attack):
 
 def test_installed_plugins_are_found(registry: Registry) -> None:
     assert registry.names("defense") == ["gaussian", "laplace", "none", "spm"]
-    assert registry.names("attack") == ["dlg", "idlg", "ilrg", "prior_only"]
+    assert registry.names("attack") == [
+        "analytic", "decoder", "dlg", "idlg", "ilrg", "inverting_gradients", "prior_only", "ridge",
+    ]  # fmt: skip
     assert registry.broken == []
     assert all(p.summary for p in registry.usable.values())
 

@@ -40,7 +40,7 @@ def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) ->
     where = {(c.attack, c.checkpoint) for c in plan.cells}
     assert where == {("ilrg", "final"), ("prior_only", "init"), ("prior_only", "final")}
     wrong = tiny(**{'name = "ilrg"': text, '["init", "final"]': '["init"]'})
-    with pytest.raises(ValueError, match="ilrg is to run at checkpoint final, but .* init"):
+    with pytest.raises(ValueError, match=r"ilrg is to run at checkpoint final, but .* init"):
         suites.load(str(wrong))
 
 

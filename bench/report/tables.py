@@ -136,7 +136,8 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         lines = [next(iter(_floor(row, columns[:1]).values()), "-") for row in members]
         shared = len(set(lines)) == 1  # the same victims in every row: once is enough
         table = Table(
-            title=f"{title} · floor {lines[0]}" if shared else title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+            title=f"{title} · floor {lines[0]}" if shared else title,
+            title_justify="left", title_style="bold", box=None, pad_edge=False,
             padding=(0, 1, 0, 0), header_style="bold dim",
         )  # fmt: skip
         table.add_column("#", justify="right", no_wrap=True)

@@ -18,7 +18,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from attacks.ilrg import restore
+from attacks.engine.counts import restore
 from tests.test_ilrg import Head, counts_of
 
 WIDTH = 512

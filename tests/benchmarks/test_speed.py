@@ -66,44 +66,49 @@ def gradient(network: Network, seen: Seen, params: State, x: Tensor, y: Tensor) 
     return dict(zip(params, found, strict=True))
 
 
+def one_image(
+    network: Network, seen: Seen, v: int, *, labels: bool, dtype: torch.dtype, wolfe: bool
+) -> tuple[Tensor, int]:
+    """Image [1, *shape] and evaluations of L-BFGS on one victim; `labels`: held fixed (iDLG),
+    else optimised (DLG)."""
+    target = observed(seen, v, dtype)
+    stop = TOLERANCE * sum(float(g.square().sum()) for g in target.values())
+    params = {n: w.to(dtype).requires_grad_() for n, w in seen.before.items()}
+    x = torch.full((1, *network.shape), 0.5, dtype=dtype, requires_grad=True)
+    label = torch.nn.functional.one_hot(target["head.bias"].argmin(), network.classes)[None]
+    logits = (3.0 * label.to(dtype)).requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [x] if labels else [x, logits], lr=1.0, history_size=HISTORY, max_iter=10,
+        max_eval=EVALUATIONS, tolerance_grad=0.0, tolerance_change=0.0,
+        line_search_fn="strong_wolfe" if wolfe else None,
+    )  # fmt: skip
+    losses: list[float] = []
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        y = label.to(dtype) if labels else logits.softmax(-1)
+        found = gradient(network, seen, params, x, y)
+        gap = torch.stack([(found[n] - target[n]).square().sum() for n in params]).sum()
+        gap.backward()  # type: ignore[no-untyped-call]
+        losses.append(float(gap.detach()))
+        return gap
+
+    while len(losses) < EVALUATIONS and not (losses and losses[-1] <= stop):
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        if losses[-1] != losses[-1]:
+            break  # diverged
+    return x.detach().clamp(0, 1).nan_to_num(0.5).float(), len(losses)
+
+
 def plain_dlg(
     network: Network, seen: Seen, truth: Truth, *, labels: bool, dtype: torch.dtype, wolfe: bool
 ) -> tuple[float, int, int]:
-    """Seconds, successes and evaluations of L-BFGS on one image after another; `labels`: held
-    fixed (iDLG), else optimised (DLG)."""
+    """Seconds, successes and evaluations, one image after another."""
     solved = evaluations = 0
     began = time.perf_counter()
     for v in range(len(seen.clients)):
-        target = observed(seen, v, dtype)
-        stop = TOLERANCE * sum(float(g.square().sum()) for g in target.values())
-        params = {n: w.to(dtype).requires_grad_() for n, w in seen.before.items()}
-        x = torch.full((1, *network.shape), 0.5, dtype=dtype, requires_grad=True)
-        label = torch.nn.functional.one_hot(target["head.bias"].argmin(), network.classes)
-        logits = (3.0 * label[None].to(dtype)).requires_grad_()
-        optimiser = torch.optim.LBFGS(
-            [x] if labels else [x, logits], lr=1.0, history_size=HISTORY, max_iter=10,
-            max_eval=EVALUATIONS, tolerance_grad=0.0, tolerance_change=0.0,
-            line_search_fn="strong_wolfe" if wolfe else None,
-        )  # fmt: skip
-        counted, last = 0, float("inf")
-
-        def closure() -> Tensor:
-            nonlocal counted, last
-            counted += 1
-            optimiser.zero_grad()
-            y = label[None].to(dtype) if labels else logits.softmax(-1)
-            found = gradient(network, seen, params, x, y)
-            gap = torch.stack([(found[n] - target[n]).square().sum() for n in params]).sum()
-            gap.backward()  # type: ignore[no-untyped-call]
-            last = float(gap.detach())
-            return gap
-
-        while counted < EVALUATIONS and last > stop:
-            optimiser.step(closure)  # type: ignore[no-untyped-call]
-            if last != last:
-                break
-        evaluations += counted
-        guess = x.detach().clamp(0, 1).nan_to_num(0.5).float()
+        guess, spent = one_image(network, seen, v, labels=labels, dtype=dtype, wolfe=wolfe)
+        evaluations += spent
         solved += int(ssim(guess, truth.x[v])[0] > 0.9)
     return time.perf_counter() - began, solved, evaluations
 
@@ -177,9 +182,7 @@ def test_inverting_gradients_against_one_image_at_a_time(
 ) -> None:
     network = network_for(colour, model)
     seen, truth = seen_under(colour, network, Defense(), clients=victims, labels=True)
-    ours = InvertingGradients(
-        restarts=0, lr=LR, total_variation=TOTAL_VARIATION, start="gray"
-    )
+    ours = InvertingGradients(restarts=0, lr=LR, total_variation=TOTAL_VARIATION, start="gray")
     context = context_for(colour, network, Defense(), budget=STEPS)
     benchmark.pedantic(lambda: ours.run(seen, context), rounds=3, warmup_rounds=1)
     seconds = benchmark.stats.stats.min / victims / STEPS

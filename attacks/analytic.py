@@ -1,0 +1,250 @@
+"""Analytic: the input of a first linear layer, read off its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.engine.estimate import gradient_estimate
+from attacks.engine.observation import mechanisms_of, unusable
+from bench.api import Attack, Context, Reconstruction, Seen
+from bench.privacy.events import GaussianNoise, LaplaceNoise, SignPerturbation
+
+ROUNDS = 6
+"""Rounds of deciding between the two signs of a weight, where signs are perturbed."""
+MANY_ROWS = 16
+"""Rows from which an answer that explains every sign cannot be an accident."""
+
+
+class Analytic(Attack):
+    """x = sum_j db_j dW_j / sum_j db_j^2, exact where one sample was used and nothing is random.
+
+    A linear layer's weight gradient is outer(db, x): every row whose bias gradient is not zero
+    holds the sample, and least squares over the rows uses all of them. A clip cancels. Rows and
+    coordinates that were not sent leave their equations. Under noise of known variance the
+    answer is the posterior mean of a Gaussian prior per coordinate, fitted on public data: with
+    S = sum_j db_j^2 less its expected noise, it moves from the quotient to the public mean as S
+    falls to the noise. A victim without a visible gradient (all its units dead) is failed.
+    Source: Phong, Aono, Hayashi, Wang, Moriai 2018 (IEEE TIFS), Sec. III; Geiping et al.,
+    arXiv:2003.14053, Prop. 3.1. Departures: least squares over the rows, and the shrinkage.
+    """
+
+    recovers = frozenset({"images"})
+    source = "Phong et al. 2018, IEEE TIFS 13(5); Geiping et al., arXiv:2003.14053, Prop. 3.1"
+
+    def applies(self, seen: Seen) -> str | None:
+        reason = unusable(seen)
+        if reason is not None:
+            return reason
+        weight, bias = _first_layer(seen)
+        if bias is None:
+            return "the network does not begin with a linear layer with bias on the sample"
+        samples = int(seen.known["batch"]) * int(seen.known["local_steps"])
+        if samples > 1:
+            return f"rows of the first layer hold one sample alone, but {samples} were used"
+        if not {weight, bias} <= set(seen.of(seen.clients[0], str(seen.upload_kind()))[0].parts):
+            return "the first layer's weight and bias were not both sent"
+        return None
+
+    def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        name, bias_name = _first_layer(seen)
+        assert bias_name is not None
+        estimate = gradient_estimate(seen)
+        keep = _least_bias(seen)
+        weight, bias = estimate.values[name] * keep, estimate.values[bias_name] * keep
+        there = estimate.present[name] & estimate.present[bias_name][..., None]
+        layer = Layer(
+            weight=(weight, *_other_sign(seen, name, weight)),
+            bias=(bias, *_other_sign(seen, bias_name, bias)),
+            present=there,
+            weight_variance=_variance(seen, name, weight, decided=False),
+            bias_variance=_variance(seen, bias_name, bias, decided=False),
+            decided_variances=(
+                _variance(seen, name, weight, decided=True),
+                _variance(seen, bias_name, bias, decided=True),
+            ),
+        )
+        public = ctx.aux_x.flatten(1).double().cpu()
+        x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
+        images = x.view(len(x), 1, *ctx.network.shape).float()
+        if len(ctx.network.shape) == 3:
+            images = images.clamp(0, 1)
+        rows = int(visible.sum(dim=1).min())
+        notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
+        return Reconstruction(images=images.cpu(), failed=~visible.any(dim=1).cpu(), notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What was seen of a linear layer's gradient: candidates of the weight's [V, O, F] and of the
+    bias's [V, O], which are two where signs were perturbed; the variances of the first ones'
+    noise, and of both once the signs are decided."""
+
+    weight: tuple[Tensor, ...]
+    bias: tuple[Tensor, ...]
+    present: Tensor
+    weight_variance: Tensor
+    bias_variance: Tensor
+    decided_variances: tuple[Tensor, Tensor]
+
+    def solve(self, *, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """(inputs [V, F], bool [V, O]) as `invert`. Where signs are open, the candidates that the
+        present answer explains better are taken and the answer is found anew, from two starts
+        (the prior's mean and the first candidates' answer), of which the better explained wins.
+        """
+        prior = {"mean": mean, "variance": variance}
+        variances = self.weight_variance, self.bias_variance
+        x, visible = self._invert(self.weight[0], self.bias[0], variances, prior)
+        if len(self.weight) == 1:
+            return x, visible
+        one, other = (self._settle(start, prior) for start in (x, mean.expand_as(x)))
+        first = one[1] < other[1]
+        settled = torch.where(first[:, None], one[0], other[0])
+        # Deciding signs reinforces itself. What keeps it honest is a prior that is not centred
+        # at 0 (images), or an answer that explains everything with rows to spare.
+        signed = bool(mean.square().sum() > variance.sum() / 10)
+        explained = torch.minimum(one[1], other[1]) < 1e-2
+        trusted = (explained & (self.present.shape[1] >= MANY_ROWS)) | signed
+        return torch.where(trusted[:, None], settled, x), visible
+
+    def _settle(self, x: Tensor, prior: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(answer, how badly it explains the candidates [V])."""
+        rest = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        weight = self.weight[0]
+        for _ in range(ROUNDS):
+            shown = torch.where(self.present, weight, 0.0) * x[:, None]
+            slope = shown.sum(dim=2)
+            slope = slope / (self.present * x[:, None].square()).sum(dim=2).clamp_min(1e-12)
+            bias = _nearest(self.bias, slope)
+            expected = bias[..., None] * x[:, None]
+            weight = _nearest(self.weight, expected)
+            gap = torch.where(self.present, weight - expected, 0.0).square().sum(dim=(1, 2))
+            rest = gap / expected.square().sum(dim=(1, 2)).clamp_min(1e-30)
+            x, _ = self._invert(weight, bias, self.decided_variances, prior)
+        return x, rest
+
+    def _invert(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        variances: tuple[Tensor, Tensor],
+        prior: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        return invert(
+            weight=weight,
+            bias=bias,
+            present=self.present,
+            weight_variance=variances[0],
+            bias_variance=variances[1],
+            mean=prior["mean"],
+            variance=prior["variance"],
+        )
+
+
+def invert(
+    *,
+    weight: Tensor,
+    bias: Tensor,
+    present: Tensor,
+    weight_variance: Tensor,
+    bias_variance: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(inputs [V, F], rows that told something: bool [V, O]) of a linear layer.
+
+    weight [V, O, F], bias [V, O]: float64 gradients; present: bool [V, O, F]; their noise's
+    variances, of the same shapes; mean, variance [F]: the inputs' prior. Coordinates that no row
+    tells are the prior's mean.
+    """
+    weight, weight_variance = (torch.where(present, t, 0.0) for t in (weight, weight_variance))
+    bias = torch.where(present.any(dim=2), bias, 0.0)
+    square, shown = bias.square(), present.to(bias)
+    top = torch.einsum("vo,vof->vf", bias, weight)
+    noise = torch.einsum("vo,vof->vf", bias_variance, shown)
+    strength = (torch.einsum("vo,vof->vf", square, shown) - noise).clamp_min(0)
+    spread = torch.einsum("vo,vof->vf", square, weight_variance) + torch.einsum(
+        "vo,vof->vf", square * bias_variance, shown
+    ) * (mean.square() + variance)
+    # Exact where nothing is random: the prior then has no say, however small the gradient.
+    prior = variance.clamp_min(1e-12)
+    gain = torch.where(spread > 0, prior * strength / (prior * strength.square() + spread), 0.0)
+    exact = (spread == 0) & (strength > 0)
+    gain = torch.where(exact, 1 / torch.where(exact, strength, 1.0), gain)
+    # What is left of S under pure noise is chance: it counts by how far it exceeds its own error.
+    error = 2 * torch.einsum("vo,vof->vf", bias_variance.square(), shown)
+    gain = torch.where(error > 0, gain * strength.square() / (strength.square() + error), gain)
+    answer = mean + gain * (top - strength * mean)
+    return answer, present.any(dim=2) & (bias != 0)
+
+
+def _first_layer(seen: Seen) -> tuple[str, str | None]:
+    """(weight, bias) names of the first trained tensors; no bias name unless they are a linear
+    layer on the flattened sample."""
+    if seen.const:  # what is trained is not the network's weights
+        return "", None
+    names = list(seen.before)
+    width = math.prod(seen.network["shape"])
+    for name in names[:2]:
+        bias = name.removesuffix("weight") + "bias"
+        value = seen.before[name]
+        fits = value.ndim == 2 and value.shape[1] == width and bias != name
+        if fits and bias in names[:2] and seen.before[bias].shape == value.shape[:1]:
+            return name, bias
+    return "", None
+
+
+def _least_bias(seen: Seen) -> float:
+    """Perturbed signs of gradients make the estimate 1 / (2p - 1) too long, which unbiases a
+    mean of signs; here each sign is decided, so the plain length is wanted."""
+    signs = [m for m in mechanisms_of(seen) if isinstance(m, SignPerturbation)]
+    return 2 * signs[-1].keep - 1 if signs and signs[-1].of == "gradient" else 1.0
+
+
+def _other_sign(seen: Seen, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
+    """What the gradient was if the value sent had the other sign, where signs are perturbed."""
+    signs = [m for m in mechanisms_of(seen) if isinstance(m, SignPerturbation)]
+    if not signs:
+        return ()
+    if signs[-1].of == "gradient":
+        return (-estimate,)
+    # The estimate gives a weight the sign of its broadcast w; else it is -w', and
+    # (-w' - w) = -(w' - w) - 2 w.
+    scale = -float(seen.known["lr"]) * int(seen.known["local_steps"])
+    return (-estimate - 2 * seen.before[name].to(estimate) / scale,)
+
+
+def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:
+    chosen = candidates[0]
+    for other in candidates[1:]:
+        chosen = torch.where((chosen - target).abs() <= (other - target).abs(), chosen, other)
+    return chosen
+
+
+def _variance(seen: Seen, name: str, estimate: Tensor, *, decided: bool) -> Tensor:
+    """Variance of a gradient estimate's noise under the public mechanisms, [V, ...].
+
+    decided: whether a perturbed gradient's sign counts as known."""
+    per_gradient = 1 / (float(seen.known["lr"]) * int(seen.known["local_steps"]))
+    total = torch.zeros_like(estimate)
+    for mechanism in mechanisms_of(seen):
+        factor = 1.0 if mechanism.of == "gradient" else per_gradient
+        match mechanism:
+            case GaussianNoise(std=std):
+                total = total + (std * factor) ** 2
+            case LaplaceNoise(scale=scale):
+                total = total + 2 * (scale * factor) ** 2
+            case SignPerturbation(keep=keep) if mechanism.of == "gradient":
+                # The estimate is v times a factor of mean m and mean square m2 (m = 1 once the
+                # sign is known, else 2p - 1); v^2 is on average estimate^2 / m2.
+                least = 1.0 if decided else (2 * keep - 1) ** 2
+                share = 1 - least / (1 + mechanism.relative_std**2)
+                total = total + estimate.square() * share
+            case SignPerturbation():
+                spread = seen.before[name].double().to(estimate) * mechanism.relative_std * factor
+                total = total + spread.square()
+    return total

@@ -1,0 +1,213 @@
+"""Learned decoder: a small network that corrects the ridge inverter's image."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.engine.channel import Channel, distance, no_sample_channel
+from attacks.ridge import Inverter, reconstruction
+from bench.api import Attack, Context, Reconstruction, Seen
+
+COMPONENTS = 128
+"""Principal components of flat features that the network sees."""
+STEPS_PER_EVALUATION = 2
+"""Optimiser steps per gradient evaluation of the budget: a step is on 32 small images."""
+
+
+class Corrector(nn.Module):
+    """Base image [B, C, H, W] and features -> image of the same shape, equal to the base at
+    first (the last layer begins at 0).
+
+    features: a map [B, c, h, w], or flat [B, F], which is projected to a small map. Tabular
+    samples [B, P] go through a perceptron instead. level: size of the correction, so that the
+    network's own numbers are near 1.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], features: tuple[int, ...], channels: int, *, level: float
+    ) -> None:
+        super().__init__()
+        self.level = level
+        self.image = len(shape) == 3
+        if not self.image:
+            self.body = nn.Sequential(
+                nn.Linear(math.prod(features) + math.prod(shape), 4 * channels), nn.ReLU(),
+                nn.Linear(4 * channels, 4 * channels), nn.ReLU(),
+            )  # fmt: skip
+            self.last: nn.Module = nn.Linear(4 * channels, math.prod(shape))
+            return
+        self.size = shape[1:]
+        self.small = (-(-shape[1] // 4), -(-shape[2] // 4))
+        self.flat = len(features) == 1
+        if self.flat:
+            self.project: nn.Module = nn.Linear(features[0], channels // 2 * math.prod(self.small))
+        else:
+            self.project = nn.Conv2d(features[0], channels // 2, 3, padding=1)
+        self.body = nn.Sequential(
+            nn.Conv2d(channels // 2 + shape[0], channels, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(),
+        )  # fmt: skip
+        self.last = nn.Conv2d(channels, shape[0], 3, padding=1)
+
+    def forward(self, base: Tensor, features: Tensor) -> Tensor:
+        if not self.image:
+            rest = self.last(self.body(torch.cat([base, features.flatten(1)], dim=1)))
+            return base + self.level * rest
+        small = self.project(features)
+        if self.flat:
+            small = small.view(len(base), -1, *self.small)
+        upsampled = nn.functional.interpolate(small, size=self.size, mode="bilinear")
+        inputs = torch.cat([4 * (base - 0.5), upsampled], dim=1)
+        return base + self.level * self.last(self.body(inputs))
+
+
+def initial(module: nn.Module, rng: torch.Generator, device: torch.device) -> dict[str, Tensor]:
+    """Parameters of a module on the meta device, U(+-1/sqrt(fan in)) drawn from `rng`; biases
+    and the last layer are 0."""
+    params = {}
+    for name, meta in module.named_parameters():
+        value = torch.zeros(meta.shape)
+        if meta.ndim > 1 and not name.startswith("last"):
+            bound = math.sqrt(3 / meta[0].numel())
+            value.uniform_(-bound, bound, generator=rng)
+        params[name] = value.to(device).requires_grad_()
+    return params
+
+
+class Decoder(Attack):
+    """Network trained on public images that went through the deployed defense.
+
+    It starts from the ridge inverter's answer and learns what that leaves over, from the smashed
+    map or from the update's principal components; on a training image that answer is the one of
+    a ridge fit without this image, as it will be for a victim. AdamW with cosine decay over
+    `steps` steps (0: twice `ctx.budget`) on batches of `batch` pairs; loss: squared error in units
+    of the public variance plus 1 - SSIM. A fifth of the public images is held out in all its plays;
+    the parameters of least held-out loss are kept, so it may end as the ridge it started from.
+    rows, max_features: see Ridge. channels: width of the network. lr: highest learning rate.
+    evaluations of the answer: optimiser steps.
+    Source: decoder of He, Zhang, Lee 2019 (ACSAC, inverse network). Departures: residual to
+    ridge, SSIM in the loss.
+    """
+
+    recovers = frozenset({"images", "labels"})
+    source = "He, Zhang, Lee 2019 (inverse network), trained through the defense"
+
+    def __init__(
+        self,
+        *,
+        steps: int = 0,
+        batch: int = 32,
+        channels: int = 32,
+        lr: float = 3e-3,
+        rows: int = 800,
+        max_features: int = 4096,
+    ) -> None:
+        for name, value, least in (
+            ("steps", steps, 0), ("batch", batch, 1), ("channels", channels, 2),
+            ("rows", rows, 1), ("max_features", max_features, 16),
+        ):  # fmt: skip
+            if not value >= least:
+                raise ValueError(f"{name} must be >= {least}, got {value}.")
+        if not lr > 0:
+            raise ValueError(f"lr must be > 0 (AdamW's highest learning rate), got {lr}.")
+        self.steps, self.batch, self.channels, self.lr = steps, batch, channels, lr
+        self.rows, self.max_features = rows, max_features
+
+    def applies(self, seen: Seen) -> str | None:
+        return no_sample_channel(seen)
+
+    def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        channel = Channel(seen, ctx, max_features=self.max_features)
+        inverter = Inverter(channel, ctx, rows=self.rows)
+        data = Data(inverter, channel, ctx)
+        steps = self.steps or STEPS_PER_EVALUATION * ctx.budget
+        images, loss, before = self.train(data, ctx, steps)
+        expected = torch.full((inverter.samples,), loss, device=ctx.device)
+        note = f"held-out loss {before:.3f} of ridge, {loss:.3f} of the decoder"
+        return reconstruction(seen, images, expected, inverter, evaluations=steps, notes=(note,))
+
+    def train(self, data: Data, ctx: Context, steps: int) -> tuple[Tensor, float, float]:
+        """(victims' images, held-out loss, held-out loss of the base)."""
+        with torch.device("meta"):
+            module = Corrector(
+                tuple(ctx.network.shape), data.feature_shape, self.channels, level=data.level
+            )
+        params = initial(module, ctx.rng, ctx.device)
+        optimiser = torch.optim.AdamW(params.values(), lr=self.lr, weight_decay=1e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+
+        def held_out() -> float:
+            with torch.no_grad():
+                guess = functional_call(module, params, data.of(data.held))
+            return float(distance(guess, data.x[data.held], variance=data.variance).mean())
+
+        before = least = held_out()
+        kept = {n: p.detach().clone() for n, p in params.items()}
+        often = max(1, steps // 20)
+        for step in range(1, steps + 1):
+            pick = torch.randint(len(data.train), (self.batch,), generator=ctx.rng)
+            rows = data.train[pick.to(data.train.device)]
+            guess = functional_call(module, params, data.of(rows))
+            loss = distance(guess, data.x[rows], variance=data.variance).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            if step % often == 0 or step == steps:
+                now = held_out()
+                if now < least:
+                    least, kept = now, {n: p.detach().clone() for n, p in params.items()}
+                ctx.progress(step / steps)
+        with torch.no_grad():
+            images = functional_call(module, kept, data.victims)
+        return images, least, before
+
+
+class Data:
+    """Everything that the network is trained on, as tensors: base images, features, targets.
+
+    train, held: int64 rows. held: rows like the victims', of a fifth of the public images.
+    feature_shape: of one sample's features, a map where the smashed data is one.
+    """
+
+    def __init__(self, inverter: Inverter, channel: Channel, ctx: Context) -> None:
+        self.variance = inverter.variance
+        pieces = list({id(p.pairs): p for p in inverter.pieces}.values())
+        pairs = [p.pairs for p in pieces]
+        self.x = torch.cat([p.x for p in pairs])
+        self.base = torch.cat([p.fit.left_out.float() for p in pieces]).view_as(self.x)
+        image = torch.cat([torch.arange(len(p.x)) // p.group for p in pairs])
+        order = torch.randperm(len(ctx.aux_x), generator=ctx.rng)
+        out = torch.isin(image, order[: max(1, len(order) // 5)]).to(ctx.device)
+        self.held = (out & torch.cat([p.judged for p in pieces])).nonzero()[:, 0]
+        self.train = (~out).nonzero()[:, 0]
+        self.level = float((self.base - self.x)[self.train].square().mean().sqrt())
+        flat = torch.cat([inverter.standard(p.blocks) for p in pairs])
+        victims = inverter.standard(channel.blocks)
+        place = channel.map_shape[1:] if channel.map_shape else ()
+        mapped = len(place) == 2 and len(inverter.shape) == 3
+        if mapped and flat.shape[1] % math.prod(channel.map_shape or ()) == 0:
+            self.feature_shape = (flat.shape[1] // math.prod(place), *place)
+        else:
+            flat, victims = _principal(flat, self.train, victims)
+            self.feature_shape = (flat.shape[1],)
+        self.features = flat.view(-1, *self.feature_shape)
+        self.victims = inverter.predict()[0], victims.view(-1, *self.feature_shape)
+
+    def of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self.base[rows], self.features[rows]
+
+
+def _principal(x: Tensor, train: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
+    """Principal components of x [R, F] and of the victims' features, at unit variance, by the
+    rows `train` (a thousand of them at most)."""
+    fitted = x[train[:: max(1, len(train) // 1000)]].double()
+    values, vectors = torch.linalg.eigh(fitted @ fitted.mT)
+    strong = (values > 1e-9 * values[-1]).nonzero()[-COMPONENTS:, 0]
+    axes = fitted.mT @ (vectors[:, strong] / values[strong].sqrt())
+    axes = (axes * (len(fitted) / values[strong]).sqrt()).float()
+    return x @ axes, victims @ axes

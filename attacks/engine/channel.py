@@ -1,0 +1,281 @@
+"""What the server saw as feature vectors, and training pairs made through the deployed defense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.engine.estimate import gradient_estimate
+from attacks.engine.observation import SMASHED, smashed_of, unusable
+from bench.api import Context, Part, Seen
+
+Blocks = Mapping[str, Tensor]
+"""Named groups of features, each [M, F_b] float32, one row per private sample."""
+
+SMALL_BLOCK = 256
+"""A block up to this width is never sketched."""
+SHADOW_COORDINATES = 4_000_000
+"""Uploaded coordinates of one shadow call, so that a large network's clients fit in memory."""
+WIDE = 100_000
+"""Coordinates of an upload above which float32 is precise enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Features and the public samples that they came from.
+
+    blocks: [N * G, ...], G rows per public image, image by image: a row is one play of the
+    defense with fresh secrets. x [N * G, *shape]: what was played. y int64 [N * G]: the label it
+    was played under. own int64 [N * G]: the image's true label. turn int64 [N * G]: how it was
+    mirrored. real: bool [N * G], the public image as it is, under its own label.
+    """
+
+    blocks: Blocks
+    x: Tensor
+    y: Tensor
+    own: Tensor
+    turn: Tensor
+    group: int
+
+    @property
+    def real(self) -> Tensor:
+        return (self.own == self.y) & (self.turn == 0)
+
+
+def no_sample_channel(seen: Seen) -> str | None:
+    """Why no message of `seen` belongs to a single private sample, or None.
+
+    Smashed data has one activation per sample; an update has one sample behind it only where
+    the batch and the local steps are both 1.
+    """
+    if seen.clients and seen.of(seen.clients[0], SMASHED):
+        return None
+    reason = unusable(seen)
+    samples = int(seen.known["batch"]) * int(seen.known["local_steps"])
+    if reason is None and samples > 1:
+        reason = f"it inverts one sample per update, but {samples} were used"
+    return reason
+
+
+class Channel:
+    """One victim message per private sample as features, and pairs that were made alike.
+
+    Smashed data where there is any (sample k of a batch from activation k), else the update.
+    blocks: the victims', V * K rows, victim by victim. max_features: wider observations are
+    reduced block by block with a seeded count sketch. labels: int64 [V * K] if granted.
+    random: whether two plays of the same sample differ, so that several draws are worth it.
+    Raises ValueError if a value that was seen is not finite, naming the client.
+    """
+
+    def __init__(self, seen: Seen, ctx: Context, *, max_features: int) -> None:
+        self.ctx, self.max_features = ctx, max_features
+        self.per_sample = bool(seen.of(seen.clients[0], SMASHED))
+        self.head = ctx.network.head
+        self.seed = int(torch.randint(2**31, (1,), generator=ctx.rng))
+        self.maps: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self.map_shape: tuple[int, ...] | None = None
+        sent = seen.of(seen.clients[0], SMASHED if self.per_sample else str(seen.upload_kind()))
+        self.sent = sum(p.values.numel() for p in sent[0].parts.values())
+        statistics = self.per_sample and bool(seen.buffers) and seen.known["mode"] == "train"
+        self.batch = len(sent[0].parts[SMASHED].values) if statistics else 1
+        if not self.per_sample:
+            gradient_estimate(seen)  # refuses values that are not finite, naming the client
+        # Which tensors may be sent in part is learnt from the victims and a few plays.
+        self.partial: set[str] = set()
+        self.discovering = True
+        self.features(seen)
+        few = slice(0, 4)
+        once, again = (self._play(ctx.aux_x[few], ctx.aux_y[few]) for _ in range(2))
+        self.discovering = False
+        self.random = any(not torch.equal(once[n], again[n]) for n in once)
+        self.blocks = self.features(seen)
+        granted = seen.known.get("truth_labels")
+        self.labels = None if granted is None else torch.tensor(granted).flatten().to(ctx.device)
+
+    # --- pairs -----------------------------------------------------------------------------
+    def pairs(self, *, group: int, label: int | None = None) -> Pairs:
+        """`group` plays of each public image.
+
+        Play 0 shows the image as it is. Where nothing is random the others show it mirrored,
+        since the defense would answer the same again; else every second one does. label: the
+        label under which all are played, None: their own. What a mirrored image, or one under
+        another label, teaches is how the network maps images to messages, not how images look.
+        """
+        x, y = self.ctx.aux_x.cpu(), self.ctx.aux_y.cpu()
+        played = y if label is None else torch.full_like(y, label)
+        tabular = x.ndim == 2
+        group = 1 if tabular and not self.random else group
+        turns = [0 if tabular else (k % 4 if not self.random else (k % 2) * (k // 2 % 3 + 1))
+                 for k in range(group)]  # fmt: skip
+        rows = [_mirrored(x, turn) for turn in turns]
+        blocks = [self._play(r, played) for r in rows]
+        return Pairs(
+            blocks={n: _interleave([b[n] for b in blocks]) for n in blocks[0]},
+            x=_interleave(rows).to(self.ctx.device),
+            y=_interleave([played] * group).to(self.ctx.device),
+            own=_interleave([y] * group).to(self.ctx.device),
+            turn=torch.tensor(turns * len(x), device=self.ctx.device),
+            group=group,
+        )
+
+    def _play(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Features of samples x [N, ...] with labels y [N], each through the defense once.
+
+        One sample per shadow client, except where batch statistics enter the activations: then
+        batches of the victims' size, freshly mixed, the last one filled up with repetitions.
+        """
+        size = self.batch
+        order = torch.randperm(len(x), generator=self.ctx.rng) if size > 1 else torch.arange(len(x))
+        filled = order[torch.arange(-(-len(x) // size) * size) % len(x)]
+        clients = filled.view(-1, size)
+        chunk = max(1, SHADOW_COORDINATES // (self.sent * size))
+        out = [self.features(self.ctx.shadow(x[c], y[c])) for c in clients.split(chunk)]
+        place = order.argsort()
+        return {n: torch.cat([o[n] for o in out])[place] for n in out[0]}
+
+    # --- features --------------------------------------------------------------------------
+    def features(self, seen: Seen) -> dict[str, Tensor]:
+        """Blocks of every client's samples in `seen`, float32 on the context's device."""
+        raw = self._smashed(seen) if self.per_sample else self._update(seen)
+        total = sum(v.shape[1] for v in raw.values())
+        return {n: self._sketched(n, v, total).float().to(self.ctx.device) for n, v in raw.items()}
+
+    def _smashed(self, seen: Seen) -> dict[str, Tensor]:
+        found = smashed_of(seen, dtype=torch.float32)
+        assert found is not None
+        value, there = (t.flatten(0, 1) for t in found)
+        self.map_shape = tuple(value.shape[1:])
+        return self._shown(SMASHED, value, there)
+
+    def _update(self, seen: Seen) -> dict[str, Tensor]:
+        """Gradient tensors in units of the loss's slope, and the inputs of linear layers.
+
+        With one sample a linear layer's gradient is outer(db, input), so that
+        sum_j db_j dW_j / sum_j db_j^2 is its input, whatever the label; everything else is
+        proportional to the loss's slope p - y, whose length the head's bias gradient shows.
+        """
+        # A wide network is read in float32: its sketch is no finer anyway.
+        dtype = torch.float64 if self.sent < WIDE else torch.float32
+        estimate = gradient_estimate(_as_one(seen), dtype=dtype)
+        present = {n: p[0].to(self.ctx.device) for n, p in estimate.present.items()}
+        whole = all(bool(p.all()) for p in present.values())
+        values = {n: v[0].to(self.ctx.device) for n, v in estimate.values.items()}
+        if not whole:
+            values = {n: torch.where(present[n], v, 0.0) for n, v in values.items()}
+        slope = values.get(self.head[1])
+        if slope is None or not bool(present[self.head[1]].any(dim=1).all()):
+            slope = torch.cat([v.flatten(1) for v in values.values()], dim=1)
+        length = slope.flatten(1).norm(dim=1).clamp_min(1e-30)
+        blocks: dict[str, Tensor] = {}
+        for name, value in values.items():
+            bias = name.removesuffix("weight") + "bias"
+            wide = value[0].numel() > self.max_features // 2
+            if value.ndim == 3 and bias in values and bias != name:
+                blocks[f"input {name}"] = layer_input(
+                    value, values[bias], None if whole else present[name]
+                )
+                if wide:
+                    continue
+            scaled = value / length.view(-1, *[1] * (value.ndim - 1))
+            blocks |= self._shown(name, scaled, present[name])
+        return blocks
+
+    def _shown(self, name: str, value: Tensor, there: Tensor) -> dict[str, Tensor]:
+        """A block with absent values as 0 and, if it is ever sent in part, its presence."""
+        shown = {name: torch.where(there, value, 0.0).flatten(1)}
+        if self.discovering:
+            self.partial |= set() if bool(there.all()) else {name}
+        elif name in self.partial:
+            shown[f"presence {name}"] = there.flatten(1).to(value)
+        return shown
+
+    def _sketched(self, name: str, value: Tensor, total: int) -> Tensor:
+        width = value.shape[1]
+        # A map is worth more as it is: the decoder's convolutions need its places.
+        allowed = self.max_features * (4 if self.per_sample else 1)
+        goal = max(SMALL_BLOCK, allowed * width // max(1, total))
+        if total <= allowed or width <= goal:
+            return value
+        if name not in self.maps:
+            rng = torch.Generator().manual_seed(self.seed + len(self.maps))
+            bucket = torch.randint(goal, (width,), generator=rng)
+            sign = torch.randint(2, (width,), generator=rng) * 2.0 - 1
+            self.maps[name] = (bucket.to(value.device), sign.to(value.device), goal)
+        bucket, sign, goal = self.maps[name]
+        return count_sketch(value, bucket, sign, goal)
+
+
+def _as_one(seen: Seen) -> Seen:
+    """The same uploads stacked into one message: converting it costs one call, not one each."""
+    kind = str(seen.upload_kind())
+    values, present = seen.stack(kind, seen.clients)
+    first = seen.of(seen.clients[0], kind)[0]
+    parts = {n: Part(values=v, present=present[n]) for n, v in values.items()}
+    return replace(seen, clients=(first.sender,), messages=(first.with_parts(parts),))
+
+
+def layer_input(weight: Tensor, bias: Tensor, present: Tensor | None) -> Tensor:
+    """Input [M, F] of a linear layer from its gradients: weight [M, O, F], bias [M, O].
+
+    Least squares over the rows, sum_j db_j dW_j / sum_j db_j^2; absent values are 0 in `weight`
+    and `bias` and, by `present` [M, O, F], leave their coordinate's equations.
+    """
+    top = torch.einsum("mo,mof->mf", bias, weight)
+    if present is None:
+        return top / bias.square().sum(dim=1, keepdim=True).clamp_min(1e-30)
+    square = torch.einsum("mo,mof->mf", bias.square(), present.to(bias))
+    return top / square.clamp_min(1e-30)
+
+
+def count_sketch(value: Tensor, bucket: Tensor, sign: Tensor, width: int) -> Tensor:
+    """[M, F] -> [M, width]: coordinate j adds sign[j] * value[:, j] to column bucket[j].
+
+    Inner products are kept in expectation, with variance at most 2 |a|^2 |b|^2 / width.
+    Source: Charikar, Chen, Farach-Colton 2002; as a feature map Weinberger et al. 2009.
+    """
+    out = torch.zeros(len(value), width, dtype=value.dtype, device=value.device)
+    return out.index_add_(1, bucket, value * sign.to(value))
+
+
+def _mirrored(x: Tensor, turn: int) -> Tensor:
+    """0: as it is, 1: left-right, 2: upside down, 3: both."""
+    x = x.flip(-1) if turn in (1, 3) else x
+    return x.flip(-2) if turn in (2, 3) else x
+
+
+def _interleave(rows: list[Tensor]) -> Tensor:
+    """G tensors [N, ...] -> [N * G, ...], the G rows of an item side by side."""
+    return torch.stack(rows, dim=1).flatten(0, 1)
+
+
+# --- how good an image is, as an attacker can judge on public data ---------------------------
+
+
+def similarity(a: Tensor, b: Tensor) -> Tensor:
+    """SSIM of images [M, C, H, W] in [0, 1] -> [M], differentiable.
+
+    Gaussian window of 11 pixels, sigma 1.5, valid windows, data range 1; equal to the metric
+    that scores reconstructions up to float rounding (a test compares them).
+    """
+    reach = torch.arange(11, dtype=a.dtype, device=a.device) - 5
+    kernel = torch.exp(-reach.square() / (2 * 1.5**2))
+    kernel = kernel / kernel.sum()
+    flat = torch.stack([a, b, a * a, b * b, a * b]).reshape(-1, 1, *a.shape[-2:])
+    rows = torch.nn.functional.conv2d(flat, kernel.view(1, 1, -1, 1))
+    blurred = torch.nn.functional.conv2d(rows, kernel.view(1, 1, 1, -1))
+    ma, mb, aa, bb, ab = blurred.reshape(5, len(a), -1)
+    top = (2 * ma * mb + 1e-4) * (2 * (ab - ma * mb) + 9e-4)
+    bottom = (ma * ma + mb * mb + 1e-4) * (aa - ma * ma + bb - mb * mb + 9e-4)
+    return (top / bottom).mean(dim=1)
+
+
+def distance(guess: Tensor, truth: Tensor, *, variance: float) -> Tensor:
+    """The learned attacks' own loss per sample [M]: squared error in units of the public
+    images' variance, plus 1 - SSIM for images of at least 11 pixels a side."""
+    error = (guess - truth).square().flatten(1).mean(dim=1) / max(variance, 1e-12)
+    if truth.ndim == 4 and min(truth.shape[-2:]) >= 11:
+        return error + 1 - similarity(guess.clamp(0, 1), truth)
+    return error

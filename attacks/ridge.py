@@ -1,0 +1,345 @@
+"""Ridge inverter: the best linear map from what was seen to the image, in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.engine.channel import Blocks, Channel, Pairs, distance, no_sample_channel
+from bench.api import Attack, Context, Reconstruction, Seen
+
+LAMBDAS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e4)
+"""Penalties tried, in units of the mean eigenvalue of the features' Gram matrix."""
+NARROW = 2048
+"""Width up to which smashed data gets four times the pairs: a regression costs little then."""
+SHADOWED = 300_000_000
+"""Uploaded coordinates (plays * upload size) that shadow rounds may take, beyond one play of
+each public image."""
+
+
+# --- one regression ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """y = (x - centres[s]) @ weight + offsets[s] for a sample of stratum s.
+
+    left_out [R, P]: prediction of every training row by the fit without its whole group.
+    loss: of the left-out predictions that were judged.
+    """
+
+    centres: Tensor
+    weight: Tensor
+    offsets: Tensor
+    left_out: Tensor
+    loss: float
+
+    def __call__(self, x: Tensor, stratum: int | Tensor) -> Tensor:
+        return (x.double() - self.centres[stratum]) @ self.weight + self.offsets[stratum]
+
+
+def fit(
+    x: Tensor,
+    y: Tensor,
+    *,
+    group: int,
+    strata: Tensor,
+    judged: Tensor,
+    judge: Callable[[Tensor], Tensor],
+) -> Fit:
+    """Ridge regression with one free intercept per stratum; penalty by exact leave-group-out.
+
+    x [R, F], y [R, P]: `group` consecutive rows belong together and are left out together.
+    strata int64 [R]: 0..S-1. judge(left_out [J, P]) -> loss of the rows `judged` (bool [R]), by
+    which the penalty is chosen. Solved in float64, in the smaller of F and R dimensions.
+    With the smoother H = Z (E + lambda)^-1 Z^T + (intercepts), the residual without group g is
+    (I - H_gg)^-1 r_g: the leave-one-out formula for blocks (Hastie, Tibshirani, Friedman, The
+    Elements of Statistical Learning, Eq. 7.64, is its case of one row).
+    """
+    x, y = x.double(), y.double()
+    member = torch.nn.functional.one_hot(strata).double()
+    count = member.sum(dim=0).clamp_min(1)
+    centres, offsets = member.mT @ x / count[:, None], member.mT @ y / count[:, None]
+    inner, target = x - centres[strata], y - offsets[strata]
+    narrow = x.shape[1] <= len(x)
+    values, vectors = torch.linalg.eigh(inner.mT @ inner if narrow else inner @ inner.mT)
+    values = values.clamp_min(0)
+    z = inner @ vectors if narrow else vectors * values.sqrt()
+    ztarget, unit = z.mT @ target, values.mean().clamp_min(1e-300)
+    blocks = z.view(-1, group, z.shape[1])
+    ones = (member / count.sqrt()).view(-1, group, member.shape[1])
+    shared, eye = ones @ ones.mT, torch.eye(group, dtype=x.dtype, device=x.device)
+    targets = target.view(-1, group, target.shape[1])
+    outcomes = y.view(-1, group, y.shape[1])
+
+    def left_out(factor: float, some: Tensor) -> Tensor:
+        inverse = 1 / (values + factor * unit)
+        part = blocks[some] * inverse
+        rest = targets[some] - part @ ztarget
+        # A group that alone holds a stratum or a direction has no equation left: keep it finite.
+        alone = eye * (1 + 1e-10) - part @ blocks[some].mT - shared[some]
+        return outcomes[some] - torch.linalg.solve(alone, rest)
+
+    some = judged.view(-1, group).any(dim=1)
+    within = judged.view(-1, group)[some]
+    losses = [float(judge(left_out(factor, some)[within])) for factor in LAMBDAS]
+    best = min(range(len(losses)), key=losses.__getitem__)
+    inverse = 1 / (values + LAMBDAS[best] * unit)
+    if narrow:
+        weight = vectors @ (inverse[:, None] * ztarget)
+    else:
+        weight = inner.mT @ (vectors @ (inverse[:, None] * (vectors.mT @ target)))
+    everyone = torch.ones_like(some)
+    return Fit(
+        centres=centres,
+        weight=weight,
+        offsets=offsets,
+        left_out=left_out(LAMBDAS[best], everyone).flatten(0, 1),
+        loss=losses[best],
+    )
+
+
+# --- features ---------------------------------------------------------------------------------
+
+
+def scales(blocks: Blocks) -> dict[str, float]:
+    """Root of each block's total variance over the pairs; 1 where nothing varies."""
+    powers = {n: float(b.double().var(dim=0).sum().sqrt()) for n, b in blocks.items()}
+    return {n: p if p > 1e-12 else 1.0 for n, p in powers.items()}
+
+
+def feature_sets(blocks: Blocks) -> dict[str, tuple[str, ...]]:
+    """Names of blocks that a regression may use together.
+
+    inputs: what linear layers were given, which no label disturbs. raw: the message itself in
+    one common scale, best under noise of equal size everywhere. all: every block at unit power.
+    """
+    inputs = tuple(n for n in blocks if n.startswith("input "))
+    raw = tuple(n for n in blocks if not n.startswith("input "))
+    if not inputs:
+        return {"raw": raw}
+    return {"inputs": inputs, "raw": raw, "all": tuple(blocks)}
+
+
+def joined(blocks: Blocks, choice: str, scale: dict[str, float]) -> Tensor:
+    """The chosen set as one float64 matrix [M, F]."""
+    names = feature_sets(blocks)[choice]
+    common = max((scale[n] for n in names if not n.startswith("presence ")), default=1.0)
+    factors = [
+        common if choice == "raw" and not n.startswith("presence ") else scale[n] for n in names
+    ]
+    return torch.cat([blocks[n].double() / f for n, f in zip(names, factors, strict=True)], dim=1)
+
+
+# --- the inverter -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Some of the victims' samples with the regression that serves them.
+
+    rows: int64 [M'], which samples. x [M', F]: their features. stratum: of them. pairs,
+    features [R, F]: what the fit was trained on. judged: bool [R], rows like the samples.
+    """
+
+    rows: Tensor
+    x: Tensor
+    stratum: int
+    pairs: Pairs
+    features: Tensor
+    judged: Tensor
+    fit: Fit
+
+    def predict(self) -> Tensor:
+        return self.fit(self.x, self.stratum)
+
+
+class Inverter:
+    """Ridge regressions from a channel to images, on pairs played through the defense.
+
+    How a network turns an image into a gradient depends on the label. So the victims' labels are
+    read first (by a ridge classifier, unless granted), and for each of them all public images
+    are played under that label. Every class of images has its own intercept in that regression:
+    the less the message says, the closer the answer is to the label's class mean. Where labels
+    cannot be read well enough, or that would cost too many plays, one regression serves all.
+    """
+
+    def __init__(self, channel: Channel, ctx: Context, *, rows: int) -> None:
+        self.channel, self.ctx, self.rows = channel, ctx, rows
+        self.shape = tuple(ctx.network.shape)
+        self.variance = float(ctx.aux_x.double().var(dim=0).mean())
+        # Smashed data is cheap to play and mostly narrow; a large network's uploads are neither.
+        width = sum(b.shape[1] for b in channel.blocks.values())
+        narrow = channel.per_sample and width <= NARROW
+        limit = (
+            4 * rows
+            if narrow
+            else rows
+            if channel.per_sample
+            else min(rows, SHADOWED // channel.sent)
+        )
+        self.group = min(4, max(1, limit // len(ctx.aux_x)))
+        self.pooled = channel.pairs(group=self.group)
+        self.scale = scales(self.pooled.blocks)
+        self.samples = len(next(iter(channel.blocks.values())))
+        self.labels, self.accuracy = self._read_labels()
+        self.pieces = self._pieces()
+
+    def predict(self) -> tuple[Tensor, Tensor]:
+        """Images [M, *shape] and expected loss [M] of the victims' samples."""
+        images = torch.empty(self.samples, *self.shape, dtype=torch.float64, device=self.ctx.device)
+        loss = torch.empty(self.samples, device=self.ctx.device)
+        for piece in self.pieces:
+            images[piece.rows] = piece.predict().view(-1, *self.shape)
+            loss[piece.rows] = piece.fit.loss
+        return images.float(), loss
+
+    def standard(self, blocks: Blocks) -> Tensor:
+        """All blocks side by side [M, F] float32, centred on the public pairs, each block's
+        features at unit mean square."""
+        parts = []
+        for name, value in blocks.items():
+            reference = self.pooled.blocks[name]
+            unit = self.scale[name] / reference.shape[1] ** 0.5
+            parts.append((value - reference.mean(dim=0)) / unit)
+        return torch.cat(parts, dim=1)
+
+    # --- labels --------------------------------------------------------------------------------
+    def _read_labels(self) -> tuple[Tensor, float]:
+        """Labels int64 [M] and the share that is right on public images left out."""
+        if self.channel.labels is not None:
+            return self.channel.labels, 1.0
+        pairs = self.pooled
+        target = torch.nn.functional.one_hot(pairs.y, self.ctx.network.classes).double()
+
+        def wrong(left_out: Tensor) -> Tensor:
+            return (left_out.argmax(dim=1) != pairs.y[pairs.real]).double().mean()
+
+        fits = {}
+        for choice in feature_sets(pairs.blocks):
+            x = joined(pairs.blocks, choice, self.scale)
+            fits[choice] = fit(
+                x, target, group=pairs.group, strata=pairs.turn, judged=pairs.real, judge=wrong
+            )
+        choice = min(fits, key=lambda c: fits[c].loss)
+        victims = joined(self.channel.blocks, choice, self.scale)
+        return fits[choice](victims, 0).argmax(dim=1), 1 - fits[choice].loss
+
+    # --- regressions ---------------------------------------------------------------------------
+    def _pieces(self) -> list[Piece]:
+        everything = torch.arange(self.samples, device=self.ctx.device)
+        sets = tuple(feature_sets(self.pooled.blocks))
+        pooled, shared = self._best(self.pooled, everything, self.pooled.turn, 0, sets)
+        labels = self.labels.unique()
+        cost = len(labels) * len(self.ctx.aux_x) * self.channel.sent
+        if self.channel.per_sample or cost > SHADOWED:
+            return [pooled]
+        pieces: list[Piece] = []
+        for label in labels.tolist():
+            rows = everything[self.labels == label]
+            # Mirrored images add little to a regression of its own; draws of noise do.
+            group = self.group if self.channel.random else 1
+            pairs = self.channel.pairs(group=group, label=label)
+            strata = pairs.own * 4 + pairs.turn
+            piece, choice = self._best(pairs, rows, strata, 4 * label, sets)
+            sets = (choice,)  # one label settles the set for all: trying costs a fit each
+            victims = joined(self.channel.blocks, shared, self.scale)[rows]
+            promise = self._promise(piece, pooled, label)
+            pieces.append(piece if promise else replace(pooled, rows=rows, x=victims))
+        return pieces
+
+    def _best(
+        self, pairs: Pairs, rows: Tensor, strata: Tensor, stratum: int, sets: Sequence[str]
+    ) -> tuple[Piece, str]:
+        judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
+        truth = pairs.x[judged]
+
+        def judge(left_out: Tensor) -> Tensor:
+            guess = left_out.float().view_as(truth)
+            return distance(guess, truth, variance=self.variance).mean()
+
+        pieces = {}
+        for choice in sets:
+            features = joined(pairs.blocks, choice, self.scale)
+            found = fit(
+                features, pairs.x.flatten(1), group=pairs.group, strata=strata, judged=judged,
+                judge=judge,
+            )  # fmt: skip
+            victims = joined(self.channel.blocks, choice, self.scale)[rows]
+            pieces[choice] = Piece(
+                rows=rows, x=victims, stratum=stratum, pairs=pairs, features=features,
+                judged=judged, fit=found,
+            )  # fmt: skip
+        choice = min(pieces, key=lambda c: pieces[c].fit.loss)
+        return pieces[choice], choice
+
+    def _promise(self, piece: Piece, pooled: Piece, label: int) -> bool:
+        """Whether the label's own regression promises no more loss than the shared one.
+
+        A label read wrongly is charged with the class's mean image on images of other classes.
+        """
+        own = (pooled.pairs.y == label) & pooled.judged
+        others = pooled.pairs.x[(pooled.pairs.y != label) & pooled.judged]
+        if not bool(own.any()) or len(others) == 0:
+            return True
+        guess = pooled.fit.left_out[own].float().view(-1, *self.shape)
+        shared = float(distance(guess, pooled.pairs.x[own], variance=self.variance).mean())
+        mean = pooled.pairs.x[own].mean(dim=0).expand_as(others)
+        wrong = float(distance(mean, others, variance=self.variance).mean())
+        return self.accuracy * piece.fit.loss + (1 - self.accuracy) * wrong <= shared
+
+
+class Ridge(Attack):
+    """Linear map from what was seen to the image, fitted on public images.
+
+    The pairs are made by playing the deployed defense on public images (`ctx.shadow`), so that
+    it adapts to any defense. rows: pairs per regression, public images times plays (mirrored
+    images, or draws of the defense's randomness). max_features: wider messages are sketched.
+    Penalty, feature set and weights are chosen by leave-one-image-out on public images.
+    Applies to one sample per message: smashed data, or updates of one sample.
+    Source: Hoerl, Kennard 1970; as a floor for learned inversion, leakbench.
+    """
+
+    recovers = frozenset({"images", "labels"})
+    source = "ridge regression, leakbench's closed-form inverter"
+
+    def __init__(self, *, rows: int = 800, max_features: int = 4096) -> None:
+        if not rows >= 1:
+            raise ValueError(f"rows must be >= 1 (training pairs per regression), got {rows}.")
+        if not max_features >= 16:
+            raise ValueError(f"max_features must be >= 16, got {max_features}.")
+        self.rows, self.max_features = rows, max_features
+
+    def applies(self, seen: Seen) -> str | None:
+        return no_sample_channel(seen)
+
+    def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        channel = Channel(seen, ctx, max_features=self.max_features)
+        inverter = Inverter(channel, ctx, rows=self.rows)
+        images, loss = inverter.predict()
+        return reconstruction(seen, images, loss, inverter)
+
+
+def reconstruction(
+    seen: Seen,
+    images: Tensor,
+    loss: Tensor,
+    inverter: Inverter,
+    *,
+    evaluations: int = 0,
+    notes: tuple[str, ...] = (),
+) -> Reconstruction:
+    """Samples in rows -> one answer per victim."""
+    victims = len(seen.clients)
+    if images.ndim == 4:
+        images = images.clamp(0, 1)
+    return Reconstruction(
+        images=images.view(victims, -1, *inverter.shape).cpu(),
+        labels=inverter.labels.view(victims, -1).cpu(),
+        loss=loss.view(victims, -1).mean(dim=1).cpu(),
+        evaluations=evaluations,
+        notes=notes,
+    )
