@@ -348,8 +348,9 @@ class _Memory:
     def _products(self, vectors: Tensor) -> Tensor:
         """vectors [A, N, R] -> [A, 2, M, R] in float64."""
         pairs = self.pairs[: len(vectors)]
-        found = pairs.flatten(1, 2) @ vectors
-        return found.unflatten(1, pairs.shape[1:3]).double()
+        # Few rows by a wide transpose: the other way round is a quarter as fast.
+        found = vectors.mT.contiguous() @ pairs.flatten(1, 2).mT
+        return found.mT.unflatten(1, pairs.shape[1:3]).double()
 
     def _toward(self, gradient: Tensor, products: Tensor, first_move: float) -> Tensor:
         active, size = len(gradient), self.across.shape[1]

@@ -248,9 +248,15 @@ class Matcher:
         centre = self.centre(len(victims), labels, framed=framed)
         factor = self._factor(labels, framed=framed)
         weighs = framed and self.noise is not None and self.distance == "likelihood"
+        cache: dict[str, Any] = {}
+
+        def constants(problems: Tensor) -> dict[str, Any]:
+            """What was seen of the problems' victims; it changes when problems leave alone."""
+            if not cache or not torch.equal(cache["problems"], problems):
+                cache.update(problems=problems.clone(), chosen=self._chosen(victims[problems]))
+            return cache["chosen"]
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
-            chosen = victims[problems]
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
                 x = self._decode(z, centre[problems], factor)
@@ -259,7 +265,7 @@ class Matcher:
                     if labels is None
                     else torch.nn.functional.one_hot(labels[problems], self.classes).to(z)
                 )
-                loss, outputs, slopes = self._misfit(x, y, chosen)
+                loss, outputs, slopes = self._misfit(x, y, constants(problems))
                 if self.variation and len(self.shape) == 3:
                     rough = self.variation * _variation(x)
                     loss = loss + rough.detach()
@@ -277,10 +283,25 @@ class Matcher:
     def losses(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """The distance alone, [P], of samples x [P, K, *shape] with soft labels y [P, K, C] to
         what was seen of the victims int [P]."""
-        return self._misfit(x, y, victims)[0].detach()
+        return self._misfit(x, y, self._chosen(victims))[0].detach()
+
+    def _chosen(self, victims: Tensor) -> dict[str, Any]:
+        """What was seen of P victims, int [P], as `_misfit` needs it."""
+        chosen: dict[str, Any] = {"victims": victims, "shown": None, "weight": None}
+        if self.observation is not None and (
+            self.distance == "likelihood" or self.products is None
+        ):
+            chosen["prepared"] = tuple(p[victims] for p in self.prepared)
+            if self.visible is not None:
+                chosen["shown"] = self.visible[victims].to(self.dtype)
+            if self.weight is not None:
+                chosen["weight"] = self.weight[victims]
+        if self.smashed is not None:
+            chosen["smashed"] = tuple(t[victims] for t in self.smashed)
+        return chosen
 
     def _misfit(
-        self, x: Tensor, y: Tensor, chosen: Tensor
+        self, x: Tensor, y: Tensor, chosen: dict[str, Any]
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Losses [P], and differentiable outputs with the losses' derivatives by them."""
         loss = torch.zeros(len(x), dtype=x.dtype, device=x.device)
@@ -293,35 +314,33 @@ class Matcher:
                 slopes = [torch.ones_like(away)]
             else:
                 uploads = as_vector(self.uploads(x, y), list(self.observation.values))
-                prepared = tuple(p[chosen] for p in self.prepared)
-                terms, slope = self.likelihood.misfit(uploads.detach(), prepared)
-                if self.visible is not None:
-                    shown = self.visible[chosen].to(self.dtype)
-                    terms, slope = terms * shown, slope * shown
-                if self.weight is not None:
-                    terms, slope = terms * self.weight[chosen], slope * self.weight[chosen]
+                terms, slope = self.likelihood.misfit(uploads.detach(), chosen["prepared"])
+                for factor in (chosen["shown"], chosen["weight"]):
+                    if factor is not None:
+                        terms, slope = terms * factor, slope * factor
                 loss, outputs, slopes = loss + terms.sum(dim=1), [uploads], [slope]
         if self.smashed is not None:
-            values, present = (t[chosen] for t in self.smashed)
+            values, present = chosen["smashed"]
             cut = self.activations(x)
             rest = torch.where(present, cut.detach() - values, 0.0)
-            unit = self.smashed_unit[chosen]
+            unit = self.smashed_unit[chosen["victims"]]
             loss = loss + unit * rest.flatten(1).square().sum(dim=1)
             outputs, slopes = [*outputs, cut], [*slopes, 2 * rest * _column(unit, rest)]
         return loss, outputs, slopes
 
-    def _cosine(self, x: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+    def _cosine(self, x: Tensor, y: Tensor, chosen: dict[str, Any]) -> Tensor:
         """Cosine of the angle between visible values, [P]. Source: Inverting Gradients, Eq. 4."""
         assert self.observation is not None
         if self.products is not None:
-            inner, square = self.products(x, y, chosen)
+            inner, square = self.products(x, y, chosen["victims"])
         else:
             uploads = as_vector(self.uploads(x, y), list(self.observation.values))
-            if self.visible is not None:
-                uploads = uploads * self.visible[chosen].to(self.dtype)
-            inner = (uploads * self.prepared[0][chosen]).sum(dim=1)
+            if chosen["shown"] is not None:
+                uploads = uploads * chosen["shown"]
+            inner = (uploads * chosen["prepared"][0]).sum(dim=1)
             square = uploads.square().sum(dim=1)
-        return inner / ((square + _TINY) * self.observation.square[chosen].clamp_min(_TINY)).sqrt()
+        seen = self.observation.square[chosen["victims"]].clamp_min(_TINY)
+        return inner / ((square + _TINY) * seen).sqrt()
 
     @cached_property
     def products(self) -> Products | None:
