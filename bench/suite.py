@@ -42,8 +42,8 @@ class DefenseSettings(BaseModel):
 
 class AttackSettings(BaseModel):
     """An attack, its settings, the threat under which it runs (default: the first), its budget:
-    gradient evaluations per start (default: the suite's), and the checkpoints that it attacks
-    (default: all of the suite's)."""
+    gradient evaluations per start (default: the suite's), and the checkpoints and datasets that
+    it attacks (default: all of the suite's)."""
 
     model_config = _STRICT
 
@@ -52,6 +52,7 @@ class AttackSettings(BaseModel):
     threat: str | None = None
     budget: int | None = Field(None, ge=1)
     checkpoints: list[Checkpoint] | None = Field(None, min_length=1)
+    datasets: list[str] | None = Field(None, min_length=1)
 
 
 class Suite(BaseModel):
@@ -88,6 +89,11 @@ class Suite(BaseModel):
                     raise ValueError(
                         f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
                         f"observes {', '.join(self.checkpoints)}."
+                    )
+            for dataset in attack.datasets or []:
+                if dataset not in [t.dataset for t in self.tasks]:
+                    raise ValueError(
+                        did_you_mean("dataset", dataset, [t.dataset for t in self.tasks])
                     )
         pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
         for pair in pairs:
@@ -325,6 +331,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 for checkpoint in suite.checkpoints
                 for attack, label in attacks
                 if checkpoint in (attack.checkpoints or suite.checkpoints)
+                and task.dataset in (attack.datasets or [task.dataset])
                 and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]
             if mine or not attacks:

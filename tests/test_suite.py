@@ -44,6 +44,16 @@ def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) ->
         suites.load(str(wrong))
 
 
+def test_an_attack_may_be_kept_to_some_datasets(tiny: Callable[..., Path]) -> None:
+    two = '[[tasks]]\ndataset = "photos"\nmodel = "mlp_spm"\n\n[[threats]]'
+    text = 'name = "ilrg"\ndatasets = ["photos"]'
+    plan = suites.expand(suites.load(str(tiny(**{"[[threats]]": two, 'name = "ilrg"': text}))))
+    where = {(c.attack, c.train.task.dataset) for c in plan.cells}
+    assert where == {("ilrg", "photos"), ("prior_only", "photos"), ("prior_only", "digits")}
+    with pytest.raises(ValueError, match="Unknown dataset 'photos'"):
+        suites.load(str(tiny(**{'name = "ilrg"': text})))
+
+
 def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
     suite = suites.load("quick", ["protocol.rounds=3", "seeds=[4, 5]", "threats.0.victims=2"])
     assert all(suite.protocol_of(t).rounds == 3 for t in suite.tasks)
