@@ -134,19 +134,20 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         floors = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
         columns = [(n, m) for n, m in _columns(members) if n not in floors | _idle(members)]
         lines = [next(iter(_floor(row, columns[:1]).values()), "-") for row in members]
-        shared = len(set(lines)) == 1  # the same victims in every row: once is enough
+        known = sorted({line for line in lines if line != "-"})
+        shared = len(known) <= 1  # the same victims in every row: once is enough
         table = Table(
-            title=f"{title} · floor {lines[0]}" if shared else title,
+            title=f"{title} · floor {known[0]}" if shared and known else title,
             title_justify="left", title_style="bold", box=None, pad_edge=False,
             padding=(0, 1, 0, 0), header_style="bold dim",
         )  # fmt: skip
         table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("defense", overflow="fold", min_width=16)
+        table.add_column("defense", overflow="fold", min_width=14)
         for name in ("acc", "eps\nclaimed", "eps\nproven"):
             table.add_column(name, justify="right", no_wrap=True)
         for name, metric in columns:
-            short = "\n".join(word[:9] for word in name.split("_"))
-            table.add_column(f"{short}\n{_TITLES[metric]}", justify="right", no_wrap=True)
+            heading = f"{_brief_name(name)}\n{_TITLES[metric]}"
+            table.add_column(heading, justify="right", no_wrap=True)
         if not shared:
             table.add_column("floor", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
@@ -164,6 +165,12 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
             table.add_row(*line, style="dim" if row["rank"] is None else "")
         out.append(table)
     return out
+
+
+def _brief_name(name: str) -> str:
+    """An attack's name for a narrow column: the words of a long one, shortened, one a line."""
+    words = name.split("_") if len(name) > 10 else [name]
+    return "\n".join(w if len(w) < 8 else f"{w[:5]}." for w in words)
 
 
 def _idle(rows: Sequence[Row]) -> set[str]:
