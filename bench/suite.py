@@ -42,8 +42,8 @@ class DefenseSettings(BaseModel):
 
 class AttackSettings(BaseModel):
     """An attack, its settings, the threat under which it runs (default: the first), its budget:
-    gradient evaluations per start (default: the suite's), and the checkpoints and datasets that
-    it attacks (default: all of the suite's)."""
+    gradient evaluations per start (default: the suite's), and the checkpoints and tasks (by
+    their places in the file, the first is 0) that it attacks (default: all of the suite's)."""
 
     model_config = _STRICT
 
@@ -52,7 +52,7 @@ class AttackSettings(BaseModel):
     threat: str | None = None
     budget: int | None = Field(None, ge=1)
     checkpoints: list[Checkpoint] | None = Field(None, min_length=1)
-    datasets: list[str] | None = Field(None, min_length=1)
+    tasks: list[int] | None = Field(None, min_length=1)
 
 
 class Suite(BaseModel):
@@ -90,10 +90,11 @@ class Suite(BaseModel):
                         f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
                         f"observes {', '.join(self.checkpoints)}."
                     )
-            for dataset in attack.datasets or []:
-                if dataset not in [t.dataset for t in self.tasks]:
+            for place in attack.tasks or []:
+                if not 0 <= place < len(self.tasks):
                     raise ValueError(
-                        did_you_mean("dataset", dataset, [t.dataset for t in self.tasks])
+                        f"attack {attack.name} is to run on task {place}, but the suite has tasks "
+                        f"0 to {len(self.tasks) - 1}."
                     )
         pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
         for pair in pairs:
@@ -299,8 +300,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     ]
     threats = {t.name: t for t in suite.threats}
     trainings, cells = [], []
-    axes = itertools.product(suite.tasks, suite.defenses, suite.seeds)
-    for task, defense, seed in axes:
+    axes = itertools.product(enumerate(suite.tasks), suite.defenses, suite.seeds)
+    for (place, task), defense, seed in axes:
         protocol = suite.protocol_of(task)
         for settings in grid(defense.settings):
             if not wanted(
@@ -331,7 +332,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 for checkpoint in suite.checkpoints
                 for attack, label in attacks
                 if checkpoint in (attack.checkpoints or suite.checkpoints)
-                and task.dataset in (attack.datasets or [task.dataset])
+                and (attack.tasks is None or place in attack.tasks)
                 and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]
             if mine or not attacks:

@@ -44,13 +44,13 @@ def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) ->
         suites.load(str(wrong))
 
 
-def test_an_attack_may_be_kept_to_some_datasets(tiny: Callable[..., Path]) -> None:
+def test_an_attack_may_be_kept_to_some_tasks(tiny: Callable[..., Path]) -> None:
     two = '[[tasks]]\ndataset = "photos"\nmodel = "mlp_spm"\n\n[[threats]]'
-    text = 'name = "ilrg"\ndatasets = ["photos"]'
+    text = 'name = "ilrg"\ntasks = [1]'
     plan = suites.expand(suites.load(str(tiny(**{"[[threats]]": two, 'name = "ilrg"': text}))))
     where = {(c.attack, c.train.task.dataset) for c in plan.cells}
     assert where == {("ilrg", "photos"), ("prior_only", "photos"), ("prior_only", "digits")}
-    with pytest.raises(ValueError, match="Unknown dataset 'photos'"):
+    with pytest.raises(ValueError, match="ilrg is to run on task 1, but the suite has"):
         suites.load(str(tiny(**{'name = "ilrg"': text})))
 
 
