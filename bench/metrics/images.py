@@ -11,8 +11,8 @@ _C1, _C2 = 0.01**2, 0.03**2
 _LEAST_MSE = 1e-10
 _BAND = 12
 """Rows of the blur matrix that are multiplied at once."""
-_CHUNK_PIXELS = 1 << 16
-"""Pixels processed at once: four float64 maps of them are 2 MiB and stay in a CPU's cache."""
+_CHUNK_PIXELS = 1 << 15
+"""Pixels processed at once: four float64 maps of them are 1 MiB and stay in a CPU's cache."""
 _DEVICE_CHUNK_PIXELS = 1 << 24
 """On other devices, where few launches matter more: 0.5 GiB a map stack."""
 
