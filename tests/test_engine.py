@@ -205,6 +205,18 @@ def test_signed_adam_stays_in_its_box_and_keeps_the_best_point() -> None:
     assert found.evaluations.tolist() == [200] * 3
 
 
+def test_signed_adam_ends_on_the_box_where_the_minimum_lies_beyond() -> None:
+    def away(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        middle = torch.tensor([1.5, -0.5])
+        return (z - middle).square().sum(dim=1), 2 * (z - middle)
+
+    phase = Phase(evaluate=away, stop=torch.full((1,), -torch.inf), dtype=torch.float32)
+    found = descend(
+        phase, torch.full((1, 2), 0.5), steps=100, lr=0.1, signed=True, low=0.0, high=1.0
+    )
+    assert found.x.tolist() == [[1.0, 0.0]]
+
+
 def test_signed_adam_without_signs_is_torchs_adam() -> None:
     start = starts(2, 4, 7)
     x = start.clone().requires_grad_()
