@@ -34,15 +34,16 @@ class DLG(Attack):
     preset: `paper` (normal start and logits, history 100, float32, no restart) or `strong`; the
     other settings replace its values. restarts: further starts of a victim that the first did
     not solve. history: curvature pairs. tolerance: solved at this share of |observation|^2.
-    start: gray, uniform or normal. precision: auto is float32 and then float64 from where
-    float32 gets no further; under noise, which no attack resolves so finely, float32. layers:
-    `even`, or `relative`: every tensor's distance in units of its own observed norm. bounds:
-    keep images in [0, 1] by a change of variables.
-    Departures from the paper (strong): gray start, relative stopping, line search, restarts from
-    a Gaussian prior of samples fitted on public data. In both: the update of several local steps
-    is simulated; under noise the objective is the likelihood of the defense's public mechanism
-    with that prior, and label logits begin at the likeliest classes; smashed data that was seen
-    is matched jointly.
+    start: public (the public sample that explains the upload best), gray, uniform or normal;
+    under noise `strong` starts around the public mean instead. precision: auto is float32 and
+    then float64 from where float32 gets no further; under noise, which no attack resolves so
+    finely, float32. layers: `even`, or `relative`: every tensor's distance in units of its own
+    observed norm. bounds: keep images in [0, 1] by a change of variables.
+    Departures from the paper (strong): public starts, restarts for victims in a local minimum,
+    label logits that begin at the likeliest classes, and under noise a Gaussian prior of samples
+    fitted on public data. In both: relative stopping and a line search; the update of several
+    local steps is simulated; under noise the objective is the likelihood of the defense's public
+    mechanism; smashed data that was seen is matched jointly.
     Source: Zhu, Liu, Han, arXiv:1906.08935, Algorithm 1.
     """
 

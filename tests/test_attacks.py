@@ -115,6 +115,15 @@ def test_smashed_data_is_matched_alone_and_jointly(digits: Dataset) -> None:
         DLG().run(alone, context_for(digits, network, Defense()))
 
 
+def test_there_may_be_more_starts_than_public_candidates(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, _ = seen_under(digits, network, Defense(), clients=1)
+    answer = InvertingGradients(restarts=39).run(
+        seen, context_for(digits, network, Defense(), budget=2)
+    )
+    assert answer.evaluations == 40 + 40 * 2  # the candidates, then the steps
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_both_precisions_leak(digits: Dataset, dtype: str) -> None:
     network = network_for(digits)

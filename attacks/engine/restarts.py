@@ -228,7 +228,8 @@ def _public_starts(
     chosen: [P] victims, `count` rows each; labels: [P, K] to draw the samples by, or None.
     """
     aux_x, aux_y = ctx.aux_x.to(matcher.device), ctx.aux_y.cpu()
-    shape = (len(chosen) // count, _CANDIDATES, matcher.samples)
+    candidates = max(_CANDIDATES, count)
+    shape = (len(chosen) // count, candidates, matcher.samples)
     rng = _own(ctx.rng)
     if labels is None:
         picks = torch.randint(len(aux_y), shape, generator=rng)
@@ -245,13 +246,13 @@ def _public_starts(
 
     def work(part: slice) -> None:
         rows = picks[part].to(matcher.device)
-        victims = chosen[::count][part].repeat_interleave(_CANDIDATES)
+        victims = chosen[::count][part].repeat_interleave(candidates)
         x = aux_x[rows.flatten(0, 1)].to(matcher.dtype)
         y = torch.nn.functional.one_hot(given[part].flatten(0, 1), matcher.classes).to(x)
-        losses[part] = matcher.losses(x, y, victims).unflatten(0, (-1, _CANDIDATES))
+        losses[part] = matcher.losses(x, y, victims).unflatten(0, (-1, candidates))
 
     in_chunks(
-        work, shape[0], bytes_each=_CANDIDATES * 8 * matcher.working_numbers,
+        work, shape[0], bytes_each=candidates * 8 * matcher.working_numbers,
         device=matcher.device,
     )  # fmt: skip
     solution.evaluations += losses.numel()
