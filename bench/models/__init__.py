@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.models import convolutional, dense, residual
-from bench.models.network import Network, Stages
+from torch import nn
+
+from bench.models import convolutional, dense, residual, transformers
+from bench.models.network import Initial, Network, Stages, uniform
 from bench.names import did_you_mean
 
 BUILDERS: Mapping[str, Callable[..., Stages]] = {
@@ -18,7 +20,17 @@ BUILDERS: Mapping[str, Callable[..., Stages]] = {
     "cnn_selective_shield": convolutional.cnn_selective_shield,
     "cnn_spm": convolutional.cnn_spm,
     "resnet18": residual.resnet18,
+    "vgg16": convolutional.vgg16,
+    "vit_small": transformers.vit_small,
+    "vit_tiny": transformers.vit_tiny,
+    "pit_tiny": transformers.pit_tiny,
 }
+INITIAL: Mapping[str, Initial] = {
+    "vit_small": transformers.VIT_INITIAL,
+    "vit_tiny": transformers.VIT_INITIAL,
+    "pit_tiny": transformers.PIT_INITIAL,
+}
+"""Of the networks that do not begin with PyTorch's default."""
 
 
 def build(
@@ -30,9 +42,9 @@ def build(
 ) -> Network:
     """Build a network for samples of `shape` and `classes` classes.
 
-    settings: keyword arguments of the builder, and `init`: None for PyTorch's default
-    (U(-1/sqrt(fan_in), 1/sqrt(fan_in))) or a for U(-a, a). Raises ValueError for an unknown
-    name or setting and for a shape that the network cannot take.
+    settings: keyword arguments of the builder, and `init`: None for the network's own default
+    (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see INITIAL) or a for U(-a, a). Raises
+    ValueError for an unknown name or setting and for a shape that the network cannot take.
     """
     if name not in BUILDERS:
         raise ValueError(did_you_mean("model", name, list(BUILDERS)))
@@ -53,7 +65,7 @@ def build(
         shape=tuple(shape),
         classes=classes,
         build=lambda: builder(shape=tuple(shape), classes=classes, **given),
-        init_bound=init,
+        initial=INITIAL.get(name) if init is None else {nn.Module: uniform(init)},
     )
 
 

@@ -1,4 +1,4 @@
-"""The convolutional networks of DLG, SelectiveShield and SPM."""
+"""The convolutional networks of DLG, SelectiveShield, SPM and DP-CutMixSL."""
 
 from __future__ import annotations
 
@@ -96,3 +96,32 @@ def cnn_spm(*, shape: tuple[int, ...], classes: int) -> Stages:
         hidden2=nn.Sequential(OrderedDict(linear=nn.Linear(384, 192), relu=nn.ReLU())),
         head=nn.Identity(),
     )
+
+
+_VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
+"""Of each block: channels, as a multiple of the first's, and convolutions."""
+
+
+def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:
+    """VGG-16 for small images: five blocks of 3x3 convolutions with static BN, one linear layer.
+
+    The convolutions of torchvision's vgg16_bn. Its classifier of three layers is made for
+    ImageNet; as usual for 32x32 images the head alone takes its place. On sides that 32 does
+    not divide, such as 16, block5 does not pool. Source: Simonyan, Zisserman, arXiv:1409.1556,
+    Table 1, D; used by DP-CutMixSL; static BN: HeteroFL, arXiv:2010.01264.
+    """
+    before = _image(shape, "vgg16", 16)
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ValueError(f"width of model vgg16 must be an integer >= 1, got {width!r}.")
+    stages: Stages = OrderedDict()
+    for i, (multiple, convolutions) in enumerate(_VGG16, start=1):
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for j in range(1, convolutions + 1):
+            layers[f"conv{j}"] = nn.Conv2d(before, multiple * width, 3, padding=1)
+            before = multiple * width
+            layers[f"norm{j}"] = StaticBatchNorm(before)
+            layers[f"relu{j}"] = nn.ReLU()
+        if i < 5 or not (shape[1] % 32 or shape[2] % 32):
+            layers["pool"] = nn.MaxPool2d(2)
+        stages[f"block{i}"] = nn.Sequential(layers)
+    return stages | OrderedDict(flatten=nn.Flatten(), head=nn.Identity())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -65,12 +65,38 @@ def _kind_of(module: nn.Module) -> Kind:
     return _KINDS.get(type(module), "other")
 
 
+Draw = Callable[[nn.Module, str, torch.Generator], Tensor]
+"""Initial value of a module's own parameter of that name."""
+Initial = Mapping[type[nn.Module], Draw]
+"""How a kind of module begins; the nearest class in a module's ancestry counts."""
+
+
+def uniform(bound: float | None = None) -> Draw:
+    """U(-bound, bound), by default PyTorch's 1/sqrt(fan_in), fan_in that of the weight."""
+
+    def draw(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
+        limit = bound or 1 / math.sqrt(module.get_parameter("weight")[0].numel())
+        value = torch.empty(module.get_parameter(name).shape)
+        return value.uniform_(-limit, limit, generator=rng)
+
+    return draw
+
+
+def _identity(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
+    return torch.full(module.get_parameter(name).shape, 1.0 if name == "weight" else 0.0)
+
+
+_INITIAL: Initial = {nn.Module: uniform(), StaticBatchNorm: _identity, nn.LayerNorm: _identity}
+
+
 class Network:
     """Named stages, pure in their parameters.
 
     shape: one sample's shape. classes. cuts: stage names after which a split protocol may cut.
     head: names of the last layer's weight [C, F] and bias [C]. The modules live on the meta
-    device and hold no numbers: parameters are always passed in.
+    device and hold no numbers: parameters are always passed in. initial: how kinds of modules
+    begin where that is not PyTorch's default, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a
+    normalisation, weight 1 and bias 0.
     """
 
     def __init__(
@@ -81,10 +107,10 @@ class Network:
         shape: tuple[int, ...],
         classes: int,
         build: Callable[[], Stages],
-        init_bound: float | None,
+        initial: Initial | None = None,
     ) -> None:
         self.name, self.settings, self.shape, self.classes = name, dict(settings), shape, classes
-        self._init_bound = init_bound
+        self._initial: Initial = {**_INITIAL, **(initial or {})}
         with torch.device("meta"):
             self._stages = nn.Sequential(build())
             width = self._stages[:-1](torch.empty(2, *shape)).shape[-1]
@@ -100,6 +126,16 @@ class Network:
     def normalises(self) -> bool:
         """Whether it has batch normalisation, so that train and eval mode differ."""
         return bool(self._norms)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of all stages in order; the last is the head."""
+        return tuple(self._names)
+
+    def parameters_of(self, stages: Sequence[str]) -> list[str]:
+        """Names of the parameters of some stages, in the network's order."""
+        prefixes = tuple(f"{n}." for n in stages)
+        return [n for n, _ in self._stages.named_parameters() if n.startswith(prefixes)]
 
     @property
     def n_parameters(self) -> int:
@@ -119,16 +155,9 @@ class Network:
         """Initial parameters, drawn from `rng` in the order of `named_parameters`."""
         params: dict[str, Tensor] = {}
         for prefix, module in self._stages.named_modules():
-            own = dict(module.named_parameters(recurse=False))
-            for name, meta in own.items():
-                value = torch.empty(meta.shape)
-                if isinstance(module, StaticBatchNorm):
-                    value.fill_(1.0 if name == "weight" else 0.0)
-                else:
-                    fan_in = own["weight"][0].numel()
-                    bound = self._init_bound or 1 / math.sqrt(fan_in)
-                    value.uniform_(-bound, bound, generator=rng)
-                params[f"{prefix}.{name}"] = value
+            draw = next(self._initial[t] for t in type(module).__mro__ if t in self._initial)
+            for name, _ in module.named_parameters(recurse=False):
+                params[f"{prefix}.{name}"] = draw(module, name, rng)
         return params
 
     def apply(

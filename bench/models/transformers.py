@@ -1,0 +1,228 @@
+"""Vision transformers from timm's blocks, for small images.
+
+timm is imported where it is first needed: with torchvision it costs six seconds, which nobody
+should pay to train a perceptron.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from bench.models.network import Initial, Stages
+
+_STD = 0.02
+_PIT_DEPTHS, _PIT_HEADS, _PIT_WIDTH_PER_HEAD = (2, 6, 4), (2, 4, 8), 32
+
+
+class Positions(nn.Module):
+    """Adds a learned embedding to each of N tokens: [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(tokens, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight
+
+
+class ClassToken(nn.Module):
+    """Puts a learned token before the others: [B, N, D] -> [B, 1 + N, D]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.weight.expand(len(x), 1, -1), x], dim=1)
+
+
+class MeanToken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1)
+
+
+class FirstToken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+class FlatGrid(nn.Module):
+    """[B, D, h, w] -> tokens [B, h * w, D], row by row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).mT
+
+
+class OnGrid(nn.Module):
+    """A stage of timm's PiT, which passes on a grid and a class token, on one tensor of tokens.
+
+    [B, 1 + h * w, D], class token first -> [B, 1 + h' * w', D'].
+    """
+
+    def __init__(self, inner: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.inner, self.grid = inner, grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells, token = self.inner((x[:, 1:].mT.unflatten(2, self.grid), x[:, :1]))
+        return torch.cat([token, cells.flatten(2).mT], dim=1)
+
+
+def _truncated_normal(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
+    """timm's default: N(0, 0.02^2) cut off at +-2, biases 0."""
+    value = torch.zeros(module.get_parameter(name).shape)
+    return value if name == "bias" else nn.init.trunc_normal_(value, std=_STD, generator=rng)
+
+
+VIT_INITIAL: Initial = {nn.Linear: _truncated_normal, Positions: _truncated_normal}
+"""As timm's ViT: its patch embedding, a convolution, keeps PyTorch's default."""
+PIT_INITIAL: Initial = {Positions: _truncated_normal, ClassToken: _truncated_normal}
+"""As timm's PiT: its linear layers keep PyTorch's default."""
+
+
+def vit_small(
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    dim: int = 64,
+    depth: int = 3,
+    heads: int = 2,
+    patch: int = 4,
+) -> Stages:
+    """Small ViT for quick runs: three blocks of width 64 on 4x4 patches, mean of the tokens.
+
+    Built like `vit_tiny`; the sizes are ours.
+    """
+    return _vit("vit_small", shape, dim=dim, depth=depth, heads=heads, patch=patch)
+
+
+def vit_tiny(
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    dim: int = 192,
+    depth: int = 12,
+    heads: int = 3,
+    patch: int = 4,
+) -> Stages:
+    """ViT-Tiny of DP-CutMixSL: twelve blocks of width 192, 64 patches on 32x32 images.
+
+    timm's vit_tiny_patch16_224 with 4x4 patches and the mean of the normalised tokens for its
+    class token, so that the tokens after `embed` are the patches, which DP-CutMixSL mixes.
+    Source: Dosovitskiy et al., arXiv:2010.11929; widths: Touvron et al., arXiv:2012.12877.
+    """
+    return _vit("vit_tiny", shape, dim=dim, depth=depth, heads=heads, patch=patch)
+
+
+def _vit(
+    model: str, shape: tuple[int, ...], *, dim: int, depth: int, heads: int, patch: int
+) -> Stages:
+    """Stages embed (tokens [B, N, dim] of N patches), block1.., pool, head."""
+    _positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
+    channels, height, width = _image(model, shape)
+    if height % patch or width % patch:
+        raise ValueError(
+            f"model {model} needs image sides divisible by its patch {patch}, got samples of "
+            f"shape {list(shape)}."
+        )
+    if dim % heads:
+        raise ValueError(f"dim of model {model} must be divisible by its heads {heads}, got {dim}.")
+
+    from timm.layers import PatchEmbed
+    from timm.models.vision_transformer import Block
+
+    patches = PatchEmbed((height, width), patch, channels, dim)
+    stages: Stages = OrderedDict(
+        embed=nn.Sequential(
+            OrderedDict(patches=patches, positions=Positions(patches.num_patches, dim))
+        )
+    )
+    for i in range(1, depth + 1):
+        stages[f"block{i}"] = _twice_differentiable(Block(dim, heads, qkv_bias=True))
+    stages["pool"] = nn.Sequential(OrderedDict(norm=nn.LayerNorm(dim, eps=1e-6), mean=MeanToken()))
+    stages["head"] = nn.Identity()
+    return stages
+
+
+def pit_tiny(
+    *, shape: tuple[int, ...], classes: int, patch: int = 4, stride: int | None = None
+) -> Stages:
+    """PiT-Tiny of DP-CutMixSL: three stages of 2, 6, 4 blocks on a grid that halves in between.
+
+    timm's pit_ti with `patch` and `stride` (absent: patch) for its 16 and 8, which 32x32 images
+    have no room for: 64 patches without overlap, grids of 8x8, 4x4, 2x2. Its class token is
+    added after `embed`, so that the tokens there are the patches, and leads those of the later
+    stages. Source: Heo et al., arXiv:2103.16302.
+    """
+    stride = patch if stride is None else stride
+    _positive("pit_tiny", patch=patch, stride=stride)
+    channels, *sides = _image("pit_tiny", shape)
+    if any(side < patch or (side - patch) % stride for side in sides):
+        raise ValueError(
+            f"model pit_tiny needs image sides of its patch {patch} plus a multiple of its "
+            f"stride {stride}, got samples of shape {list(shape)}."
+        )
+
+    from timm.models.pit import Pooling, Transformer
+
+    grid = ((sides[0] - patch) // stride + 1, (sides[1] - patch) // stride + 1)
+    width = _PIT_WIDTH_PER_HEAD * _PIT_HEADS[0]
+    stages: Stages = OrderedDict(
+        embed=nn.Sequential(
+            OrderedDict(
+                patches=nn.Conv2d(channels, width, patch, stride=stride),
+                flat=FlatGrid(),
+                positions=Positions(grid[0] * grid[1], width),
+            )
+        )
+    )
+    for i, (depth, heads) in enumerate(zip(_PIT_DEPTHS, _PIT_HEADS, strict=True), start=1):
+        before, width = width, _PIT_WIDTH_PER_HEAD * heads
+        blocks = _twice_differentiable(
+            Transformer(
+                _PIT_WIDTH_PER_HEAD,
+                depth,
+                heads,
+                mlp_ratio=4,
+                pool=None if i == 1 else Pooling(before, width, stride=2),
+                drop_path_prob=[0.0] * depth,
+            )
+        )
+        inside = OrderedDict[str, nn.Module](token=ClassToken(width)) if i == 1 else OrderedDict()
+        inside["blocks"] = OnGrid(blocks, grid)
+        stages[f"stage{i}"] = nn.Sequential(inside)
+        grid = grid if i == 1 else (-(-grid[0] // 2), -(-grid[1] // 2))
+    stages["pool"] = nn.Sequential(
+        OrderedDict(first=FirstToken(), norm=nn.LayerNorm(width, eps=1e-6))
+    )
+    stages["head"] = nn.Identity()
+    return stages
+
+
+def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ValueError(
+            f"model {model} takes images [channels, height, width], got samples of shape "
+            f"{list(shape)}."
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _positive(model: str, **settings: int) -> None:
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} of model {model} must be an integer >= 1, got {value!r}.")
+
+
+def _twice_differentiable(block: nn.Module) -> nn.Module:
+    """timm's attention in plain arithmetic: PyTorch's fused kernels have no second derivative.
+    In eval mode its dropouts, of rate 0, draw nothing, which vmap would refuse."""
+    from timm.layers import Attention
+
+    for module in block.modules():
+        if isinstance(module, Attention):
+            module.fused_attn = False  # type: ignore[misc]  # Final for TorchScript only
+    return block.eval()
