@@ -124,21 +124,24 @@ def test_lu_equals_the_papers_pseudo_inverse(
     assert int(found.counts.sum()) == samples
 
 
-def test_a_singular_system_falls_back_to_the_public_frequencies() -> None:
+@pytest.mark.parametrize(("total", "expected"), [(10, [5, 3, 2]), (7, [4, 2, 1])])
+def test_a_singular_system_falls_back_to_the_public_frequencies(
+    total: int, expected: list[int]
+) -> None:
     """Classes 0 and 1 predicted with certainty: nothing says how many of each there were."""
     eye = torch.eye(3, dtype=torch.float64)
     found = restore(
         HeadGradient(weight=torch.zeros(1, 3, 3).double(), bias=torch.zeros(1, 3).double()),
         weight=1e4 * eye,
         bias=torch.zeros(3, dtype=torch.float64),
-        total=10,
+        total=total,
         public=PublicClasses(
             features=eye, probability=eye, share=torch.tensor([0.5, 0.3, 0.2]).double()
         ),
         shrink=0.1,
         refine=3,
     )
-    assert found.counts.tolist() == [[5, 3, 2]]
+    assert found.counts.tolist() == [expected]
     assert found.silent.tolist() == [True]
 
 

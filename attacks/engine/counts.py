@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -10,8 +12,8 @@ from torch import Tensor
 
 from bench.toolkit.counts import round_to_total
 
-_CHUNK_VALUES = 1 << 23
-"""Float64 values of one chunk of victims: 64 MiB, and a few temporaries of that size."""
+_CHUNK_VALUES = 1 << 20
+"""Float64 values of one chunk of victims: 8 MiB, which a processor's cache holds."""
 _PRIOR = 1e-6
 """Weight of |n - K * public class frequency|^2 where the equations leave counts open."""
 _SINGULAR = 1e-10
@@ -100,29 +102,44 @@ def restore(
     """
     if total < 1:
         raise ValueError(f"total must be >= 1 (samples of a batch), got {total}.")
+    known = _Known(weight=weight, bias=bias, total=total, public=public, pull=(shrink / total) ** 2)
     victims, classes, width = head.weight.shape
     at_once = max(1, _CHUNK_VALUES // (classes * max(width, classes)))
-    public_logits = public.features @ weight.T
-    parts = []
-    for start in range(0, victims, at_once):
-        part = head.victims(slice(start, start + at_once))
-        silent = _silent(part)
-        part, rows = _completed(part, public.features)
-        probability = _probabilities(
-            part, weight=weight, bias=bias, public_logits=public_logits, pull=(shrink / total) ** 2
-        )
-        found = _whole(
-            _solve(probability, part.bias, rows, total=total, share=public.share), total=total
-        )
-        unsettled = ~silent & (found.distance > _near(_SETTLED, classes))
-        if refine and bool(unsettled.any()):
-            found = _refined(
-                found, part, rows, unsettled, weight=weight, bias=bias, total=total,
-                public=public, pull=(shrink / total) ** 2, steps=refine,
-            )  # fmt: skip
-        parts.append((found.counts, found.distance, rows.sum(dim=1), silent))
-    counts, doubt, seen_rows, silent = (torch.cat(p) for p in zip(*parts, strict=True))
-    return Restored(counts=counts, doubt=doubt, rows=seen_rows, silent=silent)
+    if victims <= at_once:
+        return _restored(head, known, steps=refine)
+    parts = [
+        _restored(head.victims(slice(start, start + at_once)), known, steps=refine)
+        for start in range(0, victims, at_once)
+    ]
+    return Restored(
+        counts=torch.cat([p.counts for p in parts]),
+        doubt=torch.cat([p.doubt for p in parts]),
+        rows=torch.cat([p.rows for p in parts]),
+        silent=torch.cat([p.silent for p in parts]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What is the same for all victims. pull: weight of the public features."""
+
+    weight: Tensor
+    bias: Tensor
+    total: int
+    public: PublicClasses
+    pull: float
+
+    @cached_property
+    def public_logits(self) -> Tensor:
+        """[C, C]: row j, the logits of class j's public feature, without the head's bias."""
+        return self.public.features @ self.weight.T
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """[C, C]: the head's bias, and by how much the log of the public samples' mean softmax
+        exceeds the log softmax of their mean."""
+        log_mean = self.public.probability.clamp_min(1e-300).log()
+        return self.bias + log_mean - torch.log_softmax(self.public_logits + self.bias, dim=-1)
 
 
 class _Whole(NamedTuple):
@@ -132,9 +149,29 @@ class _Whole(NamedTuple):
     distance: Tensor
 
 
+def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
+    """`restore` for as many victims as fit into a cache."""
+    silent = _silent(head)
+    filled, rows = _completed(head, known.public.features)
+    logits, product = _quotient_logits(filled, known)
+    if not math.isfinite(float(logits.sum())):
+        _refuse_non_finite(head)
+    share = known.public.share
+    solved = _solve(_softmax(logits), filled.bias, rows, total=known.total, share=share)
+    found = _whole(solved, total=known.total)
+    unsettled = ~silent & (found.distance > _near(_SETTLED, len(share)))
+    if steps and bool(unsettled.any()):
+        if product is None:
+            product = _applied(known.weight, filled.weight)
+        found = _refined(found, filled, product, rows, unsettled, known, steps=steps)
+    if rows is None:
+        rows = torch.ones_like(filled.bias, dtype=torch.bool)
+    return Restored(counts=found.counts, doubt=found.distance, rows=rows.sum(dim=1), silent=silent)
+
+
 def _whole(solved: Tensor, *, total: int) -> _Whole:
-    counts = round_to_total(solved.clamp_min(0), total=total)
-    return _Whole(counts, (counts - solved).abs().amax(dim=1))
+    counts = round_to_total(solved.clamp_min(0.0), total=total)
+    return _Whole(counts, (counts - solved).abs_().amax(dim=1))
 
 
 def _near(level: tuple[float, float], classes: int) -> float:
@@ -144,27 +181,35 @@ def _near(level: tuple[float, float], classes: int) -> float:
     return min(most, 0.5 * chance ** (1 / max(1, classes - 1)))
 
 
+def _shown(value: Tensor, seen: Tensor | None) -> Tensor:
+    return value if seen is None else torch.where(seen, value, 0.0)
+
+
 def _silent(head: HeadGradient) -> Tensor:
-    """bool [V]: no value that was seen differs from 0. Raises ValueError if one is not finite."""
-    shown = [
-        value if seen is None else torch.where(seen, value, 0.0)
-        for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen))
-    ]
-    length = sum(torch.linalg.vector_norm(s.flatten(1), ord=1, dim=1) for s in shown)
-    if not bool(torch.isfinite(length).all()):
-        raise ValueError("the head's gradient holds non-finite values.")
-    return length == 0
+    """bool [V]: no value that was seen differs from 0."""
+    silent = (_shown(head.bias, head.bias_seen) == 0.0).all(dim=1)
+    if bool(silent.any()):
+        quiet = head.victims(silent)
+        silent[silent.clone()] = ~_shown(quiet.weight, quiet.weight_seen).flatten(1).any(dim=1)
+    return silent
 
 
-def _completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor]:
+def _refuse_non_finite(head: HeadGradient) -> None:
+    """Raises ValueError if a value that was seen is not finite."""
+    for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
+        if not bool(_shown(value, seen).isfinite().all()):
+            raise ValueError("the head's gradient holds non-finite values.")
+
+
+def _completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:
     """The head's gradient with estimates of what was not seen, and bool [V, C], whether
-    anything of a row was seen."""
+    anything of a row was seen (None: of every row)."""
     if head.weight_seen is None and head.bias_seen is None:
-        return head, torch.ones_like(head.bias, dtype=torch.bool)
+        return head, None
     weight_seen = head.weight_seen
     if weight_seen is None:
         weight_seen = torch.ones_like(head.weight, dtype=torch.bool)
-    bias, rows = head.bias, torch.ones_like(head.bias, dtype=torch.bool)
+    bias, rows = head.bias, None
     if head.bias_seen is not None:
         feature = torch.where(weight_seen, public, 0.0)
         length = feature.square().sum(dim=-1)
@@ -176,45 +221,62 @@ def _completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor
     return HeadGradient(weight=filled, bias=bias, weight_seen=head.weight_seen), rows
 
 
-def _probabilities(
-    head: HeadGradient, *, weight: Tensor, bias: Tensor, public_logits: Tensor, pull: float
-) -> Tensor:
-    """[V, C, C]: row j, the softmax of class j's embedding."""
+def _applied(weight: Tensor, inputs: Tensor) -> Tensor:
+    """The head without its bias, [V, C, F] -> [V, C, C], stored with the outputs outermost."""
+    return (weight @ inputs.flatten(0, 1).T).T.view(*inputs.shape[:2], -1)
+
+
+def _quotient_logits(head: HeadGradient, known: _Known) -> tuple[Tensor, Tensor | None]:
+    """Logits [V, C, C] of every class's embedding, and the head applied to the weight gradient,
+    [V, C, C], if it was computed."""
     # The floor matters for shrink = 0 alone, where a vanishing bias gradient has no quotient.
-    square = (head.bias.square() + pull).clamp_min(1e-300)
+    square = (head.bias * head.bias).add_(known.pull).clamp_min_(1e-300)
+    own, public = (head.bias / square).unsqueeze(-1), (known.pull / square).unsqueeze(-1)
+    if len(own) == 1:
+        # One product, of the embeddings, in place of two.
+        embedding = torch.addcmul(head.weight * own, public, known.public.features)
+        return _applied(known.weight, embedding).add_(known.bias), None
     # The head is applied before the quotient: C numbers per class to divide, and not F.
-    logits = (head.weight.flatten(0, 1) @ weight.T).view(*head.bias.shape, -1)
-    logits = logits.mul_((head.bias / square)[..., None])
-    logits = logits.addcmul_((pull / square)[..., None], public_logits).add_(bias)
-    return _softmax(logits)
+    product = _applied(known.weight, head.weight)
+    logits = torch.addcmul(product * own, public, known.public_logits)
+    return logits.add_(known.bias), product
 
 
 def _softmax(logits: Tensor) -> Tensor:
+    """Over the last dimension, which is stored next to last to vectorise over classes. Spends
+    its argument."""
     # A class that is absent may have a meaningless, huge embedding: keep the softmax finite.
-    return torch.softmax(logits.nan_to_num_(0.0, posinf=1e30, neginf=-1e30), dim=-1)
+    logits = logits.nan_to_num_(0.0, posinf=1e30, neginf=-1e30)
+    return torch.softmax(logits.mT, dim=-2).mT
 
 
 def _solve(
-    probability: Tensor, bias_grad: Tensor, rows: Tensor, *, total: int, share: Tensor
+    probability: Tensor, bias_grad: Tensor, rows: Tensor | None, *, total: int, share: Tensor
 ) -> Tensor:
-    """Real-valued counts [V, C] from probabilities [V, C, C] and bias gradients [V, C]."""
-    classes = len(share)
-    right = total * bias_grad
+    """Real-valued counts [V, C] from probabilities [V or 1, C, C] and bias gradients [V, C]."""
+    victims, classes = bias_grad.shape
+    right = bias_grad * float(total)
     # Row i: sum_j n_j p_j[i] - n_i = right_i. Every column sums to 0 over the rows, so with
     # `right` centred the least-squares solution meets all equations, and adding the row
     # sum(n) = K to each of them leaves a square system.
     square = probability + 1 / classes
     square.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    centred = right - right.mean(dim=1, keepdim=True) + total / classes
-    lu, pivots, _ = torch.linalg.lu_factor_ex(square.mT)
-    solved = torch.linalg.lu_solve(lu, pivots, centred[..., None]).squeeze(-1)
-    pivot_size = lu.diagonal(dim1=-2, dim2=-1).abs()
-    regular = pivot_size.amin(dim=1) > _SINGULAR * pivot_size.amax(dim=1)
-    undecided = ~(rows.all(dim=1) & regular)
+    centred = right - right.sum(dim=1, keepdim=True).sub_(float(total)).div_(float(classes))
+    # The transposed matrix is stored by columns, as LAPACK wants it.
+    lu, pivots, _ = torch.linalg.lu_factor_ex(square)
+    sides = centred.reshape(len(square), -1, classes).mT
+    solved = torch.linalg.lu_solve(lu, pivots, sides, adjoint=True).mT.reshape(victims, classes)
+    least, most = lu.diagonal(dim1=-2, dim2=-1).abs().aminmax(dim=1)
+    undecided = least <= _SINGULAR * most
+    if rows is not None:
+        undecided = undecided | ~rows.all(dim=1)
     if bool(undecided.any()):
-        rows = rows[undecided]
-        equations = torch.where(rows[..., None], square[undecided].mT - 1 / classes, 0.0)
-        known = torch.where(rows, right[undecided], 0.0)
+        undecided = undecided.expand(victims)
+        equations = square.expand(victims, -1, -1)[undecided].mT - 1 / classes
+        known = right[undecided]
+        if rows is not None:
+            equations = torch.where(rows[undecided][..., None], equations, 0.0)
+            known = torch.where(rows[undecided], known, 0.0)
         normal = equations.mT @ equations + 1.0
         normal.diagonal(dim1=-2, dim2=-1).add_(_PRIOR)
         pulled = (equations.mT @ known[..., None]).squeeze(-1) + total * (1 + _PRIOR * share)
@@ -225,14 +287,11 @@ def _solve(
 def _refined(
     first: _Whole,
     head: HeadGradient,
-    rows: Tensor,
+    product: Tensor,
+    rows: Tensor | None,
     unsettled: Tensor,
+    known: _Known,
     *,
-    weight: Tensor,
-    bias: Tensor,
-    total: int,
-    public: PublicClasses,
-    pull: float,
     steps: int,
 ) -> _Whole:
     """The counts `first`, or an iterate that is near whole counts or nearer.
@@ -244,39 +303,50 @@ def _refined(
     their softmax is not the softmax of the mean: the public samples' gap is added to the logits.
     """
     counts, distance = first.counts.clone(), first.distance.clone()
-    at = unsettled.nonzero().squeeze(1)
-    head, rows = head.victims(at), rows[at]
-    gap = public.probability.clamp_min(1e-300).log()
-    gap = gap - torch.log_softmax(public.features @ weight.T + bias, dim=-1)
-    probability = public.probability.expand(len(at), -1, -1)
+    at, left = torch.arange(len(distance), device=distance.device), unsettled
+    bias, partial = head.bias, None if head.weight_seen is None else head
+    solved, probability = first.counts, known.public.probability[None]
     for step in range(steps + 1):
-        solved = _solve(probability, head.bias, rows, total=total, share=public.share)
-        found = _whole(solved, total=total)
+        if not bool(left.all()):
+            at, bias, product, solved = at[left], bias[left], product[left], solved[left]
+            partial = None if partial is None else partial.victims(left)
+            rows = None if rows is None else rows[left]
+            probability = probability if len(probability) == 1 else probability[left]
+        if step:
+            logits = _embedded_logits(product, partial, probability, solved, known)
+            probability = _softmax(logits.add_(known.offset))
+        solved = _solve(probability, bias, rows, total=known.total, share=known.public.share)
+        found, best = _whole(solved, total=known.total), distance[at]
         # Within half an instance the refined model is trusted over a chance agreement.
-        better = found.distance <= distance[at].clamp_min(0.5)
-        counts[at[better]], distance[at[better]] = found.counts[better], found.distance[better]
-        left = (found.distance > _near(_SETTLED, weight.shape[0])).nonzero().squeeze(1)
-        if step == steps or len(left) == 0:
+        better = found.distance <= best.clamp_min(0.5)
+        counts[at] = torch.where(better[:, None], found.counts, counts[at])
+        distance[at] = torch.where(better, found.distance, best)
+        left = found.distance > _near(_SETTLED, counts.shape[1])
+        if not bool(left.any()):
             break
-        at, head, rows = at[left], head.victims(left), rows[left]
-        embedding = _embeddings(head, probability[left], solved[left], public.features, pull)
-        probability = _softmax(embedding @ weight.T + (bias + gap))
     return _Whole(counts, distance)
 
 
-def _embeddings(
-    head: HeadGradient, probability: Tensor, counts: Tensor, public: Tensor, pull: float
+def _embedded_logits(
+    product: Tensor,
+    partial: HeadGradient | None,
+    probability: Tensor,
+    counts: Tensor,
+    known: _Known,
 ) -> Tensor:
-    """argmin_E |dW - M E|^2 + pull |E - public|^2 -> [V, C, F]; see `_refined`."""
-    portion = counts.clamp_min(0)
+    """E W' [V, C, C] of argmin_E |dW - M E|^2 + pull |E - public|^2; see `_refined`.
+
+    product: dW W' [V, C, C]. partial: dW, if not all of it was seen; then product is not used.
+    """
+    portion = counts.clamp_min(0.0)
     portion = portion / portion.sum(dim=1, keepdim=True).clamp_min(1e-300)
-    mixing = probability.mT * portion[:, None, :]
+    mixing = probability * portion[..., None]  # M', of which row j is class j
     mixing.diagonal(dim1=-2, dim2=-1).sub_(portion)
-    observed = head.weight
-    if head.weight_seen is not None:
-        observed = torch.where(head.weight_seen, observed, mixing @ public)
+    if partial is not None and partial.weight_seen is not None:
+        modelled = mixing.mT @ known.public.features
+        product = torch.where(partial.weight_seen, partial.weight, modelled) @ known.weight.T
     # M has rank C - 1 at most, so without shrinkage something must choose.
-    pull = max(pull, _PRIOR**2)
-    normal = mixing.mT @ mixing
+    pull = max(known.pull, _PRIOR**2)
+    normal = mixing @ mixing.mT
     normal.diagonal(dim1=-2, dim2=-1).add_(pull)
-    return torch.linalg.solve(normal, mixing.mT @ observed + pull * public)
+    return torch.linalg.solve(normal, mixing @ product + pull * known.public_logits)

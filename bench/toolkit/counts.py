@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,16 @@ def round_to_total(values: Tensor, *, total: int) -> Tensor:
     values: float [V, C], >= 0 and finite; rows that do not sum to `total` are scaled first, and
     a row of zeros becomes uniform. Ties go to the lower class. Raises ValueError otherwise.
     """
-    if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
+    if not bool(((values >= 0.0) & (values < math.inf)).all()):
         raise ValueError("counts to round must be finite and >= 0.")
     values = values.double()
-    sums = values.sum(dim=1, keepdim=True)
-    share = torch.where(sums > 0, values / torch.where(sums > 0, sums, 1), 1 / values.shape[1])
-    exact = share * total
-    floor = (exact + 1e-9).floor()
-    missing = (total - floor.sum(dim=1)).long()
-    order = (exact - floor).argsort(dim=1, descending=True, stable=True)
-    rank = order.argsort(dim=1)
-    return floor.long() + (rank < missing[:, None]).long()
+    sums, classes = values.sum(dim=1, keepdim=True), values.shape[1]
+    if not bool((sums > 0.0).all()):
+        sums = torch.where(sums > 0.0, sums, float(classes))
+        values = torch.where(values.any(dim=1, keepdim=True), values, 1.0)
+    exact = (values / sums).mul_(float(total))
+    floor = (exact + 1e-9).floor_()
+    missing = floor.sum(dim=1, keepdim=True).neg_().add_(float(total))
+    largest_first = exact.sub_(floor).argsort(dim=1, descending=True, stable=True)
+    one_more = torch.arange(classes, dtype=floor.dtype, device=floor.device) < missing
+    return floor.scatter_add_(1, largest_first, one_more.double()).long()
