@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attacks.engine.labels import granted_labels, likely_labels
+from attacks.engine.labels import known_labels, likely_labels, read_labels
 from attacks.engine.matching import Layers, Matcher
-from attacks.engine.observation import noise_of, nothing_to_match
+from attacks.engine.observation import nothing_to_match
 from attacks.engine.quasi_newton import QuasiNewton
 from attacks.engine.restarts import STARTS, Labels, Start, Wave, solve
 from bench.api import Attack, Context, Reconstruction, Seen
@@ -86,12 +86,12 @@ class DLG(Attack):
         return nothing_to_match(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        noisy = noise_of(seen) is not None
-
         @cache
         def matcher_in(dtype: torch.dtype) -> Matcher:
             return Matcher(seen, ctx, dtype=dtype, layers=self.layers, bounded=self.bounds)
 
+        matcher = matcher_in(torch.float64 if self.precision == "float64" else torch.float32)
+        noisy = matcher.noisy
         optimiser = QuasiNewton(
             matcher=matcher_in,
             dtypes=self._dtypes(noisy=noisy),
@@ -99,8 +99,7 @@ class DLG(Attack):
             history=self.history,
             least_gain=1e-5 if noisy else 1e-7,
         )
-        matcher = matcher_in(optimiser.dtypes[0])
-        granted = granted_labels(seen, matcher)
+        granted = known_labels(seen, matcher)
         known = self._labels(matcher, ctx) if granted is None else Labels(fixed=granted)
         # Under noise no loss is "solved": the likelihood has no known minimum.
         stop = torch.full_like(matcher.square, -torch.inf)
@@ -133,6 +132,8 @@ class DLG(Attack):
 
     def _labels(self, matcher: Matcher, ctx: Context) -> Labels:
         """What is known of labels that the threat does not grant."""
+        if matcher.returned is not None:
+            return read_labels(matcher, ctx)  # the objective no longer depends on them
         if matcher.observation is None or matcher.samples > 1 or self.preset == "paper":
             return Labels()
         return likely_labels(matcher, ctx)

@@ -8,6 +8,7 @@ from torch import Tensor
 from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
 from attacks.engine.estimate import gradient_estimate
 from attacks.engine.observation import unusable
+from attacks.engine.wire_labels import labels_sent
 from bench.api import Attack, Context, Reconstruction, Seen, State
 from bench.toolkit.batches import class_means
 
@@ -30,6 +31,7 @@ class ILRG(Attack):
     refinement (0 and 0 are the paper's), rounding by largest remainder, a defense-aware
     estimate of the gradient (see `gradient_estimate`), partly visible heads (see `restore`),
     and LU in place of the pseudo-inverse, which has the same solution.
+    With shared labels that are noised, it decodes the label messages instead.
     Notes say how much of the head was visible, and for how many victims the counts are not to
     be trusted because what was solved is far from whole numbers.
     """
@@ -45,12 +47,18 @@ class ILRG(Attack):
         self.shrink, self.refine = shrink, refine
 
     def applies(self, seen: Seen) -> str | None:
+        sent = labels_sent(seen)
+        if sent is not None:
+            return "the labels are sent in the clear (disclosed)" if _plain(sent) else None
         reason = unusable(seen)
         if reason is None and not _shows_head(seen):
             reason = "no value of the head's weight or bias was sent in the clear"
         return reason
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        sent = labels_sent(seen)
+        if sent is not None:
+            return _decoded(sent)
         weights = _network_weights(seen, ctx)
         weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
         head = _head_gradient(seen, weight, bias)
@@ -66,6 +74,18 @@ class ILRG(Attack):
         return Reconstruction(
             label_counts=found.counts, failed=found.silent, notes=_notes(found, head)
         )
+
+
+def _plain(labels: Tensor) -> bool:
+    return bool(((labels == 0) | (labels == 1)).all())
+
+
+def _decoded(labels: Tensor) -> Reconstruction:
+    """Counts from noised soft labels [V, B, C]: of each sample the largest entry, the likeliest
+    class under independent noise of one variance."""
+    best = labels.argmax(dim=-1)
+    counts = torch.nn.functional.one_hot(best, labels.shape[-1]).sum(dim=1)
+    return Reconstruction(label_counts=counts, notes=("decoded from the label messages",))
 
 
 def _shows_head(seen: Seen) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from attacks.engine.adam import descend
-from attacks.engine.labels import granted_labels, read_labels
+from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Minimum, Phase
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import unusable
@@ -74,7 +74,7 @@ class InvertingGradients(Attack):
             seen, ctx, dtype=torch.float32, distance="cosine",
             total_variation=self.total_variation,
         )  # fmt: skip
-        granted = granted_labels(seen, matcher)
+        granted = known_labels(seen, matcher)
         known = read_labels(matcher, ctx) if granted is None else Labels(fixed=granted)
         solution = solve(
             matcher, ctx, waves=[Wave(count=1 + self.restarts, start=self.start)], known=known,

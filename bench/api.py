@@ -145,7 +145,8 @@ class Server:
     """The server as `aggregate` sees it.
 
     state: variables broadcast this round. const: public constants. lr: local learning rate.
-    trained: the server's copy of client-held layers (split protocols). ask(message) puts a
+    trained: the variables that the server trained itself (split protocols), its copies of layers
+    that only some clients hold among them. ask(message) puts a
     question to a third party and returns its answers addressed to the server.
     """
 
@@ -160,12 +161,13 @@ class Server:
 class Mixture:
     """A batch that the server runs under a split protocol.
 
-    smashed: [B, ...]; targets: soft labels [B, C]; members: (client, weight of its loss).
+    smashed: [B, ...]; targets: soft labels [B, C], or None where labels stay with the clients;
+    members: (client, weight of its loss).
     """
 
     smashed: Tensor
     cut: str
-    targets: Tensor
+    targets: Tensor | None
     members: Sequence[tuple[str, float]]
 
 
@@ -225,6 +227,8 @@ class Defense:
     """What the protocol must offer, e.g. {"smashed"}; otherwise the cell is not applicable."""
     owns: frozenset[str] = frozenset()
     """Roles among: variables, gradient, joins, batch, mix, aggregate."""
+    together: int = 1
+    """Clients that must take a step together, e.g. because their smashed data is mixed."""
     is_reference: bool = False
     """True for the undefended protocol: attacks' convergence is measured on it."""
     source: str = ""
@@ -239,8 +243,15 @@ class Defense:
     def third_parties(self, seed: int) -> Mapping[str, Party]:
         return {}
 
-    def variables(self, params: State, on_clients: Sequence[str]) -> tuple[State, State]:
-        """Split initial parameters into (trained state, public constants). Role: variables."""
+    def variables(
+        self, params: State, on_clients: Sequence[str], rng: torch.Generator
+    ) -> tuple[State, State]:
+        """Split initial parameters into (trained state, public constants). Role: variables.
+
+        on_clients: names of the parameters that clients train; the others are the server's and
+        belong to the state as they are. The state keeps the parameters' names and shapes. rng:
+        for constants that are drawn once; public.
+        """
         return params, {}
 
     # --- pure, vmapped over clients and over an attacker's candidates --------------------
@@ -334,7 +345,8 @@ class Seen:
     name, settings, input shape and number of classes. initial, const: first state and public
     constants. buffers: normalisation statistics of public data, for eval mode. before, after:
     state broadcast before and after the round. server: the server's own weights per step (split
-    protocols). messages: those addressed to the party or to all.
+    protocols). messages: those addressed to the party or to all, and what the party computed and
+    sent (features and gradients of a split protocol's server).
     clients: ids of the observed clients, in the order of every stacked tensor. known: what the
     threat grants (batch, local_steps, lr, mode, aux, labels, ...), the defense's name, public
     settings and mechanisms. All tensors are detached copies.

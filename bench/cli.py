@@ -469,9 +469,11 @@ def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
     for key, value in pairs.items():
         if key not in known:
             raise ValueError(did_you_mean("fact", key, sorted(known)))
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or (key in floats and isinstance(value, float))):
-            expected = "a number" if key in floats else "a whole number"
+        flag = isinstance(value, bool)
+        right = flag if key == "split" else isinstance(value, int) and not flag
+        if not (right or (key in floats and isinstance(value, float))):
+            expected = "true or false" if key == "split" else "a whole number"
+            expected = "a number" if key in floats else expected
             raise ValueError(f"fact {key} must be {expected}, got {value!r}.")
     return pairs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Composed(Defense):
         self._plain = Defense()
         self.requires = frozenset().union(*(m.requires for m in self.members.values()))
         self.owns = frozenset(names)
+        self.together = max(m.together for m in self.members.values())
         self.source = " + ".join(m.source for m in self.members.values() if m.source)
 
     def _by(self, role: str) -> Defense:
@@ -67,8 +69,10 @@ class Composed(Defense):
                 parties[party] = value
         return parties
 
-    def variables(self, params: State, on_clients: Sequence[str]) -> tuple[State, State]:
-        return self._by("variables").variables(params, on_clients)
+    def variables(
+        self, params: State, on_clients: Sequence[str], rng: torch.Generator
+    ) -> tuple[State, State]:
+        return self._by("variables").variables(params, on_clients, rng)
 
     def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
         drawn: dict[str, Tensor] = {}
@@ -104,7 +108,10 @@ class Composed(Defense):
     def smashed(self, q: Tensor, client: Client) -> Part:
         part = Part(values=q)
         for member in self.members.values():
-            part = member.smashed(part.values, client)
+            after = member.smashed(part.values, client)
+            if part.present is not None:  # what one member withheld, the next cannot send
+                after = replace(after, present=part.present & after.presence())
+            part = after
         return part
 
     def labels(self, y: Tensor, client: Client) -> Tensor:

@@ -29,6 +29,7 @@ from bench.protocols.export import load_seen, load_truth, save_seen, save_truth
 from bench.protocols.federation import Federation, Work
 from bench.protocols.observe import observe, play_shadow
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.split import start_federation
 from bench.seeding import generator, numpy_generator
 from bench.suite import AttackCell, TrainJob
 
@@ -90,11 +91,24 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
     network = network_of(job, dataset)
     defense = plugins(env.plugins).defense(job.defense, job.settings)
     device = torch.device(env.device)
-    if defense.requires:
-        return _not_applicable(f"no {', '.join(sorted(defense.requires))} leave the client")
+    missing = defense.requires - ({"smashed"} if job.protocol.cuts else set())
+    if missing:
+        return _not_applicable(f"no {', '.join(sorted(missing))} data leaves the client")
+    if "mix" in defense.owns and len(set(job.protocol.cuts)) > 1:
+        return _not_applicable("clients that are cut at different places cannot be mixed")
+    participants = _participants(job.protocol)
+    if participants < defense.together:
+        raise ValueError(
+            f"{job.defense} needs {defense.together} clients in every round, but "
+            f"{participants} of {job.protocol.clients} take part (participation "
+            f"{job.protocol.participation:g})."
+        )
     shares = _shares(job, dataset)
-    federation = Federation.start(
+    federation = start_federation(
+        job.protocol.name,
         network=network,
+        cuts=job.protocol.cuts,
+        labels=job.protocol.labels,
         defense=defense,
         data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares],
         seed=job.seed,
@@ -144,7 +158,9 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         }
     correct = _correct(federation, dataset)
     facts = Facts(
-        parameters=sum(v.numel() for v in federation.state.values()),
+        parameters=max(
+            sum(federation.state[n].numel() for n in federation.held(c)) for c in federation.clients
+        ),
         rounds=rounds,
         clients=protocol.clients,
         participation=protocol.participation,
@@ -152,6 +168,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         records=min(len(s) for s in shares),
         local_steps=max(work.steps(len(s)) for s in shares),
         participations=max(federation.uploads.values(), default=0),
+        split=bool(job.protocol.cuts),
         delta=job.delta,
     )
     return {
@@ -187,10 +204,15 @@ def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
     return dirichlet(labels, clients=clients, alpha=job.protocol.alpha, rng=rng, minimum=least)
 
 
+def _participants(protocol: ProtocolSettings) -> int:
+    """Clients that the server samples per round."""
+    return max(1, round(protocol.participation * protocol.clients))
+
+
 def _sample(federation: Federation, protocol: ProtocolSettings, rng: torch.Generator) -> list[str]:
     """The round's clients, drawn without replacement."""
     ids = [c.id for c in federation.clients]
-    count = max(1, round(protocol.participation * len(ids)))
+    count = _participants(protocol)
     return [ids[i] for i in torch.randperm(len(ids), generator=rng)[:count].sort().values]
 
 
@@ -209,7 +231,7 @@ def _diverged(state: State, before: float, rounds: int) -> str | None:
 
 def _correct(federation: Federation, dataset: Dataset) -> int:
     """Right answers on the test set; a network of non-finite weights answers class 0."""
-    weights = federation.defense.mean_realize(federation.state, federation.const)
+    weights = federation.mean_weights()
     device, right = federation.device, 0
     with torch.no_grad():
         buffers = federation.network.calibrate(weights, dataset.aux_x.to(device))

@@ -32,12 +32,14 @@ class TaskSettings(BaseModel):
 
 
 class DefenseSettings(BaseModel):
-    """A defense and its settings; a list of values makes one setting per value (grid)."""
+    """A defense and its settings; a list of values makes one setting per value (grid). tasks:
+    the tasks on which it runs, by their places in the file (default: all)."""
 
     model_config = _STRICT
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
+    tasks: list[int] | None = Field(None, min_length=1)
 
 
 class AttackSettings(BaseModel):
@@ -90,12 +92,14 @@ class Suite(BaseModel):
                         f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
                         f"observes {', '.join(self.checkpoints)}."
                     )
-            for place in attack.tasks or []:
-                if not 0 <= place < len(self.tasks):
-                    raise ValueError(
-                        f"attack {attack.name} is to run on task {place}, but the suite has tasks "
-                        f"0 to {len(self.tasks) - 1}."
-                    )
+        for kind, entries in (("defense", self.defenses), ("attack", self.attacks)):
+            for entry in entries:
+                for place in entry.tasks or []:
+                    if not 0 <= place < len(self.tasks):
+                        raise ValueError(
+                            f"{kind} {entry.name} is to run on task {place}, but the suite has "
+                            f"tasks 0 to {len(self.tasks) - 1}."
+                        )
         pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
         for pair in pairs:
             if pairs.count(pair) > 1:
@@ -108,10 +112,11 @@ class Suite(BaseModel):
                         f"threat {threat.name} observes {threat.victims} victims, but "
                         f"{task.dataset} has {protocol.clients} clients."
                     )
-                if protocol.name == "fedsgd" and threat.local_steps != 1:
+                if protocol.name != "fedavg" and threat.local_steps != 1:
+                    why = "takes one" if protocol.name == "fedsgd" else "is observed for one"
                     raise ValueError(
-                        f"threat {threat.name} has local_steps {threat.local_steps}; fedsgd "
-                        "takes one."
+                        f"threat {threat.name} has local_steps {threat.local_steps}; "
+                        f"{protocol.name} {why}."
                     )
         return self
 
@@ -304,6 +309,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     for (place, task), defense, seed in axes:
         protocol = suite.protocol_of(task)
         for settings in grid(defense.settings):
+            if defense.tasks is not None and place not in defense.tasks:
+                continue
             if not wanted(
                 dataset=task.dataset, model=task.model, protocol=protocol.name,
                 defense=defense.name, seed=seed, variant=settings.get("variant", ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bench.models import Network, build
 from bench.protocols.federation import Federation
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
 from bench.seeding import generator
 
@@ -57,28 +58,41 @@ def network_for(dataset: Dataset, name: str = "lenet", **settings: Any) -> Netwo
 
 def federation_of(
     dataset: Dataset, network: Network, defense: Defense, *, clients: int = 4, each: int = 24,
-    seed: int = 0,
+    seed: int = 0, protocol: str = "fedavg", **split: Any,
 ) -> Federation:  # fmt: skip
-    """Clients with `each` consecutive samples of a shuffled training part."""
+    """Clients with `each` consecutive samples of a shuffled training part; split: cuts and labels
+    of splitfed."""
     order = torch.randperm(len(dataset.train_y), generator=generator(seed, "test data"))
     shares = [order[i * each : (i + 1) * each] for i in range(clients)]
-    return Federation.start(
+    return start_federation(
+        protocol,
         network=network,
         defense=defense,
         data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares],
         seed=seed,
         device=torch.device("cpu"),
+        **split,
     )
 
 
 def seen_under(
     dataset: Dataset, network: Network, defense: Defense, *, protocol: str = "fedavg",
-    lr: float = 0.5, seed: int = 0, clients: int = 8, **threat: Any,
+    lr: float = 0.5, seed: int = 0, clients: int = 8, split: Mapping[str, Any] | None = None,
+    **threat: Any,
 ) -> tuple[Seen, Truth]:  # fmt: skip
-    """One observed round of a fresh federation."""
-    federation = federation_of(dataset, network, defense, clients=clients, seed=seed)
+    """One observed round of a fresh federation; split: cut and labels of splitfed."""
     steps = None if protocol == "fedsgd" else 1
-    settings = ProtocolSettings(name=protocol, clients=clients, local_steps=steps, lr=lr)  # type: ignore[arg-type]
+    settings = ProtocolSettings(
+        name=protocol,
+        clients=clients,
+        local_steps=steps,
+        lr=lr,
+        **(split or {}),  # type: ignore[arg-type]
+    )
+    cuts = {"cuts": settings.cuts, "labels": settings.labels} if split else {}
+    federation = federation_of(
+        dataset, network, defense, clients=clients, seed=seed, protocol=protocol, **cuts
+    )
     return observe(
         federation,
         protocol=settings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -158,3 +159,14 @@ def test_mechanisms_survive_the_way_through_json() -> None:
 def test_impossible_facts_are_refused(facts: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Facts(**facts)  # type: ignore[arg-type]
+
+
+def test_noise_on_updates_proves_nothing_where_smashed_data_is_sent_too(
+    registry: Registry,
+) -> None:
+    defense = registry.defense("gaussian", {"noise_multiplier": 1.0, "clip_norm": 1.0})
+    facts = Facts(parameters=10, rounds=2)
+    assert account(defense, facts).eps_record < float("inf")
+    entry = account(defense, replace(facts, split=True))
+    assert entry.eps_record == float("inf")
+    assert entry.reasons[-1].startswith("The smashed data of every step: no DP")

@@ -333,7 +333,7 @@ def test_ciphertexts_and_third_parties_carry_a_round_without_the_log_seeing_insi
     network = network_for(digits, "mlp_spm")
     sealed = federation_of(digits, network, SealsHead(), clients=3)
     plain = federation_of(digits, network, Defense(), clients=3)
-    result = sealed.play(WORK, everyone(sealed))
+    result = sealed.play(WORK, everyone(sealed), observed=True)
     plain.play(WORK, everyone(plain))
     assert close(sealed.state, plain.state)
     seen = result.wire.seen_by("server")
@@ -347,7 +347,9 @@ class DrawsMasks(Defense):
 
     owns = frozenset({"variables", "aggregate"})
 
-    def variables(self, params: State, on_clients: Sequence[str]) -> tuple[State, State]:
+    def variables(
+        self, params: State, on_clients: Sequence[str], rng: torch.Generator
+    ) -> tuple[State, State]:
         return {n: torch.full_like(p, 0.5) for n, p in params.items()}, params
 
     def receive(self, state: State, const: State) -> State:

@@ -21,11 +21,17 @@ class MyAttack(Attack):
     recovers = frozenset({"counts"})
 '''
 
+DEFENSES = [
+    "cutmix", "cutout", "dp_cutmix", "dp_mixsl", "dp_sl", "gaussian", "laplace", "mixup", "none",
+    "pm_sfl", "spm",
+]  # fmt: skip
+
 
 def test_installed_plugins_are_found(registry: Registry) -> None:
-    assert registry.names("defense") == ["gaussian", "laplace", "none", "spm"]
+    assert registry.names("defense") == DEFENSES
     assert registry.names("attack") == [
         "analytic", "decoder", "dlg", "idlg", "ilrg", "inverting_gradients", "prior_only", "ridge",
+        "split_label",
     ]  # fmt: skip
     assert registry.broken == []
     assert all(p.summary for p in registry.usable.values())
@@ -51,7 +57,7 @@ def test_a_broken_file_is_listed_with_its_reason_and_breaks_nothing(
     path.write_text(text)
     found = discover((path,))
     assert {p.name for p in found.broken} == {"bad"}
-    assert found.names("defense") == ["gaussian", "laplace", "none", "spm"]
+    assert found.names("defense") == DEFENSES
     with pytest.raises(ValueError, match=r"'bad' .* is broken: \w+Error"):
         found.get("defense", "bad")
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attacks.engine.matching import Matcher
 from attacks.engine.restarts import Labels
+from attacks.engine.wire_labels import labels_by_slope, labels_sent, shows_slopes
 from attacks.ilrg import ILRG
 from bench.api import Context, Seen
 from bench.toolkit.batches import class_means
@@ -15,15 +16,32 @@ _LARGEST = 2**26
 """Numbers held at once while classes are compared."""
 
 
-def granted_labels(seen: Seen, matcher: Matcher) -> Tensor | None:
-    """Labels int64 [V, K] if the threat grants them."""
+def known_labels(seen: Seen, matcher: Matcher) -> Tensor | None:
+    """Labels int64 [V, K] if the threat grants them or if they were sent in the clear."""
     granted = seen.known.get("truth_labels")
-    return None if granted is None else torch.tensor(granted, device=matcher.device)
+    if granted is not None:
+        return torch.tensor(granted, device=matcher.device)
+    sent = labels_sent(seen)
+    if sent is not None and bool(((sent == 0) | (sent == 1)).all()):
+        return sent.argmax(dim=-1).to(matcher.device)
+    return None
+
+
+def labels_by_sample(seen: Seen, ctx: Context) -> Tensor | None:
+    """Labels int64 [V, K], sample by sample of the smashed data, where a split protocol's
+    messages show them: noised soft labels, else the gradients that private heads returned."""
+    sent = labels_sent(seen)
+    if sent is not None:
+        return sent.argmax(dim=-1)
+    return labels_by_slope(seen, ctx)[0] if shows_slopes(seen) else None
 
 
 def read_labels(matcher: Matcher, ctx: Context) -> Labels:
     """Labels to hold fixed: of one sample by the sign rule (ranked under noise), of several by
     restored counts."""
+    by_sample = labels_by_sample(matcher.seen, ctx)
+    if by_sample is not None:
+        return Labels(fixed=by_sample.to(matcher.device), notes=("labels: read off the wire",))
     observation = matcher.observation
     assert observation is not None
     if matcher.samples > 1:
@@ -42,7 +60,8 @@ def read_labels(matcher: Matcher, ctx: Context) -> Labels:
 def likely_labels(matcher: Matcher, ctx: Context) -> Labels:
     """Labels of one sample to begin with: the sign rule's, where it holds, then the ranking."""
     ranking = rank_labels(matcher, ctx)
-    exact = negative_bias(matcher, ctx)
+    by_sample = labels_by_sample(matcher.seen, ctx)
+    exact = negative_bias(matcher, ctx) if by_sample is None else by_sample[:, 0]
     if exact is not None:
         later = (ranking != exact[:, None]).long().argsort(dim=1, stable=True)
         ranking = ranking.gather(1, later)

@@ -7,7 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from bench.privacy.events import GaussianNoise, LaplaceNoise, Mechanism, SignPerturbation
+from bench.privacy.events import (
+    BernoulliMask,
+    GaussianNoise,
+    LaplaceNoise,
+    Mechanism,
+    SignPerturbation,
+)
 
 
 class Likelihood:
@@ -41,6 +47,9 @@ class Likelihood:
                 rest, soft = sent - prepared[0], 0.1 * scale
                 length = (rest.square() + soft**2).sqrt()
                 return (length - soft) / scale, rest / (length * scale)
+            case BernoulliMask():
+                # -log P(bit) for a bit that is 1 with probability sigmoid(sent).
+                return _softplus(sent) - prepared[0] * sent, torch.sigmoid(sent) - prepared[0]
             case SignPerturbation(keep=keep):
                 # -log(p exp(-(u-c)^2/2) + (1-p) exp(-(u+c)^2/2)), u and c in units of the
                 # spread; a value whose sign is known from elsewhere (a weight near its

@@ -16,25 +16,29 @@ import torch
 from torch import Tensor
 
 from attacks.engine.estimate import gradient_estimate
-from attacks.engine.gradients import Layered, Simulated, Work, as_vector, layered
+from attacks.engine.gradients import Layered, Returned, Simulated, Work, as_vector, layered
 from attacks.engine.lbfgs import Evaluate
 from attacks.engine.likelihood import Likelihood
 from attacks.engine.observation import (
     Observation,
+    SplitView,
+    kind_of,
     mechanisms_of,
     noise_of,
     observe,
-    smashed_of,
+    split_view,
 )
 from attacks.engine.prior import Frame
 from attacks.engine.products import Products
-from bench.api import Context, Kind, Seen
-from bench.privacy.events import Clip, GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.api import Context, Kind, Seen, State
+from bench.privacy.events import BernoulliMask, Clip, GaussianNoise, LaplaceNoise, SignPerturbation
 from bench.toolkit.vectors import flatten
 
 Distance = Literal["likelihood", "cosine"]
 Layers = Literal["even", "relative"]
 _TINY = 1e-30
+_EXACT = 1e-3
+"""Noise that stands for none beside a noisy channel, in units of the upload's root mean square."""
 
 
 class Matcher:
@@ -85,12 +89,16 @@ class Matcher:
         mechanisms = mechanisms_of(seen)
         self.clips = [m for m in mechanisms if isinstance(m, Clip)]
         self.noise = noise_of(seen)
+        self.split = split_view(seen, dtype=dtype, device=ctx.device)
+        self.returned: Returned | None = None
+        if self.split is not None and self.split.slopes is not None:
+            self.returned = Returned(
+                ctx.network, ctx.defense, self.work, self.split.cut, sent=self.split.sent
+            )
+        self.observation = self._observed(kind_of(mechanisms[-1]) if mechanisms else "gradient")
+        if self.split is not None and distance == "likelihood":
+            self._weigh_channels(self.split)
         self.likelihood = Likelihood(self.noise)
-        self.observation = self._observed(mechanisms[-1].of if mechanisms else "gradient")
-        self.smashed = smashed_of(seen, dtype=dtype)
-        if self.smashed is not None:
-            value, present = (t.to(ctx.device) for t in self.smashed)
-            self.smashed = value, present
         self.variation = total_variation * self._noise_share()
 
     # --- what was seen --------------------------------------------------------------------------
@@ -101,11 +109,31 @@ class Matcher:
             found = gradient_estimate(self.seen, dtype=self.dtype)
         else:
             found = observe(self.seen, kind, dtype=self.dtype)
+        # With the returned slopes the first stages' upload needs no labels, and the head's tells
+        # nothing of the images that the features do not.
+        names = [n for n in found.values if self.returned is None or n in self.returned.start]
         return Observation(
             kind=found.kind,
-            values={n: v.to(self.device) for n, v in found.values.items()},
-            present={n: v.to(self.device) for n, v in found.present.items()},
+            values={n: found.values[n].to(self.device) for n in names},
+            present={n: found.present[n].to(self.device) for n in names},
         )
+
+    def _weigh_channels(self, split: SplitView) -> None:
+        """Smashed data and upload in one likelihood. A channel without noise is exact, so that a
+        noisy one adds nothing to it: a noisy upload beside exact smashed data is dropped, and
+        an exact upload beside noisy smashed data gets a noise far below it."""
+        if split.std == 0 and self.noise is not None:
+            self.noise, self.observation = None, None
+        elif split.std > 0 and self.noise is None and self.observation is not None:
+            size = sum(v[0].numel() for v in self.observation.values.values())
+            rms = float((self.observation.square.mean() / size).sqrt())
+            self.noise = GaussianNoise(of=self.observation.kind, std=_EXACT * max(rms, _TINY))
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the objective is a likelihood with noise, so that a prior weighs in and no
+        loss is known to be the least."""
+        return self.noise is not None or (self.split is not None and self.split.std > 0)
 
     @cached_property
     def victims(self) -> int:
@@ -147,24 +175,28 @@ class Matcher:
         if self.distance == "cosine":
             return torch.ones(self.victims, dtype=self.dtype, device=self.device)
         if self.observation is not None:
-            return self.observation.square * (1 if self.smashed is None else 2)
+            return self.observation.square * (1 if self.split is None else 2)
         return self._smashed_square()
 
     @cached_property
     def silent(self) -> Tensor:
         """Bool [V]: nothing but zeros was seen of the victim, so nothing can be matched."""
         upload = 0.0 if self.observation is None else self.observation.square
-        smashed = 0.0 if self.smashed is None else self._smashed_square()
+        smashed = 0.0 if self.split is None else self._smashed_square()
         return torch.as_tensor(upload + smashed == 0, device=self.device)
 
     def _smashed_square(self) -> Tensor:
-        assert self.smashed is not None
-        value, present = self.smashed
-        return torch.where(present, value, 0.0).flatten(1).square().sum(dim=1)
+        assert self.split is not None
+        value = torch.where(self.split.present, self.split.values, 0.0)
+        return value.flatten(1).square().sum(dim=1)
 
     @cached_property
     def smashed_unit(self) -> Tensor:
-        """[V], weight of the squared distance of smashed data: as much as the upload's."""
+        """[V], weight of the squared distance of smashed data: that of its noise, or as much as
+        the upload's."""
+        assert self.split is not None
+        if self.split.std > 0 and self.distance == "likelihood":
+            return torch.full_like(self._smashed_square(), 1 / (2 * self.split.std**2))
         if self.observation is None:
             return torch.ones(self.victims, dtype=self.dtype, device=self.device)
         unit = 1.0 if self.distance == "cosine" else self.observation.square
@@ -184,14 +216,26 @@ class Matcher:
                 signal = 1 - self._share_of(std**2)
             case LaplaceNoise(scale=scale):
                 signal = 1 - self._share_of(2 * scale**2)
+            case BernoulliMask(clip=clip):
+                signal = 1 - self._share_of_bits(clip)
         return 1 / max(signal, 0.01)
 
     def _share_of(self, variance: float) -> float:
         """Mean share of noise of `variance` per coordinate in the upload's square."""
         assert self.noise is not None
-        sent = observe(self.seen, self.noise.of, dtype=torch.float64)
+        sent = observe(self.seen, kind_of(self.noise), dtype=torch.float64)
         coordinates = sum(int(p[0].sum()) for p in sent.present.values())
         return coordinates * variance / max(float(sent.square.mean()), _TINY)
+
+    def _share_of_bits(self, clip: float) -> float:
+        """Mean share of the bits' variance in the square of the gradient estimated from them."""
+        assert self.observation is not None
+        step = self.work.lr * self.work.steps
+        variance = 0.0
+        for name in self.observation.values:
+            theta = self.seen.before[name].double().clamp(clip, 1 - clip)
+            variance += float((1 / (theta * (1 - theta))).sum()) / step**2
+        return variance / max(float(self.observation.square.mean()), _TINY)
 
     @cached_property
     def frame(self) -> Frame:
@@ -200,13 +244,19 @@ class Matcher:
         return Frame.fit(aux_x, self.ctx.aux_y.to(self.device), self.classes)
 
     # --- what clients with these samples would have sent ----------------------------------------
-    def uploads(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def uploads(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
         """Uploads before noise in the observation's kind, clips applied in order.
 
         x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name, for the names observed.
+        victims: int [P], whose returned slopes are used in place of the labels (split protocols).
         """
         assert self.observation is not None
-        gradient = self.gradients(x, y)
+        if self.returned is not None and victims is not None:
+            assert self.split is not None
+            assert self.split.slopes is not None
+            gradient = self.returned(x, self.split.slopes[victims])
+        else:
+            gradient = self.gradients(x, y)
         kind = self.observation.kind
         scale = -self.work.lr * self.work.steps
         if self.distance == "likelihood":
@@ -226,13 +276,19 @@ class Matcher:
         return update if kind == "update" else {n: self.start[n] + u for n, u in update.items()}
 
     def activations(self, x: Tensor) -> Tensor:
-        """Smashed data of the first step's samples, x [P, K, *shape] -> [P, B, ...]."""
+        """The first step's smashed data before noise, x [P, K, *shape] -> [P, B, ...]."""
+        assert self.split is not None
         first = x[:, : self.batch]
         cut = self.network.run(
-            self.start, first.flatten(0, 1), last=str(self.seen.known["cut"]),
+            self.weights, first.flatten(0, 1), last=self.split.cut,
             mode=self.work.mode, buffers=self.work.buffers,
         )  # fmt: skip
-        return cut.unflatten(0, first.shape[:2])
+        return self.split.sent(cut.unflatten(0, first.shape[:2]))
+
+    @cached_property
+    def weights(self) -> State:
+        """The network's weights without the defense's randomness."""
+        return self.ctx.defense.mean_realize(self.start, self.work.const)
 
     # --- the objective ----------------------------------------------------------------------------
     def evaluator(
@@ -247,7 +303,7 @@ class Matcher:
         """
         centre = self.centre(len(victims), labels, framed=framed)
         factor = self._factor(labels, framed=framed)
-        weighs = framed and self.noise is not None and self.distance == "likelihood"
+        weighs = framed and self.noisy and self.distance == "likelihood"
         cache: dict[str, Any] = {}
 
         def constants(problems: Tensor) -> dict[str, Any]:
@@ -296,8 +352,8 @@ class Matcher:
                 chosen["shown"] = self.visible[victims].to(self.dtype)
             if self.weight is not None:
                 chosen["weight"] = self.weight[victims]
-        if self.smashed is not None:
-            chosen["smashed"] = tuple(t[victims] for t in self.smashed)
+        if self.split is not None:
+            chosen["smashed"] = self.split.values[victims], self.split.present[victims]
         return chosen
 
     def _misfit(
@@ -313,13 +369,14 @@ class Matcher:
                 loss, outputs = loss + away.detach(), [away]
                 slopes = [torch.ones_like(away)]
             else:
-                uploads = as_vector(self.uploads(x, y), list(self.observation.values))
+                sent = self.uploads(x, y, chosen["victims"])
+                uploads = as_vector(sent, list(self.observation.values))
                 terms, slope = self.likelihood.misfit(uploads.detach(), chosen["prepared"])
                 for factor in (chosen["shown"], chosen["weight"]):
                     if factor is not None:
                         terms, slope = terms * factor, slope * factor
                 loss, outputs, slopes = loss + terms.sum(dim=1), [uploads], [slope]
-        if self.smashed is not None:
+        if self.split is not None:
             values, present = chosen["smashed"]
             cut = self.activations(x)
             rest = torch.where(present, cut.detach() - values, 0.0)
@@ -334,7 +391,8 @@ class Matcher:
         if self.products is not None:
             inner, square = self.products(x, y, chosen["victims"])
         else:
-            uploads = as_vector(self.uploads(x, y), list(self.observation.values))
+            sent = self.uploads(x, y, chosen["victims"])
+            uploads = as_vector(sent, list(self.observation.values))
             if chosen["shown"] is not None:
                 uploads = uploads * chosen["shown"]
             inner = (uploads * chosen["prepared"][0]).sum(dim=1)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from bench.api import UPLOAD_KINDS, Kind, Seen, as_kind
-from bench.privacy.events import GaussianNoise, LaplaceNoise, Mechanism, SignPerturbation
+from bench.privacy.events import (
+    BernoulliMask,
+    GaussianNoise,
+    LaplaceNoise,
+    Mechanism,
+    SignPerturbation,
+    SmashedNoise,
+)
+from bench.toolkit.patches import patch_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +42,16 @@ class Observation:
 
 
 def mechanisms_of(seen: Seen) -> list[Mechanism]:
-    """The defense's public mechanisms, in the order in which they act."""
+    """The public mechanisms that act on uploads, in the order in which they do."""
+    return [m for m in _mechanisms(seen) if m.of in UPLOAD_KINDS]
+
+
+def kind_of(mechanism: Mechanism) -> Kind:
+    """The kind of upload that one of `mechanisms_of` acts on."""
+    return cast(Kind, mechanism.of)
+
+
+def _mechanisms(seen: Seen) -> list[Mechanism]:
     return [Mechanism.from_dict(m) for m in seen.known["mechanisms"]]
 
 
@@ -43,7 +62,7 @@ def noise_of(seen: Seen) -> Mechanism | None:
         match mechanism:
             case GaussianNoise(std=level) | LaplaceNoise(scale=level):
                 noises += [mechanism] if level > 0 else []
-            case SignPerturbation():
+            case SignPerturbation() | BernoulliMask():
                 noises.append(mechanism)
     return noises[-1] if noises else None
 
@@ -88,20 +107,90 @@ def unusable(seen: Seen) -> str | None:
     return None
 
 
-SMASHED = "smashed"
-"""Kind of the message, and name of its one part, that carries cut-layer activations."""
+SMASHED, SLOPES, PATCHES = "smashed", "smashed_gradient", "patches"
+"""Kinds of the messages, and names of the one part, with cut-layer activations and the gradient
+returned for them; kind of a mixer's, one part per client."""
 
 
 def smashed_of(seen: Seen, *, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """First-step activations of every victim's batch and their presence, [V, B, ...] each, or
-    None if no smashed data was seen. Raises ValueError for a value that is not finite."""
+    None if no smashed data was seen.
+
+    Where a mixer told the server which patches a client contributed, the others are absent:
+    there is at most noise. Raises ValueError for a value that is not finite.
+    """
     if not seen.clients or not seen.of(seen.clients[0], SMASHED):
         return None
     values, present = seen.stack(SMASHED, seen.clients)
     for client, value, sent in zip(seen.clients, values[SMASHED], present[SMASHED], strict=True):
         if not bool(torch.isfinite(value[sent]).all()):
             raise ValueError(f"the smashed data of {client} holds non-finite values.")
-    return values[SMASHED].to(dtype), present[SMASHED]
+    own = _patches(seen, values[SMASHED])
+    there = present[SMASHED] if own is None else present[SMASHED] & own
+    return values[SMASHED].to(dtype), there
+
+
+def _patches(seen: Seen, values: Tensor) -> Tensor | None:
+    """Which values [V, B, ...] lie in the patches that each victim contributed, or None."""
+    told = {
+        name: part.values
+        for m in seen.messages
+        if m.kind == PATCHES and m.step == 0
+        for name, part in m.parts.items()
+    }
+    if not set(seen.clients) <= set(told):
+        return None
+    maps = [patch_map(told[c].bool(), v) for c, v in zip(seen.clients, values, strict=True)]
+    return torch.stack(maps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitView:
+    """What a split protocol's server knows of V victims' first step.
+
+    values, present [V, B, ...]: smashed data and which of it are the victims' own. slopes
+    [V, B, ...]: the loss's gradient by it that the server returned, 0 where nothing was sent, or
+    None. std: of the noise on it; low, high: the range to which it was clipped before, or None.
+    """
+
+    cut: str
+    values: Tensor
+    present: Tensor
+    slopes: Tensor | None
+    std: float
+    low: float | None
+    high: float | None
+
+    def sent(self, q: Tensor) -> Tensor:
+        """Activations as they were before noise."""
+        if self.low is None and self.high is None:
+            return q
+        return q.clamp(self.low, self.high)
+
+
+def split_view(seen: Seen, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
+    """See `SplitView`; None where no smashed data was seen. Raises as `smashed_of`."""
+    found = smashed_of(seen, dtype=dtype)
+    if found is None:
+        return None
+    values, present = (t.to(device) for t in found)
+    returned = {
+        m.receiver: m.parts[SLOPES].values
+        for m in seen.messages
+        if m.kind == SLOPES and m.step == 0
+    }
+    slopes = None
+    if set(seen.clients) <= set(returned):
+        slopes = torch.stack([returned[c] for c in seen.clients]).to(values)
+        slopes = torch.where(present, slopes, 0.0)
+    noises = [m for m in _mechanisms(seen) if isinstance(m, SmashedNoise)]
+    lows = [m.low for m in noises if m.low is not None]
+    highs = [m.high for m in noises if m.high is not None]
+    return SplitView(
+        cut=str(seen.known["cut"]), values=values, present=present, slopes=slopes,
+        std=math.sqrt(sum(m.std**2 for m in noises)),
+        low=max(lows, default=None), high=min(highs, default=None),
+    )  # fmt: skip
 
 
 def nothing_to_match(seen: Seen) -> str | None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attacks.engine.gradients import Geometry, Layered, by_output, parameter_gradients
-from bench.api import Layer
+from attacks.engine.convolutions import Geometry, Patches, by_output
+from attacks.engine.gradients import Layered, Traced, parameter_gradients
 
 _WORTH = 0.5
 """Largest R (O + I) / (O I) at which products of factors are used."""
@@ -47,7 +46,7 @@ class Products:
         some = next(iter(observed.values()))
         sample = some.new_zeros(1, 1, *model.network.shape)
         classes = some.new_full((1, 1, model.network.classes), 1 / model.network.classes)
-        layers = [layer for layer, _ in model.deltas(sample, classes)]
+        layers = [traced.layer for traced in model.deltas(sample, classes)]
         names = [layer.name for layer in layers]
         for layer in layers:
             if layer.kind not in ("linear", "conv") or names.count(layer.name) > 1:
@@ -65,13 +64,13 @@ class Products:
         gradients they are compared with: inner product [P] and squared length [P]."""
         inner = square = x.new_zeros(len(x))
         whole: dict[str, Tensor] = {}
-        for layer, delta in self.model.deltas(x, y):
-            factors = self.factors.get(layer.name)
-            found = parameter_gradients(layer, delta, len(x), weight=factors is None)
+        for traced in self.model.deltas(x, y):
+            factors = self.factors.get(traced.layer.name)
+            found = parameter_gradients(traced, len(x), weight=factors is None)
             for name, value in found.items():
                 whole[name] = whole[name] + value if name in whole else value
             if factors is not None:
-                d, u = _matrices(layer, delta, len(x))
+                d, u = _matrices(traced, len(x))
                 square = square + ((d.mT @ d) * (u.mT @ u)).sum(dim=(1, 2))
                 left, right = factors.left[victims], factors.right[victims]
                 inner = inner + ((left.mT @ d) * (right.mT @ u)).sum(dim=(1, 2))
@@ -96,32 +95,13 @@ def _factorised(gradient: Tensor, rank: int) -> _Factors | None:
     return _Factors(left=left, right=right) if bool(exact.all()) else None
 
 
-def _matrices(layer: Layer, delta: Tensor, problems: int) -> tuple[Tensor, Tensor]:
+def _matrices(traced: Traced, problems: int) -> tuple[Tensor, Tensor]:
     """D [P, O, R] and U [P, I, R] of a layer."""
+    layer, delta = traced.layer, traced.delta
     if isinstance(layer.module, nn.Conv2d):
-        u = _Patches.apply(layer.input, problems, Geometry.of(layer.module))
+        u = traced.patches
+        if u is None:
+            u = Patches.apply(layer.input, problems, Geometry.of(layer.module))
         return by_output(delta, problems), u
     d = delta.reshape(problems, -1, delta.shape[-1])
     return d.mT, layer.input.reshape(problems, -1, layer.input.shape[-1]).mT
-
-
-class _Patches(torch.autograd.Function):
-    """`Geometry.patches`, with the library's fold as derivative (that of a strided view is
-    slower)."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, problems: int, geometry: Geometry) -> Tensor:
-        ctx.geometry, ctx.shape, ctx.problems = geometry, a.shape, problems
-        return geometry.patches(a, problems)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        each = ctx.shape[0] // ctx.problems
-        flat = slope.unflatten(2, (each, -1)).transpose(1, 2).flatten(0, 1)
-        geometry = ctx.geometry
-        folded = nn.functional.fold(
-            flat, ctx.shape[2:], geometry.kernel, padding=geometry.padding,
-            stride=geometry.stride,
-        )  # fmt: skip
-        return folded, None, None

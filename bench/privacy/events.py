@@ -15,7 +15,8 @@ class Facts:
     parameters: trained coordinates uploaded per round. rounds: rounds played. clients: number
     of clients. participation: fraction sampled per round. batch: local batch size. records:
     samples of the smallest client. local_steps: gradient steps per round. participations: most
-    uploads of any one client; `rounds` when unknown, the worst case. delta: target delta.
+    uploads of any one client; `rounds` when unknown, the worst case. split: whether smashed data
+    was sent too. delta: target delta.
     """
 
     parameters: int
@@ -26,6 +27,7 @@ class Facts:
     records: int = 1
     local_steps: int = 1
     participations: int | None = None
+    split: bool = False
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -101,7 +103,7 @@ class Mechanism:
     of: what it acts on.
     """
 
-    of: Literal["weights", "update", "gradient"]
+    of: Literal["weights", "update", "gradient", "smashed", "labels"]
     kinds: ClassVar[dict[str, type[Mechanism]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -161,3 +163,29 @@ class SignPerturbation(Mechanism):
     def relative_std(self) -> float:
         """Standard deviation of t over its mean."""
         return (self.high - self.low) / 12**0.5 / self.mean_scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class BernoulliMask(Mechanism):
+    """Each value sent is a fresh Bernoulli(sigmoid(score)) bit, score being the trained variable.
+
+    clip: c; training began from broadcast probabilities clipped to [c, 1 - c].
+    """
+
+    clip: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmashedNoise(Mechanism):
+    """Activations clipped to [low, high] (None: not clipped), then N(0, std^2) per value sent."""
+
+    std: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNoise(Mechanism):
+    """N(0, std^2) on every entry of a soft label."""
+
+    std: float

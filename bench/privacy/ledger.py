@@ -112,9 +112,17 @@ def explain(event: Event) -> str:
     raise TypeError(f"the ledger cannot explain {type(event).__name__} events.")
 
 
+_SMASHED = Unprotected(
+    what="the smashed data of every step",
+    why="the defense does not touch it",
+)
+
+
 def account(defense: Defense, facts: Facts) -> Entry:
     """The ledger's line for a defense setting over a run with these facts."""
     events = defense.guarantee(facts)
+    if facts.split and not any(m.of == "smashed" for m in defense.mechanisms()):
+        events = (*events, _SMASHED)
     claim = defense.claim(facts)
     reasons = tuple(explain(e) for e in events) or ("Nothing is randomised, so nothing is proven.",)
     return Entry(

@@ -9,7 +9,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -27,13 +27,13 @@ from bench.api import (
     Server,
     Stage,
     State,
-    as_kind,
     detached,
     fresh,
 )
 from bench.models import Network
 from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator
+from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.batches import soft_cross_entropy
 
 STREAMS = ("joins", "batch", "defense")
@@ -69,6 +69,41 @@ class RoundResult:
     client_seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of local training of all clients at once.
+
+    groups: rows of `joined` by (batch size, cut); used: each client's last batch. now, grad_sum:
+    variables and their summed gradients, [J, ...] by name, changed in place.
+    """
+
+    number: int
+    joined: Sequence[Client]
+    groups: Mapping[tuple[int, str | None], list[int]]
+    used: Sequence[Tensor]
+    now: Mapping[str, Tensor]
+    grad_sum: Mapping[str, Tensor]
+    work: Work
+    wire: Wire
+
+    def variables(self, members: Sequence[int], names: Sequence[str] | None = None) -> State:
+        """Variables [M, ...] of some clients; the stack itself where they are all."""
+        everyone = len(members) == len(self.joined)
+        return {n: self.now[n] if everyone else self.now[n][members] for n in names or self.now}
+
+    def descend(self, members: list[int], grads: State) -> None:
+        """Move the clients' variables against gradients [M, ...]."""
+        everyone = len(members) == len(self.joined)
+        for name, grad in grads.items():
+            grad = grad.detach()
+            if everyone:
+                self.now[name].sub_(grad, alpha=self.work.lr)
+                self.grad_sum[name].add_(grad)
+            else:
+                self.now[name][members] -= self.work.lr * grad
+                self.grad_sum[name][members] += grad
+
+
 @dataclass(kw_only=True)
 class Federation:
     """State of a run between rounds. `fork` copies it, so an observed round disturbs nothing.
@@ -100,13 +135,21 @@ class Federation:
         seed: int,
         device: torch.device,
         params: State | None = None,
-    ) -> Federation:
+        **more: Any,
+    ) -> Self:
         """A federation at round 0. data: one (x, y) per client; params: initial weights or
-        None to draw them from the seed (the same for every defense)."""
+        None to draw them from the seed (the same for every defense); more: fields of the
+        protocol's own."""
         if params is None:
             params = network.init(generator(seed, "init"))
         params = {k: v.to(device) for k, v in params.items()}
-        state, const = defense.variables(params, list(network.cuts))
+        if len(data) < defense.together:
+            raise ValueError(
+                f"the defense needs {defense.together} clients in every round, but there are "
+                f"{len(data)}."
+            )
+        held = cls.held_by_clients(network, params, **more)
+        state, const = defense.variables(params, held, generator(seed, "variables"))
         clients = [
             Client(
                 id=f"client-{i}",
@@ -126,9 +169,15 @@ class Federation:
             seed=seed,
             device=device,
             parties=dict(defense.third_parties(derived_seed(seed, "parties"))),
+            **more,
         )
 
-    def fork(self, *names: str | int) -> Federation:
+    @classmethod
+    def held_by_clients(cls, network: Network, params: State) -> list[str]:
+        """Names of the parameters that clients train: here, all."""
+        return list(params)
+
+    def fork(self, *names: str | int) -> Self:
         """A copy with fresh randomness named by `names`; data and network are shared."""
         clients = [
             replace(
@@ -149,12 +198,14 @@ class Federation:
         )
 
     # --- one round --------------------------------------------------------------------------
-    def play(self, work: Work, sampled: Sequence[str]) -> RoundResult:
-        """Play one round in which the server samples the clients `sampled`, and advance."""
+    def play(self, work: Work, sampled: Sequence[str], *, observed: bool = False) -> RoundResult:
+        """Play one round in which the server samples the clients `sampled`, and advance.
+        observed: whether the result's wire keeps a log of the messages."""
         joined = [c for c in self.clients if self.defense.joins(c, c.id in sampled)]
         roster = [c.id for c in joined]
-        wire = Wire(self.parties, roster)
+        wire = Wire(self.parties, roster, keeps=observed)
         before = self.state
+        self._open_round()
         self._coordinate("round", wire, joined, {})
         wire.send(
             Message(
@@ -162,14 +213,14 @@ class Federation:
                 sender=SERVER,
                 receiver=c.id,
                 round=self.round,
-                parts={n: Part(values=v) for n, v in before.items()},
+                parts={n: Part(values=before[n]) for n in self.held(c)},
             )
             for c in joined
         )
         for client in joined:
             wire.collect(client.id)
         began = time.perf_counter()
-        locals_, used = self._train(joined, work)
+        locals_, used = self._train(joined, work, wire)
         seconds = time.perf_counter() - began
         self._coordinate("upload", wire, joined, locals_)
         began = time.perf_counter()
@@ -186,20 +237,57 @@ class Federation:
             wire=wire, before=before, joined=joined, used=used, client_seconds=seconds
         )
 
+    def mean_weights(self) -> State:
+        """The network's weights in the present state, without the defense's randomness."""
+        variables = self.defense.receive(self.state, self.const)
+        return self.defense.mean_realize(variables, self.const)
+
+    def server_steps(self) -> Sequence[State]:
+        """The server's own variables before each step of the last observed round."""
+        return ()
+
+    # --- what a split protocol does otherwise -------------------------------------------------
+    def held(self, client: Client) -> list[str]:
+        """Names of the state that the client receives, trains and uploads."""
+        return list(self.state)
+
+    def _open_round(self) -> None:
+        """Called when a round begins."""
+
+    def _server_variables(self) -> State | None:
+        """The server's own trained variables."""
+        return None
+
+    def _settle(self, aggregated: State, messages: Sequence[Message]) -> State:
+        """The state after the round, from the clients' aggregate."""
+        return aggregated
+
+    def _take_step(self, step: Step) -> None:
+        for members in step.groups.values():
+            self._step(step, members)
+
+    # --- phases -------------------------------------------------------------------------------
     def _coordinate(
-        self, when: Stage, wire: Wire, joined: Sequence[Client], locals_: Mapping[str, Local]
+        self,
+        when: Stage,
+        wire: Wire,
+        joined: Sequence[Client],
+        locals_: Mapping[str, Local],
+        step: int = 0,
     ) -> None:
         roster = [c.id for c in joined]
         for party in self.parties.values():
-            wire.send(party.begin(when, roster, self.round, 0))
+            wire.send(party.begin(when, roster, self.round, step))
         for client in joined:
             wire.send(self.defense.say(when, client, locals_.get(client.id), self.round))
         for client in joined:
             self.defense.hear(when, client, wire.collect(client.id))
 
-    def _begin_at(self, client: Client) -> tuple[State, State]:
-        """Variables as received, and where the client starts: kept coordinates stay its own."""
-        received = self.defense.receive(self.state, self.const)
+    def _begin_at(self, client: Client, names: Sequence[str] | None = None) -> tuple[State, State]:
+        """Variables as received (None: the client's), and where the client starts: kept
+        coordinates stay its own."""
+        names = self.held(client) if names is None else names
+        received = self.defense.receive({n: self.state[n] for n in names}, self.const)
         if client.kept is None or client.own is None:
             return received, received
         own, kept = client.own, client.kept
@@ -232,73 +320,72 @@ class Federation:
         return loss
 
     def _train(
-        self, joined: Sequence[Client], work: Work
+        self, joined: Sequence[Client], work: Work, wire: Wire
     ) -> tuple[dict[str, Local], dict[str, Tensor]]:
         """Local training of all clients; those with equal batch shapes advance as one batch."""
-        begin = [self._begin_at(c) for c in joined]
-        steps = [work.steps(len(c.y)) for c in joined]
         if not joined:
             return {}, {}
-        now = {n: torch.stack([s[n] for _, s in begin]).detach().clone() for n in begin[0][1]}
+        held = [self.held(c) for c in joined]
+        names = [n for n in self.state if any(n in h for h in held)]
+        begin = [self._begin_at(c, names) for c in joined]
+        steps = [work.steps(len(c.y)) for c in joined]
+        now = {n: torch.stack([s[n] for _, s in begin]).detach().clone() for n in names}
         grad_sum = {n: torch.zeros_like(v) for n, v in now.items()}
         used: list[list[Tensor]] = [[] for _ in joined]
         for client in joined:
             client.loss = self.loss(work.mode)
-        for step in range(max(steps)):
-            groups: dict[int, list[int]] = {}
+        for number in range(max(steps)):
+            groups: dict[tuple[int, str | None], list[int]] = {}
             for i, client in enumerate(joined):
-                if step < steps[i]:
+                if number < steps[i]:
                     used[i].append(self._next_batch(client, work.batch))
-                    groups.setdefault(len(used[i][-1]), []).append(i)
-            for members in groups.values():
-                self._step(joined, members, used, now, grad_sum, work)
+                    groups.setdefault((len(used[i][-1]), client.cut), []).append(i)
+            self._take_step(
+                Step(
+                    number=number, joined=joined, groups=groups, used=[u[-1] for u in used],
+                    now=now, grad_sum=grad_sum, work=work, wire=wire,
+                )
+            )  # fmt: skip
         results = {}
         for i, (client, (received, start)) in enumerate(zip(joined, begin, strict=True)):
             results[client.id] = Local(
-                broadcast=received,
-                start=start,
-                end={n: v[i].clone() for n, v in now.items()},
+                broadcast={n: received[n] for n in held[i]},
+                start={n: start[n] for n in held[i]},
+                end={n: now[n][i].clone() for n in held[i]},
                 const=self.const,
-                grad_sum={n: v[i].clone() for n, v in grad_sum.items()},
+                grad_sum={n: grad_sum[n][i].clone() for n in held[i]},
                 lr=work.lr,
                 steps=steps[i],
             )
         return results, {c.id: torch.stack(u) for c, u in zip(joined, used, strict=True)}
 
-    def _step(
-        self,
-        joined: Sequence[Client],
-        members: list[int],
-        used: Sequence[Sequence[Tensor]],
-        now: dict[str, Tensor],
-        grad_sum: dict[str, Tensor],
-        work: Work,
-    ) -> None:
+    def _step(self, step: Step, members: list[int]) -> None:
         """One gradient step of the clients `members`, in place on the stacked variables."""
-        x = torch.stack([joined[i].x[used[i][-1]] for i in members])
-        y = torch.stack([self._targets(joined[i], used[i][-1]) for i in members])
-        everyone = len(members) == len(joined)
-        variables = now if everyone else {n: v[members] for n, v in now.items()}
+        x, y = self._samples(step, members)
+
+        def gradient(variables: State, x: Tensor, y: Tensor, draw: State) -> State:
+            return self.defense.gradient(self.loss(step.work.mode, draw), variables, x, y, draw)
+
+        variables, draw = step.variables(members), self._draws(step, members)
+        step.descend(members, vmap(gradient, chunk_size=self._chunk())(variables, x, y, draw))
+
+    def _samples(self, step: Step, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Samples [M, B, ...] and targets [M, B, C] of the clients' present batches."""
+        x = torch.stack([step.joined[i].x[step.used[i]] for i in members])
+        y = torch.stack([self._targets(step.joined[i], step.used[i]) for i in members])
+        return x, y
+
+    def _draws(self, step: Step, members: Sequence[int]) -> State:
+        """The step's randomness, [M, ...] by name, each client's from its own stream."""
         draws = [
             self.defense.draw(
-                {n: v[i] for n, v in now.items()}, self.const, joined[i].rng["defense"]
+                {n: v[i] for n, v in step.now.items()},
+                self.const,
+                step.joined[i].rng["defense"],
             )
             for i in members
         ]
-        draw = {n: torch.stack([d[n] for d in draws]) for n in draws[0]}
-
-        def gradient(variables: State, x: Tensor, y: Tensor, draw: State) -> State:
-            return self.defense.gradient(self.loss(work.mode, draw), variables, x, y, draw)
-
-        grads = vmap(gradient, chunk_size=self._chunk())(variables, x, y, draw)
-        for name, grad in grads.items():
-            grad = grad.detach()
-            if everyone:
-                now[name].sub_(grad, alpha=work.lr)
-                grad_sum[name].add_(grad)
-            else:
-                now[name][members] -= work.lr * grad
-                grad_sum[name][members] += grad
+        return {n: torch.stack([d[n] for d in draws]) for n in draws[0]}
 
     def _chunk(self) -> int | None:
         """Clients per vmapped call: all on a GPU. On a CPU, batching pays for small networks
@@ -347,28 +434,15 @@ class Federation:
             wire.send([message])
             return wire.collect(SERVER)
 
-        server = Server(state=self.state, const=self.const, lr=work.lr, ask=ask)
+        server = Server(
+            state=self.state,
+            const=self.const,
+            lr=work.lr,
+            trained=self._server_variables(),
+            ask=ask,
+        )
         messages = wire.collect(SERVER)
         chosen = self.defense.aggregate(server, messages)
-        return detached(mean_over_present(server, messages) if chosen is None else chosen)
-
-
-def mean_over_present(server: Server, messages: Sequence[Message]) -> State:
-    """Per coordinate, the mean of the uploaded weights over the clients that sent it.
-
-    A coordinate that nobody sent keeps the server's value.
-    """
-    total = {n: torch.zeros_like(v) for n, v in server.state.items()}
-    count = {n: torch.zeros_like(v) for n, v in server.state.items()}
-    for message in messages:
-        if message.kind not in ("weights", "update", "gradient"):
-            continue
-        parts = as_kind(message, "weights", base=server.state, lr=server.lr).parts
-        for name, part in parts.items():
-            present = part.presence()
-            total[name] += torch.where(present, part.values, 0.0)
-            count[name] += present.to(total[name])
-    return {
-        n: torch.where(count[n] > 0, total[n] / count[n].clamp_min(1), v)
-        for n, v in server.state.items()
-    }
+        if chosen is None:
+            chosen = self._settle(mean_over_present(server, messages), messages)
+        return detached(chosen)

@@ -13,6 +13,7 @@ from bench.api import SERVER, Defense, Seen, State, detached
 from bench.models import Network
 from bench.protocols.federation import Federation, Work
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.split import start_federation
 from bench.seeding import derived_seed, generator
 
 
@@ -40,20 +41,25 @@ def observe(
     ValueError if too few clients qualify.
     """
     need = threat.batch * threat.local_steps
-    able = [c.id for c in federation.clients if len(c.y) >= need]
+    place = protocol.cuts[0] if protocol.cuts else None
+    able = [c.id for c in federation.clients if len(c.y) >= need and c.cut == place]
     if len(able) < threat.victims:
+        where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
         raise ValueError(
             f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
-            f"samples each, but only {len(able)} of {len(federation.clients)} hold so many."
+            f"samples each, but only {len(able)} of {len(federation.clients)} hold so many{where}."
+        )
+    if threat.victims < federation.defense.together:
+        raise ValueError(
+            f"threat {threat.name} observes {threat.victims} clients, but the defense needs "
+            f"{federation.defense.together} that take part together."
         )
     streams = ("observe", threat.name, *names)
     order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
     victims = [able[i] for i in order[: threat.victims]]
     copy = federation.fork(*streams)
     copy.queues = {}
-    copy.buffers = copy.network.calibrate(
-        copy.defense.mean_realize(copy.state, copy.const), aux_x.to(copy.device)
-    )
+    copy.buffers = copy.network.calibrate(copy.mean_weights(), aux_x.to(copy.device))
     work = Work(
         protocol=protocol.name,
         batch=threat.batch,
@@ -61,10 +67,11 @@ def observe(
         local_steps=threat.local_steps,
         mode=threat.mode,
     )
-    result = copy.play(work, victims)
+    result = copy.play(work, victims, observed=True)
     by_id = {c.id: c for c in copy.clients}
     present = [v for v in victims if v in result.used]
-    chosen = {v: result.used[v].flatten().unique() for v in present}
+    # Activations come sample by sample, so that their order counts; an update has none.
+    chosen = {v: _distinct(result.used[v].flatten()) for v in present}
     truth = Truth(
         x=torch.stack([by_id[v].x[chosen[v]] for v in present]).cpu(),
         y=torch.stack([by_id[v].y[chosen[v]] for v in present]).cpu(),
@@ -78,10 +85,14 @@ def observe(
         "defense": dict(defense_known),
         "mechanisms": [m.to_dict() for m in federation.defense.mechanisms()],
     }
+    if place is not None:
+        known["cut"] = place
     if threat.labels:
         known["truth_labels"] = truth.y.tolist()
     seen = Seen(
         protocol=protocol.name,
+        labels=protocol.labels,
+        server=tuple(detached(s) for s in copy.server_steps()),
         party=SERVER,
         network=federation.network.describe(),
         initial=detached(federation.initial),
@@ -94,6 +105,11 @@ def observe(
         known=known,
     )
     return seen, truth
+
+
+def _distinct(indices: Tensor) -> Tensor:
+    """The distinct values in the order of their first appearance."""
+    return torch.tensor(list(dict.fromkeys(indices.tolist())), device=indices.device)
 
 
 def play_shadow(
@@ -110,11 +126,20 @@ def play_shadow(
 
     x: [V, N, ...], y: int64 [V, N]: V shadow clients whose whole data is one batch per step.
     Secrets are fresh (seeded from `rng`). This is how an attacker trains through the defense.
+    Activation k of a client's first step is that of its sample k.
     """
     seed = int(torch.randint(2**62, (1,), generator=rng))
+    asked = len(x)
+    # Clients that are mixed must be as many as in the run: the last ones are filled up.
+    fill = torch.arange(-(-asked // defense.together) * defense.together) % asked
+    x, y = x[fill], y[fill]
     steps, batch = int(seen.known["local_steps"]), int(seen.known["batch"])
-    shadow = Federation.start(
+    cut = seen.known.get("cut")
+    shadow = start_federation(
+        seen.protocol,
         network=network,
+        cuts=() if cut is None else (str(cut),),
+        labels=seen.labels,
         defense=defense,
         data=list(zip(x, y, strict=True)),
         seed=derived_seed(seed, "shadow"),
@@ -132,9 +157,13 @@ def play_shadow(
         mode=seen.known["mode"],
     )
     before: State = shadow.state
-    result = shadow.play(work, [c.id for c in shadow.clients])
+    own = {c.id for c in shadow.clients[:asked]}
+    shadow.queues = {c.id: torch.arange(len(c.y)) for c in shadow.clients}
+    result = shadow.play(work, [c.id for c in shadow.clients], observed=True)
     return Seen(
         protocol=seen.protocol,
+        labels=seen.labels,
+        server=tuple(detached(s) for s in shadow.server_steps()),
         party=seen.party,
         network=seen.network,
         initial=seen.initial,
@@ -143,6 +172,6 @@ def play_shadow(
         before=detached(before),
         after=detached(shadow.state),
         messages=result.wire.seen_by(seen.party),
-        clients=tuple(c.id for c in result.joined),
+        clients=tuple(c.id for c in result.joined if c.id in own),
         known={k: v for k, v in seen.known.items() if k != "truth_labels"},
     )

@@ -10,16 +10,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class ProtocolSettings(BaseModel):
     """How the model is trained.
 
-    name: fedsgd (one step per round, gradient uploaded) or fedavg (local training, update
-    uploaded). clients; participation: fraction sampled per round, at least one client. rounds.
-    local_steps or local_epochs (fedavg needs exactly one of them). batch: local batch size; a
-    client with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid or
-    dirichlet with concentration alpha. The server averages uploads with equal weights.
+    name: fedsgd (one step per round, gradient uploaded), fedavg (local training, update
+    uploaded) or splitfed (the first stages on the clients, the others on the server). clients;
+    participation: fraction sampled per round, at least one client. rounds. local_steps or
+    local_epochs (exactly one of them, but none for fedsgd). batch: local batch size; a client
+    with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid or
+    dirichlet with concentration alpha. The server averages uploads with equal weights. splitfed:
+    cut, the last stage on the clients, or several that the clients have in turn; labels, private
+    (the head and its loss are on the clients too) or shared (labels are sent with every batch).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Literal["fedsgd", "fedavg"] = "fedavg"
+    name: Literal["fedsgd", "fedavg", "splitfed"] = "fedavg"
     clients: int = Field(10, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
     rounds: int = Field(20, ge=1)
@@ -29,14 +32,25 @@ class ProtocolSettings(BaseModel):
     lr: float = Field(0.1, gt=0)
     partition: Literal["iid", "dirichlet"] = "dirichlet"
     alpha: float = Field(0.5, gt=0)
+    cut: str | list[str] | None = None
+    labels: Literal["private", "shared"] = "private"
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Cuts of the clients, in turn; none but under splitfed."""
+        return tuple([self.cut] if isinstance(self.cut, str) else self.cut or ())
 
     @model_validator(mode="after")
     def _local_work(self) -> ProtocolSettings:
         given = [v for v in (self.local_steps, self.local_epochs) if v is not None]
         if self.name == "fedsgd" and given:
             raise ValueError("fedsgd takes one step per round; leave local_steps/epochs out.")
-        if self.name == "fedavg" and len(given) != 1:
-            raise ValueError("fedavg needs exactly one of local_steps and local_epochs.")
+        if self.name != "fedsgd" and len(given) != 1:
+            raise ValueError(f"{self.name} needs exactly one of local_steps and local_epochs.")
+        if self.name == "splitfed" and not self.cut:
+            raise ValueError("splitfed needs a cut, the last stage on the clients.")
+        if self.name != "splitfed" and (self.cut is not None or self.labels != "private"):
+            raise ValueError(f"{self.name} has no cut and sends no labels; leave both out.")
         return self
 
 
@@ -47,7 +61,8 @@ class ThreatSettings(BaseModel):
     on batches of `batch` distinct samples. labels: whether the private labels are granted.
     mode: train or eval, how the network normalises in that round (eval uses statistics of
     public data). aux: number of public auxiliary samples, or null for all. Always granted:
-    batch size, steps, learning rate, and the defense with its public settings.
+    batch size, steps, learning rate, and the defense with its public settings. Of clients that
+    are cut at several places, those with the first cut are observed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

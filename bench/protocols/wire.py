@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from bench.api import EVERYONE, SERVER, Message, Part, Party, Sealed
 
+FEATURES, SMASHED_GRADIENT = "features", "smashed_gradient"
+"""Kinds of what the server of a split protocol computes and sends to one client."""
 _MOST_DELIVERIES = 100_000
 
 
@@ -15,10 +17,14 @@ class Wire:
     """Delivers messages between clients, third parties and the server, and logs them.
 
     Values are detached and cloned when sent, so nothing on the wire carries a graph or shares
-    storage with a client. The log drops the boxes of sealed parts; the receiver gets them.
+    storage with a client. The log drops the boxes of sealed parts; the receiver gets them. keeps:
+    whether to keep a log, which only an observed round needs.
     """
 
-    def __init__(self, parties: Mapping[str, Party], clients: Iterable[str]) -> None:
+    def __init__(
+        self, parties: Mapping[str, Party], clients: Iterable[str], *, keeps: bool = True
+    ) -> None:
+        self.keeps = keeps
         self.parties = dict(parties)
         self.clients = list(clients)
         self.log: list[Message] = []
@@ -45,7 +51,8 @@ class Wire:
                 f"'{message.receiver}', expected one of "
                 f"{', '.join([*self.inbox, *self.parties, EVERYONE])}."
             )
-        self.log.append(_without_boxes(message))
+        if self.keeps:
+            self.log.append(_without_boxes(message))
         if message.receiver == EVERYONE:
             receivers = [n for n in [*self.clients, SERVER] if n != message.sender]
         else:
@@ -67,8 +74,13 @@ class Wire:
         return waiting
 
     def seen_by(self, party: str) -> tuple[Message, ...]:
-        """Logged messages addressed to a party or to everyone."""
-        return tuple(m for m in self.log if m.receiver in (party, EVERYONE))
+        """Logged messages addressed to a party or to everyone, and what it computed and sent."""
+        computed = (FEATURES, SMASHED_GRADIENT)
+        return tuple(
+            m
+            for m in self.log
+            if m.receiver in (party, EVERYONE) or (m.sender == party and m.kind in computed)
+        )
 
 
 def _frozen(message: Message) -> Message:

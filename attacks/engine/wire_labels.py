@@ -1,0 +1,57 @@
+"""Labels that a split protocol's messages show."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench.api import Context, Seen
+
+LABELS, FEATURES, FEATURES_GRADIENT = "labels", "features", "features_gradient"
+
+
+def labels_sent(seen: Seen) -> Tensor | None:
+    """Soft labels [V, B, C] of the first step as they were sent, or None."""
+    if not seen.clients or not seen.of(seen.clients[0], LABELS):
+        return None
+    return seen.stack(LABELS, seen.clients)[0][LABELS]
+
+
+def shows_slopes(seen: Seen) -> bool:
+    """Whether clients returned their loss's gradient by the server's features."""
+    return bool(seen.clients) and bool(seen.of(seen.clients[0], FEATURES_GRADIENT))
+
+
+def labels_by_slope(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
+    """Labels int64 [V, B] of the first step, and how doubtful each is, [V, B] in [0, 1].
+
+    The client returns W'(p - y) / B per sample, p the softmax of its head on the features that
+    the server sent it. The server knows features and, up to the defense's randomness, the head
+    W, so it takes the class y whose slope is nearest. Doubt: squared distance to it over that to
+    the second nearest. Raises ValueError if a slope is not finite, naming the client.
+    """
+    const = {n: v.to(ctx.device) for n, v in seen.const.items()}
+    before = {n: v.to(ctx.device) for n, v in seen.before.items()}
+    weights = ctx.defense.mean_realize(ctx.defense.receive(before, const), const)
+    weight, bias = (weights[n].double() for n in ctx.network.head)
+    slope = seen.stack(FEATURES_GRADIENT, seen.clients)[0][FEATURES_GRADIENT]
+    for client, one in zip(seen.clients, slope, strict=True):
+        if not bool(torch.isfinite(one).all()):
+            raise ValueError(f"the features' gradient of {client} holds non-finite values.")
+    features = torch.stack([_features(seen, c) for c in seen.clients])
+    f = features.flatten(2).to(weight)
+    probability = torch.softmax(f @ weight.T + bias, dim=-1)
+    # r = B slope = W'(p - y), so that W'p - r = W'y, the row of W of the label.
+    row = probability @ weight - slope.flatten(2).to(weight) * slope.shape[1]
+    distance = torch.cdist(row.flatten(0, 1), weight).square().unflatten(0, row.shape[:2])
+    nearest = distance.topk(min(2, len(weight)), dim=-1, largest=False)
+    doubt = nearest.values[..., 0] / nearest.values[..., -1].clamp_min(1e-300)
+    return nearest.indices[..., 0], doubt.clamp(0, 1)
+
+
+def _features(seen: Seen, client: str) -> Tensor:
+    """What the server sent a client's head in the first step, [B, ...]."""
+    (message,) = [
+        m for m in seen.messages if m.kind == FEATURES and m.receiver == client and m.step == 0
+    ]
+    return message.parts[FEATURES].values

@@ -1,0 +1,367 @@
+"""Split-federated learning: the first stages on the clients, the others on the server.
+
+Every local step the clients send the activations of their cut layer (smashed data) and get the
+loss's gradient by them back; every round they upload what they trained. With private labels the
+head and its loss are on the clients too: the server sends its features down and gets the loss's
+gradient by them. The server holds one set of weights and moves it once per step, by the mean
+gradient over the batches that it ran.
+Source: Thapa et al., arXiv:2004.12088 (the server's copies averaged after every step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from bench.api import SERVER, Client, Message, Mixture, Part, State, detached
+from bench.models import Network
+from bench.protocols.federation import Federation, Step
+from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
+from bench.seeding import generator
+from bench.toolkit.batches import soft_cross_entropy
+
+SMASHED, LABELS = "smashed", "labels"
+FEATURES_GRADIENT = "features_gradient"
+
+
+def start_federation(
+    protocol: str,
+    *,
+    network: Network,
+    cuts: Sequence[str] = (),
+    labels: Literal["private", "shared"] = "private",
+    **more: Any,
+) -> Federation:
+    """A federation of the protocol; more: as `Federation.start` takes it. Raises ValueError for
+    a cut that the network lacks."""
+    if protocol != "splitfed":
+        return Federation.start(network=network, **more)
+    split = Split(network=network, cuts=tuple(cuts), labels=labels)
+    return SplitFederation.start(network=network, split=split, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Where the network is cut. cuts: last stage on the client, client i has cuts[i % len].
+    labels: `private` (head and loss on the clients) or `shared` (sent with every batch).
+
+    Raises ValueError for a cut that the network lacks or that leaves the server nothing.
+    """
+
+    network: Network
+    cuts: tuple[str, ...]
+    labels: Literal["private", "shared"]
+
+    def __post_init__(self) -> None:
+        last = -1 if self.labels == "shared" else -2
+        allowed = self.network.stages[:last]
+        for cut in self.cuts:
+            if cut not in allowed:
+                raise ValueError(
+                    f"model {self.network.name} cannot be cut after '{cut}' with {self.labels} "
+                    f"labels; it can be after {', '.join(allowed)}."
+                )
+
+    @property
+    def features(self) -> str | None:
+        """The server's last stage, or None for the network's."""
+        return None if self.labels == "shared" else self.network.stages[-2]
+
+    def held(self, cut: str) -> list[str]:
+        """Names of the parameters that a client with this cut holds."""
+        stages = self.network.stages
+        mine = list(stages[: stages.index(cut) + 1])
+        return self.network.parameters_of(
+            [*mine, *([] if self.labels == "shared" else stages[-1:])]
+        )
+
+    def deepest(self) -> str:
+        return max(self.cuts, key=self.network.stages.index)
+
+    def above(self, cut: str) -> str:
+        """The stage after a cut."""
+        stages = self.network.stages
+        return stages[stages.index(cut) + 1]
+
+
+class _Sent(NamedTuple):
+    """A client's smashed data before it was sent: the activations, and the part in their graph."""
+
+    q: Tensor
+    part: Part
+
+
+@dataclass(kw_only=True)
+class SplitFederation(Federation):
+    """A federation whose network is cut; `cut` of each client says where.
+
+    server: the server's trained variables in this round, server_log: they before each step.
+    """
+
+    split: Split
+    server: dict[str, Tensor] = field(default_factory=dict)
+    server_log: list[State] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        cuts = self.split.cuts
+        self.clients = [replace(c, cut=cuts[i % len(cuts)]) for i, c in enumerate(self.clients)]
+
+    @classmethod
+    def held_by_clients(cls, network: Network, params: State, **more: Split) -> list[str]:
+        split = more["split"]
+        return split.held(split.deepest())
+
+    def held(self, client: Client) -> list[str]:
+        assert client.cut is not None
+        return self.split.held(client.cut)
+
+    def _open_round(self) -> None:
+        stages = self.network.stages
+        shallowest = min(self.split.cuts, key=stages.index)
+        clients = set(self.split.held(shallowest))
+        mine = {n: v for n, v in self.state.items() if n not in clients}
+        self.server = detached(self.defense.receive(mine, self.const))
+        self.server_log = []
+
+    def _server_variables(self) -> State:
+        return self.server
+
+    def server_steps(self) -> Sequence[State]:
+        return self.server_log
+
+    def _settle(self, aggregated: State, messages: Sequence[Message]) -> State:
+        """Layers that a client uploaded are the clients' mean, the others the server's own."""
+        sent = {n for m in messages for n in (*m.parts, *m.sealed)}
+        return {n: v if n in sent else self.server.get(n, v) for n, v in aggregated.items()}
+
+    # --- one step -------------------------------------------------------------------------------
+    def _take_step(self, step: Step) -> None:
+        order = sorted(i for members in step.groups.values() for i in members)
+        clients = [step.joined[i] for i in order]
+        if "mix" in self.defense.owns and len(step.groups) > 1:
+            shortest = min(clients, key=lambda c: len(c.y))
+            raise ValueError(
+                f"batches can only be mixed if all are alike, but {shortest.id} holds "
+                f"{len(shortest.y)} samples for batches of {step.work.batch}, or is cut elsewhere."
+            )
+        self._coordinate("step", step.wire, clients, {}, step.number)
+        if step.wire.keeps:
+            self.server_log.append(detached(self.server))
+        sent: dict[str, _Sent] = {}
+        samples: dict[str, tuple[Tensor, Tensor]] = {}
+        draws = {key: self._draws(step, members) for key, members in step.groups.items()}
+        for key, members in step.groups.items():
+            x, y = self._samples(step, members)
+            q = self._bottom(step, members, draws[key], x)
+            for row, i in enumerate(members):
+                samples[step.joined[i].id] = x[row], y[row]
+                sent[step.joined[i].id] = self._send(step, step.joined[i], q[row], y[row])
+        features, returned = self._serve(step, draws, {k: y for k, (_, y) in samples.items()})
+        for key, members in step.groups.items():
+            ids = [step.joined[i].id for i in members]
+            by_q = torch.stack([_through(sent[c], returned[c]) for c in ids])
+            x, y = (torch.stack([samples[c][k] for c in ids]) for k in (0, 1))
+            f = torch.stack([features[c] for c in ids]) if features else None
+            self._descend(step, members, draws[key], (x, y, by_q, f))
+
+    def _bottom(self, step: Step, members: Sequence[int], draw: State, x: Tensor) -> Tensor:
+        """Activations [M, B, ...] of the clients' batches."""
+        cut = step.joined[members[0]].cut
+
+        def run(variables: State, x: Tensor, draw: State) -> Tensor:
+            weights = self.defense.realize(variables, self.const, draw)
+            return self.network.run(weights, x, last=cut, mode=step.work.mode, buffers=self.buffers)
+
+        with torch.no_grad():
+            variables = step.variables(members)
+            return vmap(run, chunk_size=self._chunk())(variables, x, draw)
+
+    def _send(self, step: Step, client: Client, q: Tensor, y: Tensor) -> _Sent:
+        q = q.requires_grad_()
+        part = self.defense.smashed(q, client)
+        messages = [self._message(SMASHED, client.id, SERVER, step, part)]
+        if self.split.labels == "shared":
+            messages.append(self._message(LABELS, client.id, SERVER, step, Part(values=y)))
+        step.wire.send(messages)
+        return _Sent(q, part)
+
+    def _message(self, kind: str, sender: str, receiver: str, step: Step, part: Part) -> Message:
+        return Message(
+            kind=kind, sender=sender, receiver=receiver, round=self.round, step=step.number,
+            parts={kind: part},
+        )  # fmt: skip
+
+    # --- the server -----------------------------------------------------------------------------
+    def _serve(
+        self, step: Step, draws: Mapping[tuple[int, str | None], State], targets: State
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Run the batches, move the server's variables, send gradients by smashed data.
+
+        Returns, by client, the features it was sent (private labels) and the gradient of its
+        batch's loss by its smashed data.
+        """
+        heard = step.wire.collect(SERVER)
+        uploads = {m.sender: _leaf(m.parts[SMASHED]) for m in heard if m.kind == SMASHED}
+        mixtures = self._mixtures(uploads, [m for m in heard if m.kind != SMASHED])
+        names = [n for n, v in self.server.items() if v.is_floating_point()]
+        leaves = {n: self.server[n].requires_grad_() for n in names}
+        rng = generator(self.seed, SERVER, self.round, step.number)
+        weights = self.defense.realize(
+            leaves, self.const, self.defense.draw(leaves, self.const, rng)
+        )
+        outputs = self._outputs(weights, mixtures, step)
+        features: dict[str, Tensor] = {}
+        if self.split.labels == "private":
+            slopes, features = self._ask_heads(step, draws, mixtures, outputs, targets)
+        else:
+            slopes = [_loss_slope(o, m.targets) for o, m in zip(outputs, mixtures, strict=True)]
+        values = [u.values for u in uploads.values()]
+        found = torch.autograd.grad(
+            outputs, [*leaves.values(), *values], slopes, allow_unused=True, materialize_grads=True
+        )
+        for name, slope in zip(names, found, strict=False):
+            moved = self.server[name].detach() - step.work.lr / len(mixtures) * slope
+            self.server[name] = moved
+        returned = {}
+        for client, slope in zip(uploads, found[len(names) :], strict=True):
+            part = Part(values=slope)
+            step.wire.send([self._message(SMASHED_GRADIENT, SERVER, client, step, part)])
+            (answer,) = step.wire.collect(client)
+            returned[client] = answer.parts[SMASHED_GRADIENT].values
+        return features, returned
+
+    def _mixtures(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture]:
+        """The batches that the server runs: the defense's, or one per client."""
+        cuts = {c.id: str(c.cut) for c in self.clients}
+        mixed = self.defense.mix(uploads, heard)
+        if mixed is not None:
+            return [replace(m, cut=cuts[m.members[0][0]]) for m in mixed]
+        labels = {m.sender: m.parts[LABELS].values for m in heard if m.kind == LABELS}
+        return [
+            Mixture(
+                smashed=torch.where(part.presence(), part.values, 0.0), cut=cuts[client],
+                targets=labels.get(client), members=[(client, 1.0)],
+            )
+            for client, part in uploads.items()
+        ]  # fmt: skip
+
+    def _outputs(self, weights: State, mixtures: Sequence[Mixture], step: Step) -> list[Tensor]:
+        """Features or logits of every mixture; those cut alike run as one batch."""
+        outputs: dict[int, Tensor] = {}
+        for cut in {m.cut: None for m in mixtures}:
+            mine = [i for i, m in enumerate(mixtures) if m.cut == cut]
+
+            def run(z: Tensor, cut: str = cut) -> Tensor:
+                return self.network.run(
+                    weights, z, first=self.split.above(cut), last=self.split.features,
+                    mode=step.work.mode, buffers=self.buffers,
+                )  # fmt: skip
+
+            smashed = [mixtures[i].smashed for i in mine]
+            if self.network.normalises and step.work.mode == "train":
+                outputs |= {i: run(z) for i, z in zip(mine, smashed, strict=True)}
+            else:
+                done = run(torch.cat(smashed)).split([len(z) for z in smashed])
+                outputs |= dict(zip(mine, done, strict=True))
+        return [outputs[i] for i in range(len(mixtures))]
+
+    def _ask_heads(
+        self,
+        step: Step,
+        draws: Mapping[tuple[int, str | None], State],
+        mixtures: Sequence[Mixture],
+        outputs: Sequence[Tensor],
+        targets: State,
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Send features to the clients' heads and get their losses' gradients back.
+
+        Returns the slope of every mixture's loss by its features, and the features by client.
+        """
+        features: dict[str, Tensor] = {}
+        for mixture, output in zip(mixtures, outputs, strict=True):
+            for client, _ in mixture.members:
+                part = Part(values=output)
+                step.wire.send([self._message(FEATURES, SERVER, client, step, part)])
+                (heard,) = step.wire.collect(client)
+                features[client] = heard.parts[FEATURES].values
+        by_client = {c.id: c for c in step.joined}
+        for key, members in step.groups.items():
+            ids = [step.joined[i].id for i in members]
+            f = torch.stack([features[c] for c in ids])
+            y = torch.stack([targets[c] for c in ids])
+
+            def loss(f: Tensor, variables: State, y: Tensor, draw: State) -> Tensor:
+                weights = self.defense.realize(variables, self.const, draw)
+                return soft_cross_entropy(self._head(weights, f, step.work.mode), y)
+
+            slopes = vmap(grad(loss))(f, step.variables(members), y, draws[key])
+            for client, slope in zip(ids, slopes, strict=True):
+                part = Part(values=self.defense.features_grad(slope, by_client[client]))
+                step.wire.send([self._message(FEATURES_GRADIENT, client, SERVER, step, part)])
+        heads = {m.sender: m.parts[FEATURES_GRADIENT].values for m in step.wire.collect(SERVER)}
+        by_mixture = [sum(w * heads[c] for c, w in m.members) for m in mixtures]
+        return [torch.as_tensor(slope) for slope in by_mixture], features
+
+    def _head(self, weights: State, features: Tensor, mode: str) -> Tensor:
+        head = self.network.stages[-1]
+        return self.network.run(weights, features, first=head, mode=mode, buffers=self.buffers)
+
+    # --- the clients' gradients -----------------------------------------------------------------
+    def _descend(
+        self,
+        step: Step,
+        members: list[int],
+        draw: State,
+        data: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    ) -> None:
+        """Move the clients' variables. data: samples, targets, the losses' gradients by the
+        activations, and the features of the clients' heads (private labels)."""
+        x, y, by_q, features = data
+        cut = step.joined[members[0]].cut
+
+        def gradient(variables: State, x: Tensor, y: Tensor, g: Tensor, f: Tensor | None,
+                     draw: State) -> State:  # fmt: skip
+            def loss(variables: State, x: tuple[Tensor, ...], y: tuple[Tensor, ...]) -> Tensor:
+                weights = self.defense.realize(variables, self.const, draw)
+                q = self.network.run(
+                    weights, x[0], last=cut, mode=step.work.mode, buffers=self.buffers
+                )
+                # <q, dL/dq> has the bottom's gradient; the head's loss has the head's.
+                # Slopes times B and a mean, as of any loss, for defenses that clip per sample.
+                bottom = (q * y[0]).flatten(1).sum(dim=1).mean()
+                return bottom if len(x) == 1 else bottom + soft_cross_entropy(
+                    self._head(weights, x[1], step.work.mode), y[1]
+                )  # fmt: skip
+
+            seen = (x,) if f is None else (x, f)
+            given = (g * len(g),) if f is None else (g * len(g), y)
+            return self.defense.gradient(loss, variables, seen, given, draw)  # type: ignore[arg-type]
+
+        held = self.held(step.joined[members[0]])
+        grads = vmap(gradient, in_dims=(0, 0, 0, 0, None if features is None else 0, 0),
+                     chunk_size=self._chunk())(
+            step.variables(members, held), x, y, by_q, features, draw
+        )  # fmt: skip
+        step.descend(members, grads)
+
+
+def _leaf(part: Part) -> Part:
+    # A copy: the log holds what was delivered.
+    return replace(part, values=part.values.clone().requires_grad_())
+
+
+def _through(sent: _Sent, slope: Tensor) -> Tensor:
+    """The loss's gradient by the activations, from that by what was sent of them."""
+    return torch.autograd.grad(sent.part.values, sent.q, slope)[0]
+
+
+def _loss_slope(logits: Tensor, targets: Tensor | None) -> Tensor:
+    """Gradient of the mean loss of a batch by its logits."""
+    assert targets is not None, "shared labels came with every batch"
+    leaf = logits.detach().requires_grad_()
+    return torch.autograd.grad(soft_cross_entropy(leaf, targets), leaf)[0]

@@ -1,0 +1,38 @@
+"""Patches of smashed data."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+
+def patch_map(mask: Tensor, q: Tensor) -> Tensor:
+    """Mask bool [N] as a bool tensor of q's shape, constant within each patch.
+
+    q: tokens [B, N, D], or a map [B, C, H, W] cut into a sqrt(N) x sqrt(N) grid. Raises
+    ValueError if q has no such patches.
+    """
+    patches = len(mask)
+    mask = mask.to(q.device)
+    if q.ndim == 3:
+        if q.shape[1] != patches:
+            raise ValueError(
+                f"patches must be {q.shape[1]}, the tokens of the smashed data "
+                f"{list(q.shape)}, got {patches}."
+            )
+        return mask[None, :, None].expand(q.shape)
+    if q.ndim != 4:
+        raise ValueError(
+            "patches need smashed data of tokens [B, N, D] or a map [B, C, H, W], got the shape "
+            f"{list(q.shape)} at this cut."
+        )
+    side, height, width = math.isqrt(patches), q.shape[2], q.shape[3]
+    if side * side != patches or height % side or width % side:
+        raise ValueError(
+            f"patches must be a square number whose root divides the height and width of the "
+            f"smashed data {list(q.shape)}, got {patches}."
+        )
+    grid = mask.view(side, side)
+    wide = grid.repeat_interleave(height // side, dim=0).repeat_interleave(width // side, dim=1)
+    return wide.expand(q.shape)

@@ -1,0 +1,486 @@
+"""PM-SFL: clients train mask probabilities over frozen random weights and upload sampled masks.
+
+A client receives theta, trains scores s = sigma^-1(theta) of the network w_b * M with a fresh
+M ~ Bernoulli(sigma(s)) per step, and uploads one more fresh mask, one bit per parameter. The
+server averages the masks (Eq. 5, 7). The headline method adds no noise; Theorems 2 and 3 are
+about noised variants, here the setting `noise`.
+
+Departures: theta is clipped to [clip, 1 - clip] before the scores are taken, since Eq. 5 reaches
+0 and 1; a coordinate that nobody sends keeps its theta (Eq. 7 is 0/0 there); scores move with
+the protocol's SGD and `lr_scale` in place of Adam; tensors of one dimension keep their initial
+values as w_b; Eq. 8's mix with the server's copy is not played (`pm_sfl_claims.compensated`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bench.api import (
+    SERVER,
+    UPLOAD_KINDS,
+    Client,
+    Defense,
+    Local,
+    Loss,
+    Message,
+    Part,
+    Server,
+    State,
+    as_kind,
+)
+from bench.privacy.events import (
+    BernoulliMask,
+    Clip,
+    Event,
+    Facts,
+    Gaussian,
+    Laplace,
+    LaplaceNoise,
+    Mechanism,
+    RandomisedResponse,
+    Unprotected,
+)
+from bench.toolkit.aggregation import mean_over_present
+from bench.toolkit.vectors import gaussian_like, laplace_like, uniform_like
+from defenses import pm_sfl_claims as claims
+
+Variant = Literal["corrected", "printed"]
+Noise = Literal["none", "local", "mask", "smashed"]
+
+INDICATOR = "indicator"
+PERSONAL = "personal."
+_MASK, _NOISE = "mask.", "noise."
+
+
+def kaiming_normal(like: Tensor, *, rng: torch.Generator) -> Tensor:
+    """N(0, 2 / fan_in) of the shape of a weight [out, in, ...] (He et al. 2015)."""
+    return gaussian_like(like, std=math.sqrt(2 / like[0].numel()), rng=rng)
+
+
+def with_slope(value: Tensor, scores: Tensor, *, variant: Variant, lr_scale: float) -> Tensor:
+    """`value` with lr_scale times a straight-through derivative with respect to the scores.
+
+    corrected: sigma'(s), the derivative of the mean mask. printed: sigma(s) sigma'(s) (Eq. 4,
+    17), which treats theta as a factor of its own derivative.
+    """
+    theta = torch.sigmoid(scores)
+    slope = lr_scale * (theta if variant == "corrected" else theta.square() / 2)
+    return value.detach() + (slope - slope.detach())
+
+
+def personal_share(round: int, *, share: float, agreement_rounds: int, growth_rounds: int) -> float:
+    """Share of personalised masks in a round: 0 in the agreement rounds, then growing by equal
+    steps to `share` (Sec. 4.2 and 6.5.1, which leave the steps open)."""
+    grown = (round + 1 - agreement_rounds) / growth_rounds
+    return share * min(max(grown, 0.0), 1.0)
+
+
+def rank_changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """|change of theta|, whether it crossed .5, and the order in which masks become personal:
+    those that crossed first, then the others, each by falling change (Sec. 4.2).
+
+    before, after: scores [D].
+    """
+    change = (torch.sigmoid(after.double()) - torch.sigmoid(before.double())).abs()
+    disagree = before * after < 0
+    return change, disagree, (change + disagree).argsort(descending=True, stable=True)
+
+
+class PMSFL(Defense):
+    """Trained random masks over frozen weights, uploaded as sampled bits.
+
+    clip: c; received probabilities are clipped to [c, 1 - c], 0 < c < .5. variant: `corrected`
+    or `printed`, for the score gradient (see `with_slope`) and the noise on masks. lr_scale:
+    step of the scores over the protocol's learning rate, > 0. personal: final share of masks
+    that a client keeps to itself, in [0, 1]; agreement_rounds: rounds before the first;
+    growth_rounds: rounds until the share is reached.
+    noise: none; `local`, on every score gradient (Theorem 3a); `mask`, on theta before the
+    upload is drawn (Theorem 3b): printed, of Eq. 69's std before the clip, corrected, after a
+    clip and sqrt(d) times as strong; `smashed`, Laplace on smashed data (Theorem 2). epsilon,
+    delta: the theorem's budget. local_steps: R of Theorem 3a. clip_norm: L2 norm of one
+    sample's score gradient (`local`) or L1 norm of its smashed data (`smashed`).
+    Source: PM-SFL, Sec. 4, Algorithm 1, Theorems 2-3.
+    """
+
+    source = "PM-SFL, Sec. 4, Algorithm 1"
+
+    def __init__(
+        self,
+        *,
+        clip: float = 0.01,
+        variant: Variant = "corrected",
+        lr_scale: float = 1.0,
+        personal: float = 0.0,
+        agreement_rounds: int = 5,
+        growth_rounds: int = 10,
+        noise: Noise = "none",
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        local_steps: int = 1,
+        clip_norm: float = 1.0,
+    ) -> None:
+        if not 0 < clip < 0.5:
+            raise ValueError(f"clip must lie in (0, 0.5) (c of [c, 1 - c]), got {clip}.")
+        if variant not in ("corrected", "printed"):
+            raise ValueError(f"variant must be corrected or printed, got '{variant}'.")
+        if not 0 < lr_scale < math.inf:
+            raise ValueError(
+                f"lr_scale must be > 0 (step of the scores over the protocol's lr), got {lr_scale}."
+            )
+        if not 0 <= personal <= 1:
+            raise ValueError(f"personal must lie in [0, 1] (share of masks), got {personal}.")
+        if agreement_rounds < 0:
+            raise ValueError(f"agreement_rounds must be >= 0, got {agreement_rounds}.")
+        if growth_rounds < 1:
+            raise ValueError(f"growth_rounds must be >= 1, got {growth_rounds}.")
+        if noise not in ("none", "local", "mask", "smashed"):
+            raise ValueError(f"noise must be none, local, mask or smashed, got '{noise}'.")
+        if noise == "none" and epsilon is not None:
+            raise ValueError(f"epsilon needs a noise (local, mask or smashed), got {epsilon}.")
+        if noise != "none" and (epsilon is None or not 0 < epsilon < math.inf):
+            raise ValueError(f"epsilon must be > 0 (budget of noise '{noise}'), got {epsilon}.")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie in (0, 1), got {delta}.")
+        if local_steps < 1:
+            raise ValueError(f"local_steps must be >= 1 (R of Theorem 3a), got {local_steps}.")
+        if not 0 < clip_norm < math.inf:
+            raise ValueError(f"clip_norm must be > 0 (norm of one sample), got {clip_norm}.")
+        self.clip = clip
+        self._variant: Variant = variant
+        self.lr_scale = lr_scale
+        self.personal = personal
+        self.agreement_rounds, self.growth_rounds = agreement_rounds, growth_rounds
+        self.noise: Noise = noise
+        self.epsilon = math.inf if epsilon is None else epsilon
+        self.delta = delta
+        self.local_steps = local_steps
+        self.clip_norm = clip_norm
+        self.owns = frozenset(
+            {"variables", "aggregate", *(["gradient"] if noise == "local" else [])}
+        )
+        self.requires = frozenset({"smashed"} if noise == "smashed" else set())
+
+    @property
+    def variant(self) -> str:
+        return self._variant
+
+    # --- masks over frozen weights --------------------------------------------------------
+    def variables(
+        self, params: State, on_clients: Sequence[str], rng: torch.Generator
+    ) -> tuple[State, State]:
+        """theta = .5 and frozen weights for what clients hold; the server's part as it is."""
+        const = {
+            n: kaiming_normal(params[n], rng=rng) if params[n].dim() > 1 else params[n]
+            for n in on_clients
+        }
+        return {n: torch.full_like(p, 0.5) if n in const else p for n, p in params.items()}, const
+
+    def receive(self, state: State, const: State) -> State:
+        """s = sigma^-1(clip(theta, c, 1 - c))."""
+        return {
+            n: torch.logit(v.clamp(self.clip, 1 - self.clip)) if n in const else v
+            for n, v in state.items()
+        }
+
+    def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
+        masked = {n: v for n, v in variables.items() if n in const}
+        drawn = {_MASK + n: uniform_like(v, rng=rng) for n, v in masked.items()}
+        if self.noise == "local":
+            drawn |= {_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in masked.items()}
+        return drawn
+
+    def realize(self, variables: State, const: State, draw: State) -> State:
+        """w_b * M with M = [u < sigma(s)], or w_b * sigma(s) without a draw (Sec. 4.1)."""
+        weights = {}
+        for name, value in variables.items():
+            if name not in const:
+                weights[name] = value
+                continue
+            mask = torch.sigmoid(value)
+            if _MASK + name in draw:
+                mask = (draw[_MASK + name] < mask).to(mask)
+            through = with_slope(mask, value, variant=self._variant, lr_scale=self.lr_scale)
+            weights[name] = const[name] * through
+        return weights
+
+    def mean_realize(self, variables: State, const: State) -> State:
+        return self.realize(variables, const, {})
+
+    # --- what a client sends ----------------------------------------------------------------
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        """A fresh mask in place of each upload, whatever its kind, and the indicator I_k of what
+        is withheld, since its pattern depends on the data (Sec. 4.2)."""
+        out = []
+        for message in messages:
+            if message.kind not in UPLOAD_KINDS:
+                out.append(message)
+                continue
+            plain = as_kind(message, "weights", base=local.broadcast, lr=local.lr)
+            scores = {n: p.values for n, p in plain.parts.items() if n in local.const}
+            personal = self._personal(message.round, local.start, scores, client)
+            parts = dict(plain.parts)
+            for name, theta in self._released(scores, client).items():
+                mask = (uniform_like(theta, rng=client.rng["defense"]) < theta).to(theta)
+                parts[name] = _withhold(
+                    replace(parts[name], values=mask, bits=1), personal.get(name)
+                )
+            out.append(plain.with_parts(parts))
+            if personal:
+                told = {
+                    PERSONAL + n: Part(values=p.to(scores[n]), bits=1) for n, p in personal.items()
+                }
+                out.append(
+                    Message(
+                        kind=INDICATOR, sender=message.sender, receiver=SERVER,
+                        round=message.round, step=message.step, parts=told,
+                    )
+                )  # fmt: skip
+        return out
+
+    def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
+        """The probabilities from which the upload is drawn."""
+        thetas = {n: torch.sigmoid(s) for n, s in scores.items()}
+        if self.noise != "mask":
+            return thetas
+        low, high = self.clip, 1 - self.clip
+        std = self._mask_std(sum(s.numel() for s in scores.values()))
+        noised = {}
+        for name, theta in thetas.items():
+            exact = theta if self._variant == "printed" else theta.clamp(low, high)
+            noise = gaussian_like(theta, std=std, rng=client.rng["defense"])
+            noised[name] = (exact + noise).clamp(low, high)
+        return noised
+
+    def _personal(
+        self, round: int, before: State, after: State, client: Client
+    ) -> dict[str, Tensor]:
+        """Which masks the client keeps: those it kept before, then by rank up to the share.
+
+        Empty while the share is 0, which is a public matter of the round.
+        """
+        share = personal_share(
+            round, share=self.personal, agreement_rounds=self.agreement_rounds,
+            growth_rounds=self.growth_rounds,
+        )  # fmt: skip
+        total = sum(v.numel() for v in after.values())
+        count = math.floor(share * total + 1e-9)
+        if not count:
+            return {}
+        held = client.memory.get("pm_sfl.personal", {})
+        kept = torch.cat(
+            [held.get(n, torch.zeros_like(v, dtype=torch.bool)).flatten() for n, v in after.items()]
+        )
+        _, _, order = rank_changes(
+            torch.cat([before[n].flatten() for n in after]),
+            torch.cat([v.flatten() for v in after.values()]),
+        )
+        order = torch.cat([order[kept[order]], order[~kept[order]]])
+        chosen = torch.zeros_like(kept)
+        chosen[order[: max(count, int(kept.sum()))]] = True
+        pieces = chosen.split([v.numel() for v in after.values()])
+        personal = {n: p.view_as(v) for p, (n, v) in zip(pieces, after.items(), strict=True)}
+        client.memory["pm_sfl.personal"] = {**held, **personal}
+        return personal
+
+    # --- server ---------------------------------------------------------------------------------
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
+        """Eq. 5 and 7: per coordinate the mean of the masks that were sent, or the old theta;
+        Eq. 8 for layers of which the server trained a copy, since not all clients hold them."""
+        mean = dict(mean_over_present(server, messages))
+        uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
+        for name, own in (server.trained or {}).items():
+            holders = sum(name in m.parts for m in uploads)
+            if name not in server.const:
+                mean[name] = own if not holders else mean[name]
+                continue
+            share = holders / max(1, len(uploads))
+            mean[name] = (1 - share) * torch.sigmoid(own) + share * mean[name]
+        return mean
+
+    # --- noised variants ----------------------------------------------------------------------
+    def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
+        """Under noise `local`: mean of per-sample score gradients clipped to clip_norm, plus
+        Gaussian noise (Eq. 12, 13), both taken before `lr_scale`; otherwise the plain gradient.
+        """
+        if self.noise != "local":
+            return super().gradient(loss, variables, x, y, draw)
+
+        def of_one(x: Tensor, y: Tensor) -> State:
+            return torch.func.grad(loss)(variables, _as_batch(x), _as_batch(y))
+
+        each = torch.func.vmap(of_one)(x, y)
+        size = len(next(iter(each.values())))
+        noise = {n: draw[_NOISE + n] for n in each if _NOISE + n in draw}
+        clipped = list(noise or each)
+        square = torch.stack([each[n].flatten(1).square().sum(dim=1) for n in clipped]).sum(dim=0)
+        length = square.clamp_min(1e-30).sqrt() / self.lr_scale
+        factor = (self.clip_norm / length).clamp_max(1.0)
+        std = self.lr_scale * self._step_multiplier() * self.clip_norm / size
+        out = {}
+        for name, grads in each.items():
+            if name not in clipped:
+                out[name] = grads.mean(dim=0)
+                continue
+            out[name] = torch.tensordot(factor, grads, dims=1) / size
+            if noise:
+                out[name] = out[name] + std * noise[name]
+        return out
+
+    def smashed(self, q: Tensor, client: Client) -> Part:
+        """Under noise `smashed`: each sample's part clipped to L1 norm clip_norm, plus Laplace
+        noise of scale 2 clip_norm / epsilon, the range's L1 width (Theorem 2's Delta_f, taken
+        after the mask, where its Lemma 2 holds)."""
+        if self.noise != "smashed":
+            return Part(values=q)
+        length = q.flatten(1).abs().sum(dim=1).clamp_min(1e-30)
+        factor = (self.clip_norm / length).clamp_max(1.0)
+        clipped = q * factor.view(-1, *[1] * (q.dim() - 1))
+        scale = 2 * self.clip_norm / self.epsilon
+        noise = laplace_like(q.detach(), scale=scale, rng=client.rng["defense"])
+        return Part(values=clipped + noise)
+
+    def _step_multiplier(self) -> float:
+        return claims.step_noise_multiplier(
+            self.epsilon, delta=self.delta, steps=self.local_steps
+        )  # fmt: skip
+
+    def _mask_std(self, d: int) -> float:
+        std = claims.mask_noise_std(self.epsilon, delta=self.delta, c=self.clip)
+        return std if self._variant == "printed" else std * math.sqrt(d)
+
+    # --- what is known and what is proven -------------------------------------------------------
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The upload is Bernoulli(sigma(scores)); noise on scores or theta is in the settings."""
+        sent: tuple[Mechanism, ...] = ()
+        if self.noise == "smashed":
+            sent = (
+                Clip(of="smashed", norm=self.clip_norm, order=1),
+                LaplaceNoise(of="smashed", scale=2 * self.clip_norm / self.epsilon),
+            )
+        return (*sent, BernoulliMask(of="weights", clip=self.clip))
+
+    def claim(self, facts: Facts) -> tuple[float, float, str] | None:
+        """Theorem 2 or 3 for one release, Theorem 3 with Sec. 5's closing bound; none of them
+        is about the method without noise."""
+        if self.noise == "none":
+            return None
+        if self.noise == "smashed":
+            bound = claims.amplified_epsilon(self.epsilon, c=self.clip, d=facts.parameters)
+            return bound["eps_amp"], 0.0, "record"
+        most = facts.parameters * claims.bernoulli_epsilon(self.clip)
+        return min(self.epsilon, most), self.delta, "record"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Replacing one record, over all releases; smashed data only under noise `smashed`."""
+        masks = Unprotected(
+            what="the uploaded masks",
+            why="their probabilities are a deterministic function of the data and are clipped "
+            "only before training, so one bit can tell two data sets apart",
+        )
+        pattern = Unprotected(
+            what="the pattern of personalised masks",
+            why="it is computed from the changes of theta before any noise",
+        )
+        match self.noise:
+            case "none":
+                return (masks,)
+            case "smashed":
+                return (self._laplace(facts), masks)
+            case "local":
+                return (self._steps(facts),)
+            case "mask":
+                return (self._bits(facts), *([pattern] if self.personal else []))
+
+    def _laplace(self, facts: Facts) -> Event:
+        return Laplace(
+            sensitivity=2 * self.clip_norm, scale=2 * self.clip_norm / self.epsilon,
+            unit="record", count=facts.releases * facts.local_steps,
+        )  # fmt: skip
+
+    def _steps(self, facts: Facts) -> Event:
+        """A record may be in every batch; replacing it moves a mean gradient by 2 Gamma / |Q|.
+        Masks and their personal pattern are drawn from the noised scores: post-processing."""
+        unit = self.clip_norm / facts.batch
+        return Gaussian(
+            sensitivity=2 * unit, std=self._step_multiplier() * unit, unit="record",
+            count=facts.releases * facts.local_steps,
+        )  # fmt: skip
+
+    def _bits(self, facts: Facts) -> Event:
+        """The better of the noise on theta and of sampling bits whose chances lie in [c, 1 - c]."""
+        bits = RandomisedResponse(
+            epsilon=claims.bernoulli_epsilon(self.clip), coordinates=facts.parameters,
+            covers="mask bits", unit="record", count=facts.releases,
+        )  # fmt: skip
+        noise = self._theta_noise(facts)
+        mu = math.sqrt(noise.count) * noise.sensitivity / noise.std
+        better = claims.exact_gaussian_epsilon(mu, facts.delta) <= (
+            bits.count * bits.coordinates * bits.epsilon
+        )
+        return noise if better else bits
+
+    def _theta_noise(self, facts: Facts) -> Gaussian:
+        """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""
+        width = 1.0 if self._variant == "printed" else 1 - 2 * self.clip
+        return Gaussian(
+            sensitivity=math.sqrt(facts.parameters) * width, std=self._mask_std(facts.parameters),
+            unit="record", count=facts.releases,
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        d, clients = facts.parameters, max(1, round(facts.clients * facts.participation))
+        factor = "correct" if self._variant == "corrected" else "as_printed"
+        found: dict[str, float | str] = {
+            "c": self.clip,
+            "gradient_factor_at_half": claims.gradient_factors([0.0])[factor][0],
+            "eq6_bound": d / (4 * clients),
+            "collapse_probability_at_0.9": claims.collapse_probability(0.9, clients=clients),
+            "log10_c_pow_d": d * math.log10(self.clip),
+            "masks": "no DP" if self.noise in ("none", "smashed") else "noised",
+            "smashed_data": "noised" if self.noise == "smashed" else "no DP where sent",
+        }
+        match self.noise:
+            case "local":
+                local = claims.local_noise(
+                    self.epsilon, delta=self.delta, steps=self.local_steps,
+                    clip_norm=self.clip_norm, batch=facts.batch,
+                )  # fmt: skip
+                found |= {
+                    "noise_std": local["sigma"],
+                    "eps_one_round_add_remove": local["exact_eps_add_remove"],
+                    "eps_one_round_replace": local["exact_eps_replace"],
+                }
+            case "mask":
+                noise = self._theta_noise(facts)
+                mu = noise.sensitivity / noise.std
+                found |= {
+                    "noise_std": noise.std,
+                    "eps_one_round": claims.exact_gaussian_epsilon(mu, self.delta),
+                }
+            case "smashed":
+                gain = claims.amplified_epsilon(self.epsilon, c=self.clip, d=d)["gain"]
+                found |= {
+                    "noise_scale": 2 * self.clip_norm / self.epsilon,
+                    "eps_amplification_gain": gain,
+                    "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
+                }
+        return found
+
+
+def _as_batch(sample: Tensor | tuple[Tensor, ...]) -> Any:
+    """A batch of one. Split protocols hand in tuples of what a client's two parts need."""
+    return tuple(v[None] for v in sample) if isinstance(sample, tuple) else sample[None]
+
+
+def _withhold(part: Part, personal: Tensor | None) -> Part:
+    """The part without its personal coordinates; what is absent is 0, so it tells nothing."""
+    if personal is None:
+        return part
+    present = part.presence() & ~personal
+    return replace(part, values=torch.where(present, part.values, 0.0), present=present)

@@ -1,0 +1,254 @@
+"""PM-SFL's claims in numbers: what the paper prints, and what follows from the mechanism.
+
+c: every mask probability lies in [c, 1 - c]. d: number of masked coordinates. mu: sensitivity
+over standard deviation of a Gaussian release.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.stats import binom, norm
+
+Floats = NDArray[np.float64]
+
+
+# --- Theorem 2: smashed data ----------------------------------------------------------------
+
+
+def amplified_epsilon(epsilon: float, *, c: float, d: int) -> dict[str, float]:
+    """Theorem 2's eps_amp = ln((1 - c^d) e^eps + c^d), its gain eps - eps_amp and log10(c^d).
+
+    The gain is computed as -log1p(-c^d (1 - e^-eps)), since 1 - c^d rounds to 1 from d = 16 on
+    at c = .1.
+    """
+    log_power = d * math.log(c)
+    gain = -math.log1p(-math.exp(log_power + math.log(-math.expm1(-epsilon))))
+    return {"eps_amp": epsilon - gain, "gain": gain, "log10_c_pow_d": log_power / math.log(10)}
+
+
+def masked_laplace_loss(
+    w: Sequence[float], x: Sequence[float], other: Sequence[float], *, keep: float, scale: float
+) -> float:
+    """Largest ln p_x(u) / p_other(u) over u = (w * M) . x + Laplace(scale), M ~ Bernoulli(keep).
+
+    One direction only: epsilon is the larger of both. Tiny w, since all 2^d masks are
+    enumerated. Between neighbouring centres the ratio of two Laplace mixtures is monotone, and
+    beyond the outermost it is constant, so its extremes lie at the centres.
+    """
+    masks = np.array(list(product([0.0, 1.0], repeat=len(w))))
+    chance = np.prod(np.where(masks > 0, keep, 1 - keep), axis=1)
+    ours, theirs = (masks @ (np.asarray(w) * np.asarray(v)) for v in (x, other))
+    at = np.concatenate([ours, theirs])[:, None]
+    p, q = (np.exp(-np.abs(at - m) / scale) @ chance for m in (ours, theirs))
+    return float(np.log(p / q).max())
+
+
+def smashed_releases(
+    epsilon: float, *, rounds: int, fraction: float, epochs: float
+) -> dict[str, float]:
+    """How often one sample's smashed data are sent in training, and basic composition over it."""
+    releases = rounds * fraction * epochs
+    return {"releases": releases, "eps_total_basic": releases * epsilon}
+
+
+# --- Theorem 1: reconstruction from a guessed mask --------------------------------------------
+
+
+def guessed_mask_error(
+    w: Sequence[Sequence[float]],
+    mask: Sequence[Sequence[float]],
+    x: Sequence[float],
+    *,
+    keep: float,
+) -> dict[str, float]:
+    """Theorem 1's attacker, who inverts w * M_hat for a random M_hat: its expected error, and
+    Eq. 9's bound with eigenvalues (as printed) and with singular values (Appendix C).
+
+    w: square, tiny, since all masks are enumerated. Sums run over M_hat != M for which
+    w * M_hat is invertible.
+    """
+    weights, true, point = np.asarray(w), np.asarray(mask), np.asarray(x)
+    total = {"expected_error": 0.0, "bound_eigen": 0.0, "bound_singular": 0.0}
+    for bits in product([0.0, 1.0], repeat=weights.size):
+        guess = np.array(bits).reshape(weights.shape)
+        used, off = weights * guess, weights * (guess - true)
+        if not off.any() or np.linalg.matrix_rank(used) < len(weights):
+            continue
+        p = float(np.prod(np.where(guess > 0, keep, 1 - keep)))
+        error = np.linalg.norm(np.linalg.solve(used, off @ point))
+        eigen = np.abs(np.linalg.eigvals(off)).min() / np.abs(np.linalg.eigvals(used)).max()
+        singular = np.linalg.svd(off)[1].min() / np.linalg.svd(used)[1].max()
+        size = np.linalg.norm(point)
+        total["expected_error"] += p * float(error)
+        total["bound_eigen"] += p * float(eigen * size)
+        total["bound_singular"] += p * float(singular * size)
+    return total
+
+
+# --- Theorem 3: Gaussian noise ----------------------------------------------------------------
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Exact delta at `epsilon` of a Gaussian release. Source: Balle and Wang 2018, Theorem 8."""
+    upper = float(log_ndtr(mu / 2 - epsilon / mu))
+    lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return math.exp(upper) * -math.expm1(min(lower - upper, 0.0))
+
+
+def exact_gaussian_epsilon(mu: float, delta: float) -> float:
+    """Exact epsilon at `delta` of a Gaussian release; T releases have mu sqrt(T)."""
+    if mu <= 0 or gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    most = mu * mu / 2 - mu * float(ndtri(delta))
+    return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0.0, most, rtol=1e-12))
+
+
+def step_noise_multiplier(epsilon: float, *, delta: float, steps: int) -> float:
+    """Theorem 3a: noise std over Gamma / |Q|, for `steps` local steps (Eq. 63)."""
+    return math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
+
+
+def local_noise(
+    epsilon: float, *, delta: float, steps: int, clip_norm: float, batch: int
+) -> dict[str, float]:
+    """Theorem 3a's noise, and the exact epsilon of `steps` such steps.
+
+    Adding or removing a record moves the mean gradient by Gamma / |Q|, replacing one by twice
+    that, which the paper does not say.
+    """
+    multiplier = step_noise_multiplier(epsilon, delta=delta, steps=steps)
+    sigma = multiplier * clip_norm / batch
+    mu = math.sqrt(steps) / multiplier
+    return {
+        "sigma": sigma,
+        "sigma2": sigma * sigma,
+        "exact_eps_add_remove": exact_gaussian_epsilon(mu, delta),
+        "exact_eps_replace": exact_gaussian_epsilon(2 * mu, delta),
+        "true_delta_replace_at_eps": gaussian_delta(epsilon, 2 * mu),
+        "exact_eps_100_rounds_add_remove": exact_gaussian_epsilon(10 * mu, delta),
+    }
+
+
+def mask_noise_std(epsilon: float, *, delta: float, c: float) -> float:
+    """Theorem 3b's sigma (Eq. 69), whose sensitivity 1 - 2c is that of one coordinate."""
+    return (1 - 2 * c) * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def mean_clipped_normal(mean: float, std: float, *, c: float) -> float:
+    """E[clip(mean + z, c, 1 - c)] for z ~ N(0, std^2): chance of a 1 where theta was `mean`."""
+    low, high = (c - mean) / std, (1 - c - mean) / std
+    inside = mean * (ndtr(high) - ndtr(low)) + std * (norm.pdf(low) - norm.pdf(high))
+    return float(c * ndtr(low) + inside + (1 - c) * ndtr(-high))
+
+
+def exact_bits_epsilon(flip: float, *, d: int, delta: float) -> float:
+    """Exact epsilon at `delta` of d independent bits that are 1 with probability `flip` against
+    1 - `flip`.
+
+    The log-likelihood ratio is (2k - d) ln((1 - flip) / flip) for k ones, k binomial; counts
+    further than 40 standard deviations from the mean carry less than 1e-300.
+    """
+    spread = 40 * math.sqrt(d * flip * (1 - flip)) + 40
+    mean = d * (1 - flip)
+    ones = np.arange(max(0, math.floor(mean - spread)), min(d, math.ceil(mean + spread)) + 1)
+    chance = binom.pmf(ones, d, 1 - flip)
+    ratio = (2 * ones - d) * math.log((1 - flip) / flip)
+
+    def slack(epsilon: float) -> float:
+        return float(chance @ -np.expm1(np.minimum(epsilon - ratio, 0.0))) - delta
+
+    if slack(0.0) <= 0:
+        return 0.0
+    return float(brentq(slack, 0.0, float(ratio.max()), rtol=1e-12))
+
+
+def mask_noise(epsilon: float, *, delta: float, c: float, d: int) -> dict[str, float]:
+    """Theorem 3b's noise, and the exact epsilon of one upload of d coordinates.
+
+    eps_clip_first: theta clipped before the noise, L2 sensitivity sqrt(d) (1 - 2c).
+    eps_printed_order: noise before the clip, sensitivity sqrt(d). eps_after_bernoulli: of the
+    sent bits, printed order, worst case theta = 0 against 1 in every coordinate; bern_a is
+    there the chance of the rarer bit.
+    """
+    sigma = mask_noise_std(epsilon, delta=delta, c=c)
+    flip = mean_clipped_normal(0.0, sigma, c=c)
+    return {
+        "sigma": sigma,
+        "eps_clip_first": exact_gaussian_epsilon(math.sqrt(d) * (1 - 2 * c) / sigma, delta),
+        "eps_printed_order": exact_gaussian_epsilon(math.sqrt(d) / sigma, delta),
+        "bern_a": flip,
+        "eps_after_bernoulli": exact_bits_epsilon(flip, d=d, delta=delta),
+        "sigma_needed_clip_first": math.sqrt(d) * sigma,
+    }
+
+
+def bernoulli_epsilon(c: float) -> float:
+    """Pure epsilon of one bit whose probability lies in [c, 1 - c]: ln((1 - c) / c)."""
+    return math.log((1 - c) / c)
+
+
+def closing_bound(c: float, alpha: float) -> dict[str, float]:
+    """Second term of Sec. 5's closing bound, per coordinate.
+
+    printed: one summand twice; its infimum over alpha is by luck the pure bound.
+    corrected_renyi: the Renyi divergence of Bernoulli(1 - c) from Bernoulli(c); its infimum,
+    the KL divergence, is no (eps, delta) bound at any small delta.
+    """
+    log_odds = bernoulli_epsilon(c)
+    kl = (1 - 2 * c) * log_odds
+    first = alpha * math.log(1 - c) + (1 - alpha) * math.log(c)
+    second = alpha * math.log(c) + (1 - alpha) * math.log(1 - c)
+    return {
+        "printed": (first + math.log(2)) / (alpha - 1),
+        "corrected_renyi": float(np.logaddexp(first, second)) / (alpha - 1),
+        "inf_over_alpha_printed": log_odds,
+        "inf_over_alpha_corrected_KL": kl,
+        "pure_dp_per_coordinate": log_odds,
+        "delta_needed_at_eps_KL": (1 - c) - math.exp(kl) * c,
+    }
+
+
+# --- aggregation ------------------------------------------------------------------------------
+
+
+def aggregation_error(theta: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Eq. 6: expected squared error of the mean of K masks, and its bound d / (4K).
+
+    theta: [K, d] mask probabilities.
+    """
+    values = np.asarray(theta)
+    clients, d = values.shape
+    return {
+        "exact": float((values * (1 - values)).sum()) / clients**2,
+        "bound": d / (4 * clients),
+    }
+
+
+def collapse_probability(theta: float, *, clients: int) -> float:
+    """Chance that the mean of masks is exactly 0 or 1, where sigma^-1 is infinite."""
+    return float(theta**clients + (1 - theta) ** clients)
+
+
+def compensated(server: Floats, clients: Floats, *, holders: int, joined: int) -> Floats:
+    """Eq. 8: a layer held by `holders` of `joined` clients, mixed with the server's own copy."""
+    share = holders / joined
+    return (1 - share) * server + share * clients
+
+
+def gradient_factors(s: Sequence[float]) -> Mapping[str, list[float]]:
+    """What multiplies (dL/d(w M)) w in the score gradient: sigma' (straight-through) and Eq. 4's
+    sigma sigma'."""
+    sigma = 1 / (1 + np.exp(-np.asarray(s, dtype=np.float64)))
+    slope = sigma * (1 - sigma)
+    return {
+        "correct": slope.tolist(),
+        "as_printed": (sigma * slope).tolist(),
+        "ratio_printed_over_correct": sigma.tolist(),
+    }

@@ -1,0 +1,157 @@
+"""Attacks on what a split protocol shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.decoder import Decoder
+from attacks.dlg import DLG
+from attacks.idlg import IDLG
+from attacks.ilrg import ILRG
+from attacks.ridge import Ridge
+from attacks.split_label import SplitLabel
+from bench.api import Client, Context, Defense, Seen
+from bench.data.dataset import Dataset
+from bench.metrics.images import ssim
+from bench.models import Network
+from bench.protocols.observe import Truth, play_shadow
+from bench.seeding import generator
+from tests.conftest import context_for, network_for, seen_under
+
+
+def split_under(
+    digits: Dataset, network: Network, defense: Defense | None = None, *, cut: str = "block1",
+    labels: str = "private", **more: Any,
+) -> tuple[Seen, Truth]:  # fmt: skip
+    return seen_under(
+        digits, network, defense or Defense(), protocol="splitfed",
+        split={"cut": cut, "labels": labels}, **more,
+    )  # fmt: skip
+
+
+def context(digits: Dataset, network: Network, seen: Seen, *, budget: int = 200) -> Context:
+    """With a shadow."""
+    rng = generator(0, "shadow")
+    plain = context_for(digits, network, Defense(), budget=budget)
+    return replace(
+        plain,
+        shadow=lambda x, y: play_shadow(
+            seen, network=network, defense=Defense(), x=x, y=y, rng=rng, device=plain.device
+        ),
+    )
+
+
+@pytest.mark.parametrize("model", ["lenet", "cnn_selective_shield"])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_split_label_reads_every_label_of_an_undefended_client(
+    digits: Dataset, model: str, batch: int
+) -> None:
+    network = network_for(digits, model)
+    seen, truth = split_under(digits, network, batch=batch)
+    attack = SplitLabel()
+    assert attack.applies(seen) is None
+    answer = attack.run(seen, context_for(digits, network, Defense()))
+    assert answer.labels is not None
+    assert torch.equal(answer.labels, truth.y)
+    assert answer.label_counts is not None
+    assert torch.equal(answer.label_counts.sum(dim=1), torch.full((8,), batch))
+    assert answer.notes == ()
+
+
+class NoisesSlope(Defense):
+    """Returns a gradient that is all noise."""
+
+    def features_grad(self, g: Tensor, client: Client) -> Tensor:
+        return torch.randn(g.shape, generator=client.rng["defense"])
+
+
+def test_split_label_says_when_it_cannot_know(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, truth = split_under(digits, network, NoisesSlope(), batch=8)
+    answer = SplitLabel().run(seen, context_for(digits, network, NoisesSlope()))
+    assert answer.labels is not None
+    assert float((answer.labels == truth.y).double().mean()) < 0.4
+    assert "uncertain" in answer.notes[0]
+
+
+def test_split_label_needs_the_channel(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, _ = split_under(digits, network, labels="shared")
+    assert SplitLabel().applies(seen) == "no gradient by features returns to the server"
+
+
+def test_labels_in_the_clear_are_disclosed_and_noised_ones_decoded(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, _ = split_under(digits, network, labels="shared", batch=8)
+    assert ILRG().applies(seen) == "the labels are sent in the clear (disclosed)"
+
+    class NoisesLabels(Defense):
+        def labels(self, y: Tensor, client: Client) -> Tensor:
+            return y + 0.05 * torch.randn(y.shape, generator=client.rng["defense"])
+
+    seen, truth = split_under(digits, network, NoisesLabels(), labels="shared", batch=8)
+    assert ILRG().applies(seen) is None
+    answer = ILRG().run(seen, context_for(digits, network, Defense()))
+    assert answer.label_counts is not None
+    right = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
+    assert torch.equal(answer.label_counts, right)
+
+
+def test_ilrg_reads_the_private_heads_update(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, truth = split_under(digits, network, batch=8)
+    answer = ILRG().run(seen, context_for(digits, network, Defense()))
+    assert answer.label_counts is not None
+    right = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
+    assert torch.equal(answer.label_counts, right)
+
+
+@pytest.mark.parametrize("attack", [DLG(restarts=0), IDLG(restarts=0)])
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_joint_matching_solves_undefended_clients(
+    digits: Dataset, attack: DLG, labels: str
+) -> None:
+    network = network_for(digits)
+    seen, truth = split_under(digits, network, labels=labels)
+    answer = attack.run(seen, context(digits, network, seen))
+    assert answer.images is not None
+    assert answer.labels is not None
+    similar = ssim(answer.images[:, 0], truth.x[:, 0])
+    assert int((similar > 0.9).sum()) == 8
+    assert torch.equal(answer.labels, truth.y)
+
+
+def test_smashed_data_gives_a_whole_batch_away(digits: Dataset) -> None:
+    """With activations per sample a batch of four is as open as one sample."""
+    network = network_for(digits)
+    seen, truth = split_under(digits, network, batch=4, clients=4)
+    answer = IDLG(restarts=0).run(seen, context(digits, network, seen, budget=300))
+    assert answer.images is not None
+    similar = ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1))
+    assert float((similar > 0.9).double().mean()) == 1.0
+
+
+@pytest.mark.parametrize("attack", [Ridge(rows=360), Decoder(rows=360)])
+def test_learned_inverters_beat_the_floor_on_smashed_data(digits: Dataset, attack: Any) -> None:
+    network = network_for(digits)
+    seen, truth = split_under(digits, network, batch=4)
+    answer = attack.run(seen, context(digits, network, seen, budget=100))
+    assert answer.images is not None
+    similar = ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1))
+    assert float(similar.mean()) > 0.9
+
+
+def test_the_deeper_the_cut_the_weaker_ridge(digits: Dataset) -> None:
+    network = network_for(digits)
+    scores = []
+    for cut in ("block1", "block3"):
+        seen, truth = split_under(digits, network, cut=cut)
+        answer = Ridge(rows=360).run(seen, context(digits, network, seen))
+        assert answer.images is not None
+        scores.append(float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()))
+    assert scores[0] >= scores[1]
