@@ -38,7 +38,8 @@ class DLG(Attack):
     under noise `strong` starts around the public mean instead. precision: auto is float32 and
     then float64 from where float32 gets no further; under noise, which no attack resolves so
     finely, float32. layers: `even`, or `relative`: every tensor's distance in units of its own
-    observed norm. bounds: keep images in [0, 1] by a change of variables.
+    observed norm. bounds: keep images in [0, 1] by a change of variables. draws: of a defense's
+    random weights, see `Matcher`.
     Departures from the paper (strong): public starts, restarts for victims in a local minimum,
     label logits that begin at the likeliest classes, and under noise a Gaussian prior of samples
     fitted on public data. In both: relative stopping and a line search; the update of several
@@ -61,6 +62,7 @@ class DLG(Attack):
         precision: Precision | None = None,
         layers: Layers = "even",
         bounds: bool = False,
+        draws: int = 0,
     ) -> None:
         if preset not in _PRESETS:
             raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
@@ -69,7 +71,10 @@ class DLG(Attack):
         self.preset, self.layers, self.bounds, self.tolerance = preset, layers, bounds, tolerance
         self.restarts, self.history = chosen["restarts"], chosen["history"]
         self.start, self.precision = chosen["start"], chosen["precision"]
-        for name, value, least in (("restarts", self.restarts, 0), ("history", self.history, 1)):
+        self.draws = draws
+        for name, value, least in (
+            ("restarts", self.restarts, 0), ("history", self.history, 1), ("draws", draws, 0),
+        ):  # fmt: skip
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}.")
         if not 0 < tolerance < 1:
@@ -88,7 +93,9 @@ class DLG(Attack):
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
         @cache
         def matcher_in(dtype: torch.dtype) -> Matcher:
-            return Matcher(seen, ctx, dtype=dtype, layers=self.layers, bounded=self.bounds)
+            return Matcher(
+                seen, ctx, dtype=dtype, layers=self.layers, bounded=self.bounds, draws=self.draws
+            )
 
         matcher = matcher_in(torch.float64 if self.precision == "float64" else torch.float32)
         noisy = matcher.noisy

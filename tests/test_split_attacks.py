@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attacks.decoder import Decoder
 from attacks.dlg import DLG
+from attacks.engine.matching import Matcher
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge
@@ -21,6 +22,8 @@ from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.observe import Truth, play_shadow
 from bench.seeding import generator
+from defenses.dp_cutmix import DPCutMix
+from defenses.pm_sfl import PMSFL
 from tests.conftest import context_for, network_for, seen_under
 
 
@@ -155,3 +158,46 @@ def test_the_deeper_the_cut_the_weaker_ridge(digits: Dataset) -> None:
         assert answer.images is not None
         scores.append(float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()))
     assert scores[0] >= scores[1]
+
+
+def test_matching_through_masks_allows_for_what_they_leave_unexplained(digits: Dataset) -> None:
+    """PM-SFL's first stage under random masks: without the activations' spread over masks, the
+    mean mask's misfit is taken for signal and the attack reads 0.47 in place of 0.90."""
+    network, defense = network_for(digits), PMSFL(lr_scale=300.0)
+    seen, truth = split_under(digits, network, defense)
+    ctx = context_for(digits, network, defense)
+    matcher = Matcher(seen, ctx, dtype=torch.float32)
+    assert matcher.noisy
+    assert matcher.spread is not None
+    # By hand: the variance of fresh activations around the mean weights', on the same images.
+    rng = generator(1, "masks")
+    start = defense.receive(seen.before, seen.const)
+    x = digits.aux_x[:64]
+    centre = network.run(defense.mean_realize(start, seen.const), x, last="block1")
+    drawn = [
+        network.run(
+            defense.realize(start, seen.const, defense.draw(start, seen.const, rng)), x,
+            last="block1",
+        )
+        for _ in range(64)
+    ]  # fmt: skip
+    expected = (torch.stack(drawn) - centre).square().mean()
+    assert float(matcher.spread.mean()) == pytest.approx(float(expected), rel=0.15)
+    scores = []
+    for draws in (0, 4):
+        answer = DLG(restarts=0, draws=draws).run(seen, ctx)
+        assert answer.images is not None
+        scores.append(float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()))
+    assert scores[0] > 0.8
+    assert scores[1] > 0.5  # the expectation over masks is the weaker objective
+
+
+@pytest.mark.parametrize("std", [0.0, 0.1])
+def test_the_own_patches_of_a_mixed_client_are_read(digits: Dataset, std: float) -> None:
+    """Noise on smashed data does not touch the bottom's update, which the returned slopes open."""
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=2, clip=1.0, smashed_std=std, label_std=0.0)
+    seen, truth = split_under(digits, network, defense)
+    answer = IDLG(restarts=0).run(seen, context_for(digits, network, defense))
+    assert answer.images is not None
+    assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.85

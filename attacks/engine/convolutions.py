@@ -32,9 +32,13 @@ class Geometry:
 
     @staticmethod
     def of(module: nn.Conv2d) -> Geometry:
-        assert covers(module) and isinstance(module.padding, tuple)
-        height, width = zip(module.kernel_size, module.stride, module.padding, strict=True)
-        return Geometry(*zip(height, width, strict=True))
+        padding = module.padding
+        assert isinstance(padding, tuple)
+        return Geometry(
+            (module.kernel_size[0], module.kernel_size[1]),
+            (module.stride[0], module.stride[1]),
+            (padding[0], padding[1]),
+        )
 
     def patches(self, a: Tensor, problems: int) -> Tensor:
         """Inputs under the kernel: [P * K, I, H, W] -> [P, I * kh * kw, K * L], one copy."""

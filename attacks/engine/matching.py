@@ -37,6 +37,8 @@ from bench.toolkit.vectors import flatten
 Distance = Literal["likelihood", "cosine"]
 Layers = Literal["even", "relative"]
 _TINY = 1e-30
+_SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 16, 0
+"""Public samples and draws of a defense's random weights that show how far activations move."""
 _EXACT = 1e-3
 """Noise that stands for none beside a noisy channel, in units of the upload's root mean square."""
 
@@ -49,8 +51,9 @@ class Matcher:
     in units of its own observed square (likelihood without noise only). total_variation: weight
     of the images' mean absolute differences between neighbours; under `cosine` it grows with the
     share of noise in the upload. bounded: plain images stay in [0, 1] by a cosine of the
-    optimised vector. samples: per victim (batch * local steps). Mean weights stand for those
-    that a defense draws at random.
+    optimised vector. samples: per victim (batch * local steps). draws: where a defense draws its
+    weights at random, expectation of the smashed data's distance over so many draws; 0: mean
+    weights stand for the drawn ones, and what they leave unexplained counts as noise.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Matcher:
         layers: Layers = "even",
         total_variation: float = 0.0,
         bounded: bool = False,
+        draws: int = 0,
     ) -> None:
         self.seen, self.ctx, self.dtype, self.device = seen, ctx, dtype, ctx.device
         self.network, self.distance, self.layers = ctx.network, distance, layers
@@ -98,6 +102,7 @@ class Matcher:
         self.observation = self._observed(kind_of(mechanisms[-1]) if mechanisms else "gradient")
         if self.split is not None and distance == "likelihood":
             self._weigh_channels(self.split)
+        self.draws = draws if self.spread is not None else 0
         self.likelihood = Likelihood(self.noise)
         self.variation = total_variation * self._noise_share()
 
@@ -122,9 +127,10 @@ class Matcher:
         """Smashed data and upload in one likelihood. A channel without noise is exact, so that a
         noisy one adds nothing to it: a noisy upload beside exact smashed data is dropped, and
         an exact upload beside noisy smashed data gets a noise far below it."""
-        if split.std == 0 and self.noise is not None:
+        random = split.std > 0 or self.spread is not None
+        if not random and self.noise is not None:
             self.noise, self.observation = None, None
-        elif split.std > 0 and self.noise is None and self.observation is not None:
+        elif random and self.noise is None and self.observation is not None:
             size = sum(v[0].numel() for v in self.observation.values.values())
             rms = float((self.observation.square.mean() / size).sqrt())
             self.noise = GaussianNoise(of=self.observation.kind, std=_EXACT * max(rms, _TINY))
@@ -133,7 +139,48 @@ class Matcher:
     def noisy(self) -> bool:
         """Whether the objective is a likelihood with noise, so that a prior weighs in and no
         loss is known to be the least."""
-        return self.noise is not None or (self.split is not None and self.split.std > 0)
+        random = self.split is not None and (self.split.std > 0 or self.spread is not None)
+        return self.noise is not None or random
+
+    @cached_property
+    def spread(self) -> Tensor | None:
+        """Variance of every activation of a sample over the defense's random weights, around
+        that of the mean weights, [...], on public samples; None where weights are not random."""
+        if self.split is None or not self._realised(1):
+            return None
+        few = self.ctx.aux_x[:_SPREAD_SAMPLES].to(dtype=self.dtype, device=self.device)
+        with torch.no_grad():
+            centre = self._cut(self.weights, few)
+            apart = [self._cut(w, few) - centre for w in self._realised(_SPREAD_DRAWS)]
+        variance = torch.stack(apart).square().mean(dim=(0, 1))
+        # An activation that hardly moves there may move elsewhere.
+        return variance.clamp_min(_EXACT * float(variance.mean()))
+
+    def _realised(self, count: int) -> list[State]:
+        """Network weights of `count` draws of the defense's randomness, always the same ones;
+        empty where it draws nothing for its weights."""
+        if "variables" not in self.ctx.defense.owns:
+            return []
+        rng = torch.Generator().manual_seed(_SPREAD_SEED)
+        defense, const = self.ctx.defense, self.work.const
+        cpu = {n: v.detach().cpu() for n, v in self.start.items()}
+        found = []
+        for _ in range(count):
+            draw = defense.draw(cpu, {n: v.cpu() for n, v in const.items()}, rng)
+            if not draw:
+                return []
+            moved = {n: v.to(dtype=self.dtype, device=self.device) for n, v in draw.items()}
+            found.append(defense.realize(self.start, const, moved))
+        return found
+
+    def _cut(self, weights: State, x: Tensor) -> Tensor:
+        """Activations before noise of samples x [N, *shape]."""
+        assert self.split is not None
+        return self.split.sent(
+            self.network.run(
+                weights, x, last=self.split.cut, mode=self.work.mode, buffers=self.work.buffers
+            )
+        )
 
     @cached_property
     def victims(self) -> int:
@@ -192,15 +239,22 @@ class Matcher:
 
     @cached_property
     def smashed_unit(self) -> Tensor:
-        """[V], weight of the squared distance of smashed data: that of its noise, or as much as
-        the upload's."""
+        """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as
+        much as the upload's."""
         assert self.split is not None
-        if self.split.std > 0 and self.distance == "likelihood":
-            return torch.full_like(self._smashed_square(), 1 / (2 * self.split.std**2))
+        square = self._smashed_square()
+        noisy = self.split.std > 0 or self.spread is not None
+        if noisy and self.distance == "likelihood":
+            variance = self.split.std**2 + (0.0 if self.spread is None else self.spread)
+            each = torch.as_tensor(1 / (2 * variance)).to(square)
+            return each.expand(len(square), 1, *self.split.values.shape[2:])
+        return _column(self._smashed_scale(square), self.split.values)
+
+    def _smashed_scale(self, square: Tensor) -> Tensor:
         if self.observation is None:
             return torch.ones(self.victims, dtype=self.dtype, device=self.device)
         unit = 1.0 if self.distance == "cosine" else self.observation.square
-        return unit / self._smashed_square().clamp_min(_TINY)
+        return unit / square.clamp_min(_TINY)
 
     def _noise_share(self) -> float:
         """|upload|^2 by the part of it that is no noise, at most 100: how much more a prior
@@ -275,15 +329,18 @@ class Matcher:
         update = {n: scale * g for n, g in found.items()}
         return update if kind == "update" else {n: self.start[n] + u for n, u in update.items()}
 
-    def activations(self, x: Tensor) -> Tensor:
-        """The first step's smashed data before noise, x [P, K, *shape] -> [P, B, ...]."""
-        assert self.split is not None
+    def activations(self, x: Tensor) -> list[Tensor]:
+        """The first step's smashed data before noise, x [P, K, *shape] -> [P, B, ...]: under the
+        mean weights, or under every one of `draws` draws of them."""
         first = x[:, : self.batch]
-        cut = self.network.run(
-            self.weights, first.flatten(0, 1), last=self.split.cut,
-            mode=self.work.mode, buffers=self.work.buffers,
-        )  # fmt: skip
-        return self.split.sent(cut.unflatten(0, first.shape[:2]))
+        return [
+            self._cut(weights, first.flatten(0, 1)).unflatten(0, first.shape[:2])
+            for weights in self._tried
+        ]
+
+    @cached_property
+    def _tried(self) -> list[State]:
+        return self._realised(self.draws) if self.draws else [self.weights]
 
     @cached_property
     def weights(self) -> State:
@@ -378,11 +435,13 @@ class Matcher:
                 loss, outputs, slopes = loss + terms.sum(dim=1), [uploads], [slope]
         if self.split is not None:
             values, present = chosen["smashed"]
-            cut = self.activations(x)
-            rest = torch.where(present, cut.detach() - values, 0.0)
             unit = self.smashed_unit[chosen["victims"]]
-            loss = loss + unit * rest.flatten(1).square().sum(dim=1)
-            outputs, slopes = [*outputs, cut], [*slopes, 2 * rest * _column(unit, rest)]
+            cuts = self.activations(x)
+            for cut in cuts:
+                rest = torch.where(present, cut.detach() - values, 0.0)
+                weighed = rest * (unit / len(cuts))
+                loss = loss + (weighed * rest).flatten(1).sum(dim=1)
+                outputs, slopes = [*outputs, cut], [*slopes, 2 * weighed]
         return loss, outputs, slopes
 
     def _cosine(self, x: Tensor, y: Tensor, chosen: dict[str, Any]) -> Tensor:
