@@ -9,6 +9,7 @@ distance of gradients is the alternative. Smashed data, where it was seen, is ma
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -126,7 +127,12 @@ class Matcher:
     def _weigh_channels(self, split: SplitView) -> None:
         """Smashed data and upload in one likelihood. A channel without noise is exact, so that a
         noisy one adds nothing to it: a noisy upload beside exact smashed data is dropped, and
-        an exact upload beside noisy smashed data gets a noise far below it."""
+        an exact upload beside noisy smashed data gets a noise far below it. So does exact
+        smashed data of which a part is missing, since only the prior can fill that in."""
+        if split.std == 0 and not bool(split.present.all()):
+            square = self._smashed_square() / split.present.flatten(1).sum(dim=1).clamp_min(1)
+            rms = float(square.mean().sqrt())
+            split = self.split = replace(split, std=_EXACT * max(rms, _TINY))
         random = split.std > 0 or self.spread is not None
         if not random and self.noise is not None:
             self.noise, self.observation = None, None

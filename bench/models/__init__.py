@@ -26,7 +26,7 @@ BUILDERS: Mapping[str, Callable[..., Stages]] = {
     "pit_tiny": transformers.pit_tiny,
 }
 INITIAL: Mapping[str, Initial] = {
-    "vit_small": transformers.VIT_INITIAL,
+    "vit_small": transformers.SMALL_INITIAL,
     "vit_tiny": transformers.VIT_INITIAL,
     "pit_tiny": transformers.PIT_INITIAL,
 }

@@ -77,6 +77,13 @@ def _truncated_normal(module: nn.Module, name: str, rng: torch.Generator) -> Ten
     return value if name == "bias" else nn.init.trunc_normal_(value, std=_STD, generator=rng)
 
 
+def _strong_positions(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
+    return 0.3 * torch.randn(module.get_parameter(name).shape, generator=rng)
+
+
+SMALL_INITIAL: Initial = {Positions: _strong_positions}
+"""For plain SGD, under which timm's small positions take thousands of steps to matter: linear
+layers keep PyTorch's default."""
 VIT_INITIAL: Initial = {nn.Linear: _truncated_normal, Positions: _truncated_normal}
 """As timm's ViT: its patch embedding, a convolution, keeps PyTorch's default."""
 PIT_INITIAL: Initial = {Positions: _truncated_normal, ClassToken: _truncated_normal}
