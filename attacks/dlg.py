@@ -39,7 +39,8 @@ class DLG(Attack):
     then float64 from where float32 gets no further; under noise, which no attack resolves so
     finely, float32. layers: `even`, or `relative`: every tensor's distance in units of its own
     observed norm. bounds: keep images in [0, 1] by a change of variables. draws: of a defense's
-    random weights, see `Matcher`.
+    random weights over which the distance to smashed data is averaged; 0: their mean stands for
+    them, and what it leaves unexplained counts as noise (the stronger of the two).
     Departures from the paper (strong): public starts, restarts for victims in a local minimum,
     label logits that begin at the likeliest classes, and under noise a Gaussian prior of samples
     fitted on public data. In both: relative stopping and a line search; the update of several

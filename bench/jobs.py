@@ -25,6 +25,7 @@ from bench.data.partition import dirichlet, iid
 from bench.metrics.score import floors, score
 from bench.privacy.events import Facts
 from bench.privacy.ledger import account
+from bench.protocols.evaluate import evaluate, sends_anything
 from bench.protocols.export import load_seen, load_truth, save_seen, save_truth
 from bench.protocols.federation import Federation, Work
 from bench.protocols.observe import observe, play_shadow
@@ -96,13 +97,6 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         return _not_applicable(f"no {', '.join(sorted(missing))} data leaves the client")
     if "mix" in defense.owns and len(set(job.protocol.cuts)) > 1:
         return _not_applicable("clients that are cut at different places cannot be mixed")
-    participants = _participants(job.protocol)
-    if participants < defense.together:
-        raise ValueError(
-            f"{job.defense} needs {defense.together} clients in every round, but "
-            f"{participants} of {job.protocol.clients} take part (participation "
-            f"{job.protocol.participation:g})."
-        )
     shares = _shares(job, dataset)
     federation = start_federation(
         job.protocol.name,
@@ -136,6 +130,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
     up = down = 0
     seconds = 0.0
     client_rounds = 0
+    shared = False
     diverged: str | None = None
     sampling = generator(job.seed, "participation")
     rounds = 0
@@ -146,6 +141,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         down += result.wire.bytes_down
         seconds += result.client_seconds
         client_rounds += len(result.joined)
+        shared = shared or any(sends_anything(c) for c in result.joined)
         diverged = _diverged(federation.state, norm_before, rounds)
         if diverged and "not finite" in diverged:
             break
@@ -156,7 +152,10 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         observations["final"] = {
             t.name: {"status": "not_applicable", "reason": reason} for t in job.threats
         }
-    correct = _correct(federation, dataset)
+    utility = evaluate(
+        federation, test_x=dataset.test_x, test_y=dataset.test_y, aux_x=dataset.aux_x,
+        has_global=shared or not client_rounds,
+    )  # fmt: skip
     facts = Facts(
         parameters=max(
             sum(federation.state[n].numel() for n in federation.held(c)) for c in federation.clients
@@ -175,9 +174,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         "status": "done",
         "reason": None,
         "variant": defense.variant,
-        "correct": correct,
-        "test_samples": len(dataset.test_y),
-        "class_chance": float(dataset.test_y.bincount().max() / len(dataset.test_y)),
+        **utility.to_dict(),
         "diverged": diverged,
         "rounds_played": rounds,
         "bytes_up": up / rounds,
@@ -204,6 +201,26 @@ def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
     return dirichlet(labels, clients=clients, alpha=job.protocol.alpha, rng=rng, minimum=least)
 
 
+def check_company(job: TrainJob, defense: Defense) -> None:
+    """Raises ValueError if fewer clients take part, or are observed, than the defense needs to
+    act together."""
+    protocol = job.protocol
+    if "smashed" in defense.requires and not protocol.cuts:
+        return  # not applicable, which is no error
+    present = _participants(protocol)
+    if present < defense.together:
+        raise ValueError(
+            f"{job.defense} needs {defense.together} clients in every round, but {present} of "
+            f"{protocol.clients} take part (participation {protocol.participation:g})."
+        )
+    for threat in job.threats:
+        if threat.victims < defense.together:
+            raise ValueError(
+                f"{job.defense} needs {defense.together} clients that take part together, but "
+                f"threat {threat.name} observes {threat.victims}."
+            )
+
+
 def _participants(protocol: ProtocolSettings) -> int:
     """Clients that the server samples per round."""
     return max(1, round(protocol.participation * protocol.clients))
@@ -227,18 +244,6 @@ def _diverged(state: State, before: float, rounds: int) -> str | None:
     if norm > EXPLODED * max(before, 1e-12):
         return f"weights grew {norm / before:.3g}-fold after round {rounds}"
     return None
-
-
-def _correct(federation: Federation, dataset: Dataset) -> int:
-    """Right answers on the test set; a network of non-finite weights answers class 0."""
-    weights = federation.mean_weights()
-    device, right = federation.device, 0
-    with torch.no_grad():
-        buffers = federation.network.calibrate(weights, dataset.aux_x.to(device))
-        for x, y in zip(dataset.test_x.split(1000), dataset.test_y.split(1000), strict=True):
-            logits = federation.network.apply(weights, x.to(device), mode="eval", buffers=buffers)
-            right += int((logits.nan_to_num(0.0).argmax(dim=-1).cpu() == y).sum())
-    return right
 
 
 def _observe(

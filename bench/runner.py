@@ -12,6 +12,7 @@ from typing import Any
 
 from bench import data, jobs, models
 from bench.executors import Outcome, Task, run_here, run_in_workers
+from bench.protocols.split import Split
 from bench.registry import PluginKind, Registry
 from bench.store import SCHEMA, Store, key_of, to_json, write_whole
 from bench.suite import AttackCell, Plan, TrainJob
@@ -110,17 +111,20 @@ def check(plan: Plan, registry: Registry, env: jobs.Environment) -> None:
     place = plan.suite.name
     datasets = {}
     for job in plan.trainings:
-        registry.defense(job.defense, job.settings, where=place)
+        defense = registry.defense(job.defense, job.settings, where=place)
         where = (job.task.dataset, repr(job.task.dataset_settings), job.seed)
         if where not in datasets:
             datasets[where] = jobs.dataset_of(job, env)
         dataset = datasets[where]
-        models.build(
+        network = models.build(
             job.task.model,
             shape=dataset.shape,
             classes=dataset.classes,
             settings=job.task.model_settings,
         )
+        if job.protocol.cuts:
+            Split(network=network, cuts=job.protocol.cuts, labels=job.protocol.labels)
+        jobs.check_company(job, defense)
         need = job.protocol.clients * max(t.batch * t.local_steps for t in job.threats)
         if len(dataset.train_y) < need:
             raise ValueError(

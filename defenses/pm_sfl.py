@@ -47,7 +47,7 @@ from bench.privacy.events import (
     Unprotected,
 )
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.vectors import gaussian_like, laplace_like, uniform_like
+from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like, uniform_like
 from defenses import pm_sfl_claims as claims
 
 Variant = Literal["corrected", "printed"]
@@ -226,10 +226,8 @@ class PMSFL(Defense):
             personal = self._personal(message.round, local.start, scores, client)
             parts = dict(plain.parts)
             for name, theta in self._released(scores, client).items():
-                mask = (uniform_like(theta, rng=client.rng["defense"]) < theta).to(theta)
-                parts[name] = _withhold(
-                    replace(parts[name], values=mask, bits=1), personal.get(name)
-                )
+                sent = self._sent(parts[name], theta, client)
+                parts[name] = _withhold(sent, personal.get(name))
             out.append(plain.with_parts(parts))
             if personal:
                 told = {
@@ -242,6 +240,11 @@ class PMSFL(Defense):
                     )
                 )  # fmt: skip
         return out
+
+    def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
+        """What goes out for the probabilities theta: a fresh mask (Eq. 5)."""
+        mask = (uniform_like(theta, rng=client.rng["defense"]) < theta).to(theta)
+        return replace(part, values=mask, bits=1)
 
     def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
         """The probabilities from which the upload is drawn."""
@@ -295,13 +298,19 @@ class PMSFL(Defense):
         mean = dict(mean_over_present(server, messages))
         uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
         for name, own in (server.trained or {}).items():
-            holders = sum(name in m.parts for m in uploads)
+            sent = [m.parts[name] for m in uploads if name in m.parts]
+            holders = sum(bool(p.presence().any()) for p in sent)
             if name not in server.const:
                 mean[name] = own if not holders else mean[name]
                 continue
-            share = holders / max(1, len(uploads))
+            share = self._clients_weight(holders, len(uploads))
             mean[name] = (1 - share) * torch.sigmoid(own) + share * mean[name]
         return mean
+
+    def _clients_weight(self, holders: int, joined: int) -> float:
+        """Weight of the clients' mean of a layer that `holders` of `joined` clients hold, beside
+        the server's copy (Eq. 8)."""
+        return holders / max(1, joined)
 
     # --- noised variants ----------------------------------------------------------------------
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
@@ -338,9 +347,7 @@ class PMSFL(Defense):
         after the mask, where its Lemma 2 holds)."""
         if self.noise != "smashed":
             return Part(values=q)
-        length = q.flatten(1).abs().sum(dim=1).clamp_min(1e-30)
-        factor = (self.clip_norm / length).clamp_max(1.0)
-        clipped = q * factor.view(-1, *[1] * (q.dim() - 1))
+        clipped = clip_rows_l1(q, norm=self.clip_norm)
         scale = 2 * self.clip_norm / self.epsilon
         noise = laplace_like(q.detach(), scale=scale, rng=client.rng["defense"])
         return Part(values=clipped + noise)

@@ -22,8 +22,8 @@ class MyAttack(Attack):
 '''
 
 DEFENSES = [
-    "cutmix", "cutout", "dp_cutmix", "dp_mixsl", "dp_sl", "gaussian", "laplace", "mixup", "none",
-    "pm_sfl", "spm",
+    "cutmix", "cutout", "dp_cutmix", "dp_mixsl", "dp_sl", "gaussian", "laplace", "lg_fedavg",
+    "mixup", "none", "pm_sfl", "splitfed_dp", "splitfed_pm", "spm", "standalone",
 ]  # fmt: skip
 
 

@@ -338,6 +338,65 @@ def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> N
     assert len(json.loads(paths[".json"])) == 3
 
 
+def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
+    run: Run, tiny: Callable[..., Path]
+) -> None:
+    more = '[[defenses]]\nname = "standalone"\n\n[[defenses]]\nname = "lg_fedavg"\n\n[[attacks]]'
+    suite = tiny(**{'[[attacks]]\nname = "ilrg"': f'{more}\nname = "ilrg"'})
+    only = {"checkpoint": "final"}
+    store, report = run(suite, only=only)
+    assert report.failures == []
+    records = [json.loads(p.read_text()) for p in (store.folder / "records/train").iterdir()]
+    by_defense = {r["inputs"]["defense"]: r for r in records}
+    alone, plain = by_defense["standalone"], by_defense["none"]
+    assert (alone["correct"], alone["keeping_clients"], alone["bytes_up"]) == (None, 3, 0)
+    assert (by_defense["lg_fedavg"]["keeping_clients"], plain["keeping_clients"]) == (3, 0)
+    assert len(plain["personal_accuracies"]) == 3
+    rows = leaderboard.rows(store.folder)
+    jsonschema.validate(json.loads(to_json(rows)), json.loads(SCHEMA_FILE.read_text()))
+    row = {r["defense"]: r for r in rows}
+    assert row["standalone"]["accuracy"] is None
+    assert row["standalone"]["attacks"]["ilrg"]["status"] == "not_applicable"
+    mean = sum(alone["personal_accuracies"]) / 3
+    assert row["standalone"]["personal_accuracy"]["mean"] == pytest.approx(mean)
+    assert [row[d]["personalised"] for d in ("none", "standalone", "lg_fedavg")] == [0, 1, 1]
+    header, body = tables.cells(rows)
+    assert header[2:5] == ["accuracy", "personal accuracy", "eps claimed"]
+    line = next(b for b in body if b[1] == "standalone")
+    assert line[2] == "-"
+    assert line[3].startswith(f"{mean:.3f} [")
+    assert "own\nacc" in [c.header for c in tables.terminal(rows)[0].columns]
+    read = list(csv.DictReader(tables.to_csv(rows).splitlines()))
+    assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
+    own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
+    assert own == pytest.approx([mean] * 2)
+    plain_rows = [r for r in rows if not r["personalised"]]
+    assert tables.cells(plain_rows)[0][2:4] == ["accuracy", "eps claimed"]
+    assert "own\nacc" not in [c.header for c in tables.terminal(plain_rows)[0].columns]
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "personalised", "flagged"),
+    [
+        (0.08, 0.9, True, False),  # first stages that nobody shares: judged by clients' networks
+        (0.08, 0.3, True, True),
+        (None, 0.3, True, True),
+        (None, 0.9, True, False),
+        (0.08, 0.9, False, True),
+        (0.5, 0.3, True, False),
+    ],
+)
+def test_a_personalised_row_is_at_chance_if_its_clients_networks_are_too(
+    common: float | None, own: float, personalised: bool, flagged: bool
+) -> None:
+    row = {
+        "accuracy": None if common is None else {"mean": common, "lo": common, "hi": common},
+        "personal_accuracy": {"mean": own, "lo": own, "hi": own},
+        "personalised": personalised,
+    }
+    assert leaderboard._at_chance(row, [{"class_chance": 0.1, "personal_chance": 0.4}]) == flagged
+
+
 SPENDERS = """
 import torch
 from bench.api import Attack, Defense, Reconstruction

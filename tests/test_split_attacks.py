@@ -11,12 +11,14 @@ from torch import Tensor
 
 from attacks.decoder import Decoder
 from attacks.dlg import DLG
+from attacks.engine.estimate import gradient_estimate
 from attacks.engine.matching import Matcher
+from attacks.engine.observation import split_view
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge
 from attacks.split_label import SplitLabel
-from bench.api import Client, Context, Defense, Seen
+from bench.api import Client, Context, Defense, Seen, State
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
@@ -24,6 +26,7 @@ from bench.protocols.observe import Truth, play_shadow
 from bench.seeding import generator
 from defenses.dp_cutmix import DPCutMix
 from defenses.pm_sfl import PMSFL
+from defenses.splitfed import SplitFedDP, SplitFedPM
 from tests.conftest import context_for, network_for, seen_under
 
 
@@ -201,3 +204,35 @@ def test_the_own_patches_of_a_mixed_client_are_read(digits: Dataset, std: float)
     answer = IDLG(restarts=0).run(seen, context_for(digits, network, defense))
     assert answer.images is not None
     assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.85
+
+
+def test_probabilities_sent_as_they_are_hide_nothing(digits: Dataset) -> None:
+    """`splitfed_pm` sends theta itself: its change is the scores' step, exact."""
+    network = network_for(digits, "mlp_spm")
+    defense = SplitFedPM(lr_scale=1.0)
+    seen, truth = seen_under(digits, network, defense, lr=0.5)
+    estimate = gradient_estimate(seen)
+    start = defense.receive(seen.before, seen.const)
+    x, y = truth.x[0], torch.nn.functional.one_hot(truth.y[0], 10).float()
+
+    def loss(variables: State, x: Tensor, y: Tensor) -> Tensor:
+        logits = network.apply(defense.mean_realize(variables, seen.const), x)
+        return torch.nn.functional.cross_entropy(logits, y)
+
+    # The step itself was taken under drawn masks, so that only its sign and size agree.
+    expected = torch.func.grad(loss)(start, x, y)["head.weight"]
+    found = estimate.values["head.weight"][0].float()
+    assert float(torch.cosine_similarity(expected.flatten(), found.flatten(), dim=0)) > 0.5
+    assert Matcher(seen, context_for(digits, network, defense), dtype=torch.float32).noise is None
+
+
+def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Dataset) -> None:
+    network = network_for(digits)
+    defense = SplitFedDP(epsilon=50.0, smashed_clip=100.0, update_clip=1.0)
+    seen, _ = split_under(digits, network, defense)
+    view = split_view(seen, dtype=torch.float32, device=torch.device("cpu"))
+    assert view is not None
+    assert view.norm == 100.0
+    assert view.std == pytest.approx(2**0.5 * 2 * 100.0 / 50.0)
+    q = torch.rand(3, 12, 8, 8) - 0.5
+    assert torch.allclose(view.sent(q).flatten(1).abs().sum(dim=1).max(), torch.tensor(100.0))

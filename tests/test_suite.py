@@ -18,10 +18,21 @@ def test_shipped_suites_load_and_describe_themselves() -> None:
         assert loaded.description
 
 
-def test_quick_runs_every_defense_and_attack_that_exists(registry) -> None:  # type: ignore[no-untyped-def]
+def test_quick_runs_every_attack_and_the_shipped_suites_every_defense(registry) -> None:  # type: ignore[no-untyped-def]
     quick = suites.load("quick")
-    assert {d.name for d in quick.defenses} == set(registry.names("defense"))
     assert {a.name for a in quick.attacks} == set(registry.names("attack"))
+    shipped = [suites.load(name) for name in suites.shipped()]
+    assert {d.name for s in shipped for d in s.defenses} == set(registry.names("defense"))
+
+
+@pytest.mark.parametrize("name", ["pm_sfl", "pm_sfl_paper", "dp_cutmix", "dp_cutmix_paper"])
+def test_split_suites_mix_no_more_clients_than_take_part(name: str, registry) -> None:  # type: ignore[no-untyped-def]
+    plan = suites.expand(suites.load(name))
+    assert {j.protocol.name for j in plan.trainings} == {"splitfed"}
+    for job in plan.trainings:
+        together = registry.defense(job.defense, job.settings).together
+        assert together <= min(t.victims for t in job.threats)
+        assert together <= job.protocol.participation * job.protocol.clients
 
 
 def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path]) -> None:

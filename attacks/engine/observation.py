@@ -11,9 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.api import UPLOAD_KINDS, Kind, Seen, as_kind
+from bench.api import UPLOAD_KINDS, Kind, Part, Seen, as_kind
 from bench.privacy.events import (
     BernoulliMask,
+    Clip,
     GaussianNoise,
     LaplaceNoise,
     Mechanism,
@@ -21,6 +22,7 @@ from bench.privacy.events import (
     SmashedNoise,
 )
 from bench.toolkit.patches import patch_map
+from bench.toolkit.vectors import clip_rows_l1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +44,18 @@ class Observation:
 
 
 def mechanisms_of(seen: Seen) -> list[Mechanism]:
-    """The public mechanisms that act on uploads, in the order in which they do."""
-    return [m for m in _mechanisms(seen) if m.of in UPLOAD_KINDS]
+    """The public mechanisms that act on uploads, in the order in which they do. Probabilities
+    that are sent as they are do not: `observe` reads them as the scores behind them."""
+    plain = _probabilities(seen)
+    return [m for m in _mechanisms(seen) if m.of in UPLOAD_KINDS and m != plain]
+
+
+def _probabilities(seen: Seen) -> BernoulliMask | None:
+    """The mechanism by which probabilities themselves are sent, or None."""
+    for mechanism in _mechanisms(seen):
+        if isinstance(mechanism, BernoulliMask) and not mechanism.sampled:
+            return mechanism
+    return None
 
 
 def kind_of(mechanism: Mechanism) -> Kind:
@@ -77,12 +89,21 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
         raise ValueError("no upload of weights, update or gradient was seen.")
     lr = float(seen.known["lr"])
     base = {n: v.to(dtype) for n, v in seen.before.items()}
+    masks = _probabilities(seen)
+    if masks is not None:
+        base = {n: torch.logit(v.clamp(masks.clip, 1 - masks.clip)) if n in seen.const else v
+                for n, v in base.items()}  # fmt: skip
     rows = []
     for client in seen.clients:
         message = seen.of(client, sent)[0]
         wide = message.with_parts(
             {
-                n: type(p)(values=p.values.to(dtype), present=p.present)
+                n: Part(
+                    values=p.values.to(dtype)
+                    if masks is None or n not in seen.const
+                    else torch.logit(p.values.to(dtype)),
+                    present=p.present,
+                )
                 for n, p in message.parts.items()
             }
         )
@@ -150,7 +171,8 @@ class SplitView:
 
     values, present [V, B, ...]: smashed data and which of it are the victims' own. slopes
     [V, B, ...]: the loss's gradient by it that the server returned, 0 where nothing was sent, or
-    None. std: of the noise on it; low, high: the range to which it was clipped before, or None.
+    None. std: of the noise on it; low, high: the range, and norm: the L1 norm of a sample, to
+    which it was clipped before, or None.
     """
 
     cut: str
@@ -160,12 +182,13 @@ class SplitView:
     std: float
     low: float | None
     high: float | None
+    norm: float | None
 
     def sent(self, q: Tensor) -> Tensor:
-        """Activations as they were before noise."""
-        if self.low is None and self.high is None:
-            return q
-        return q.clamp(self.low, self.high)
+        """Activations [B, ...] as they were before noise."""
+        if self.low is not None or self.high is not None:
+            q = q.clamp(self.low, self.high)
+        return q if self.norm is None else clip_rows_l1(q, norm=self.norm)
 
 
 def split_view(seen: Seen, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
@@ -183,13 +206,17 @@ def split_view(seen: Seen, *, dtype: torch.dtype, device: torch.device) -> Split
     if set(seen.clients) <= set(returned):
         slopes = torch.stack([returned[c] for c in seen.clients]).to(values)
         slopes = torch.where(present, slopes, 0.0)
-    noises = [m for m in _mechanisms(seen) if isinstance(m, SmashedNoise)]
+    acting = [m for m in _mechanisms(seen) if m.of == SMASHED]
+    noises = [m for m in acting if isinstance(m, SmashedNoise)]
+    # Laplace noise by its variance: the objective is Gaussian.
+    laplace = [m.scale for m in acting if isinstance(m, LaplaceNoise)]
+    norms = [m.norm for m in acting if isinstance(m, Clip)]
     lows = [m.low for m in noises if m.low is not None]
     highs = [m.high for m in noises if m.high is not None]
     return SplitView(
         cut=str(seen.known["cut"]), values=values, present=present, slopes=slopes,
-        std=math.sqrt(sum(m.std**2 for m in noises)),
-        low=max(lows, default=None), high=min(highs, default=None),
+        std=math.sqrt(sum(m.std**2 for m in noises) + sum(2 * b**2 for b in laplace)),
+        low=max(lows, default=None), high=min(highs, default=None), norm=min(norms, default=None),
     )  # fmt: skip
 
 

@@ -86,6 +86,13 @@ class RandomisedResponse(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Withheld(Event):
+    """Something that never leaves the client, so that it costs nothing. what: noun phrase."""
+
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unprotected(Event):
     """Something that leaves the client with no proven protection. what: noun phrase; why."""
 
@@ -169,10 +176,12 @@ class SignPerturbation(Mechanism):
 class BernoulliMask(Mechanism):
     """Each value sent is a fresh Bernoulli(sigmoid(score)) bit, score being the trained variable.
 
-    clip: c; training began from broadcast probabilities clipped to [c, 1 - c].
+    clip: c; training began from broadcast probabilities clipped to [c, 1 - c]. sampled: False
+    where the probability itself is sent in place of the bit.
     """
 
     clip: float
+    sampled: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

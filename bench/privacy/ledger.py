@@ -20,6 +20,7 @@ from bench.privacy.events import (
     Laplace,
     RandomisedResponse,
     Unprotected,
+    Withheld,
 )
 
 
@@ -79,6 +80,8 @@ def record_epsilon(events: Sequence[Event], delta: float) -> float:
                 pure += n * s / scale if n and s else 0.0
             case RandomisedResponse(epsilon=eps, coordinates=d, count=n):
                 pure += n * d * eps
+            case Withheld():
+                pass
             case _:
                 raise TypeError(f"the ledger has no rule for {type(event).__name__} events.")
     gaussian = (
@@ -109,6 +112,8 @@ def explain(event: Event) -> str:
             )
         case Unprotected(what=what, why=why):
             return f"{what[:1].upper()}{what[1:]}: no DP, {why}."
+        case Withheld(what=what):
+            return f"{what[:1].upper()}{what[1:]}: never leaves the client."
     raise TypeError(f"the ledger cannot explain {type(event).__name__} events.")
 
 

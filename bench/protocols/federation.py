@@ -242,6 +242,11 @@ class Federation:
         variables = self.defense.receive(self.state, self.const)
         return self.defense.mean_realize(variables, self.const)
 
+    def weights_of(self, client: Client) -> State:
+        """As `mean_weights`, with the client's own values in what it withheld last."""
+        _, variables = self._begin_at(client, list(self.state))
+        return self.defense.mean_realize(variables, self.const)
+
     def server_steps(self) -> Sequence[State]:
         """The server's own variables before each step of the last observed round."""
         return ()

@@ -136,7 +136,11 @@ class SplitFederation(Federation):
 
     def _settle(self, aggregated: State, messages: Sequence[Message]) -> State:
         """Layers that a client uploaded are the clients' mean, the others the server's own."""
-        sent = {n for m in messages for n in (*m.parts, *m.sealed)}
+        sent = {
+            n
+            for m in messages
+            for n in (*m.sealed, *(n for n, p in m.parts.items() if _any_present(p)))
+        }
         return {n: v if n in sent else self.server.get(n, v) for n, v in aggregated.items()}
 
     # --- one step -------------------------------------------------------------------------------
@@ -348,6 +352,10 @@ class SplitFederation(Federation):
             step.variables(members, held), x, y, by_q, features, draw
         )  # fmt: skip
         step.descend(members, grads)
+
+
+def _any_present(part: Part) -> bool:
+    return part.present is None or bool(part.present.any())
 
 
 def _leaf(part: Part) -> Part:

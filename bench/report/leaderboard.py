@@ -86,7 +86,8 @@ def _row(
         if values:
             worst_by_threat.setdefault(threat["name"], {})[label] = values
     ledger = [r["ledger"] for r in done]
-    accuracy = bootstrap_shares([r["correct"] for r in done], [r["test_samples"] for r in done])
+    whole = [r for r in done if r["correct"] is not None]
+    accuracy = bootstrap_shares([r["correct"] for r in whole], [r["test_samples"] for r in whole])
     row = {
         "suite": f"{suite['name']} v{suite['version']}",
         "protocol": first["protocol"]["name"],
@@ -100,6 +101,8 @@ def _row(
         "threat": "; ".join(_describe(t) for t in threats),
         "seeds": [t["seed"] for t in trainings],
         "accuracy": accuracy.to_dict() if accuracy else None,
+        "personal_accuracy": _interval(bootstrap([_personal(r) for r in done])),
+        "personalised": any(r.get("keeping_clients") for r in done),
         "eps_claimed": _largest([e["eps_claimed"] for e in ledger]),
         "eps_record": _largest([e["eps_record"] for e in ledger]),
         "delta": suite["delta"],
@@ -217,8 +220,7 @@ def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
             flags.append(f"training {record['status']}: {record['reason']}")
         elif record["diverged"]:
             flags.append(f"diverged: {record['diverged']}")
-    chance = max((r["class_chance"] for r in records if r["status"] == "done"), default=None)
-    if chance is not None and row["accuracy"] and row["accuracy"]["lo"] <= chance:
+    if _at_chance(row, [r for r in records if r["status"] == "done"]):
         flags.append("accuracy at chance")
     if row["eps_claimed"] is not None and row["eps_record"] == "inf":
         flags.append("epsilon claimed, none proven")
@@ -231,6 +233,22 @@ def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
     if worst and worst["ssim"]["mean"] < row["attacks"][worst["attack"]]["floor"]["ssim"]:
         flags.append(f"strongest attack ({worst['attack']}) below the floor")
     return list(dict.fromkeys(flags))
+
+
+def _at_chance(row: Mapping[str, Any], done: Sequence[Record]) -> bool:
+    """Whether neither the one model nor, where clients keep something, their own networks beat
+    a guess; a method whose clients keep the first stages has no use for the one model."""
+    judged = []
+    if row["accuracy"]:
+        judged.append((row["accuracy"], max(r["class_chance"] for r in done)))
+    if row["personalised"] and row["personal_accuracy"]:
+        judged.append((row["personal_accuracy"], max(r["personal_chance"] for r in done)))
+    return bool(judged) and all(accuracy["lo"] <= chance for accuracy, chance in judged)
+
+
+def _personal(record: Record) -> np.ndarray:
+    """Accuracy of each client's network; none in records of older versions."""
+    return np.array([a for a in record.get("personal_accuracies", ()) if a is not None])
 
 
 def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

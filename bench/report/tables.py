@@ -18,6 +18,10 @@ LEGEND = (
     "floor: what needs no leak (mean public image / class mean given the label; chance). "
     "eps proven: for one training record over the whole run; inf = nothing proven."
 )
+PERSONAL_LEGEND = (
+    "personal (own) accuracy: of each client's own network on test samples in its own label "
+    "shares, mean over clients; accuracy '-': nothing is uploaded, so there is no common model."
+)
 
 
 def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -56,7 +60,9 @@ _TITLES = {"ssim": "SSIM", "mse": "MSE", "lnacc": "LnAcc"}
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Header and body of one table, as text."""
     columns = _columns(rows)
-    header = ["#", "defense", "accuracy", "eps claimed", "eps proven"]
+    personal = _any_personalised(rows)
+    header = ["#", "defense", "accuracy", *(["personal accuracy"] if personal else [])]
+    header += ["eps claimed", "eps proven"]
     header += [f"{name} {_TITLES[metric]}" for name, metric in columns] + [
         "floor",
         "worst",
@@ -68,6 +74,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             str(row["rank"] or "-"),
             setting(row),
             interval(row["accuracy"]),
+            *([interval(row["personal_accuracy"])] if personal else []),
             f"{_short(row['eps_claimed'])} /{row['unit']}" if row["unit"] else "-",
             _short(row["eps_record"]),
         ]
@@ -76,6 +83,11 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         line += [", ".join(floors) or "-", _worst(row), "; ".join(row["flags"])]
         body.append(line)
     return header, body
+
+
+def _any_personalised(rows: Sequence[Row]) -> bool:
+    """Whether a column of clients' own accuracies tells more than the common one."""
+    return any(r["personalised"] for r in rows)
 
 
 def interval(value: dict[str, float] | None) -> str:
@@ -143,7 +155,8 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         )  # fmt: skip
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("defense", overflow="fold", min_width=14)
-        for name in ("acc", "eps\nclaimed", "eps\nproven"):
+        personal = _any_personalised(members)
+        for name in ("acc", *(["own\nacc"] if personal else []), "eps\nclaimed", "eps\nproven"):
             table.add_column(name, justify="right", no_wrap=True)
         for name, metric in columns:
             heading = f"{_brief_name(name)}\n{_TITLES[metric]}"
@@ -157,6 +170,7 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
                 str(row["rank"] or "-"),
                 _brief_setting(row),
                 _brief(row["accuracy"]),
+                *([_brief(row["personal_accuracy"])] if personal else []),
                 f"{claim}/{row['unit'][:2]}" if row["unit"] else "-",
                 _brief_number(row["eps_record"]),
             ]
@@ -185,6 +199,8 @@ def terminal_legend(rows: Sequence[Row]) -> str:
     letters = sorted({c for r in rows for c in _codes(r)})
     units = sorted({r["unit"] for r in rows if r["unit"]})
     parts = [LEGEND]
+    if _any_personalised(rows):
+        parts.append(PERSONAL_LEGEND)
     if units:
         parts.append("Claims are per " + ", ".join(f"{u} (/{u[:2]})" for u in units) + ".")
     parts += [f"{c}: {CODES[c][1]}." for c in letters]
@@ -227,7 +243,7 @@ def markdown(rows: Sequence[Row], run: dict[str, Any]) -> str:
         f"Device: {run['device']}, seeds {suite['seeds']}  ",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
         "",
-        LEGEND,
+        " ".join([LEGEND, *([PERSONAL_LEGEND] if _any_personalised(rows) else [])]),
         "",
     ]
     for title, members in tables(rows):
@@ -265,6 +281,7 @@ def to_csv(rows: Sequence[Row]) -> str:
         "client_seconds",
     )
     header = [*keys, "settings", "seeds", "threat", "accuracy", "accuracy_lo", "accuracy_hi"]
+    header += ["personal_accuracy", "personal_accuracy_lo", "personal_accuracy_hi"]
     header += [*costs, "attack", "status", "reason", "n", "failed"]
     for metric in METRICS:
         header += [metric, f"{metric}_lo", f"{metric}_hi", f"{metric}_floor"]
@@ -275,7 +292,8 @@ def to_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         base = [row[k] for k in keys]
         base += [setting(row), " ".join(map(str, row["seeds"])), row["threat"]]
-        base += _three(row["accuracy"]) + [row[c] for c in costs]
+        base += _three(row["accuracy"]) + _three(row["personal_accuracy"])
+        base += [row[c] for c in costs]
         for name, entry in row["attacks"].items() or [("", None)]:
             line = [*base, name]
             if entry is not None:

@@ -24,6 +24,13 @@ def clip(parts: Mapping[str, Part], *, norm: float, order: int = 2) -> dict[str,
     return {n: replace(p, values=p.values * factor.to(p.values)) for n, p in parts.items()}
 
 
+def clip_rows_l1(values: Tensor, *, norm: float) -> Tensor:
+    """Scale each row of values [B, ...] by min(1, norm / L1 norm of the row); differentiable."""
+    length = values.flatten(1).abs().sum(dim=1).clamp_min(1e-30)
+    factor = (norm / length).clamp_max(1.0)
+    return values * factor.view(-1, *[1] * (values.dim() - 1))
+
+
 def gaussian_like(values: Tensor, *, std: float, rng: torch.Generator) -> Tensor:
     """N(0, std^2) of the shape, dtype and device of `values`, drawn from `rng`."""
     noise = torch.randn(values.shape, generator=rng, dtype=values.dtype, device=rng.device)

@@ -1,0 +1,104 @@
+"""Test accuracy of a federation: of the one model, and of what each client has of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.api import Client, State
+from bench.protocols.federation import Federation
+
+_CHUNK = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utility:
+    """Right answers on the common test set.
+
+    correct: of the one model, or None where no upload of the run held a value, so that there is
+    none. personal_accuracies: per client, that of its own network on test samples with its
+    training labels' shares; None for a client none of whose classes is tested. personal_accuracy:
+    their mean. personal_chance: mean accuracy of always guessing a client's commonest class.
+    keeping_clients: clients whose network differs from the one model by what they withheld.
+    """
+
+    correct: int | None
+    test_samples: int
+    class_chance: float
+    personal_accuracy: float | None
+    personal_accuracies: list[float | None]
+    personal_chance: float
+    keeping_clients: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate(
+    federation: Federation, *, test_x: Tensor, test_y: Tensor, aux_x: Tensor, has_global: bool
+) -> Utility:
+    """Evaluate every client's network; clients that withheld nothing share one evaluation.
+
+    aux_x: public data that normalisation statistics come from. has_global: whether any upload
+    of the run held a value.
+    """
+    classes = federation.network.classes
+
+    def right(weights: State) -> Tensor:
+        return _right_by_class(federation, weights, test_x, test_y, aux_x)
+
+    common = right(federation.mean_weights())
+    tested = test_y.bincount(minlength=classes)
+    shares = [_label_shares(c, classes) for c in federation.clients]
+    keeping = [c.kept is not None for c in federation.clients]
+    personal = [
+        _matched(right(federation.weights_of(c)) if keeps else common, tested, share)
+        for c, keeps, share in zip(federation.clients, keeping, shares, strict=True)
+    ]
+    known = [p for p in personal if p is not None]
+    return Utility(
+        correct=int(common.sum()) if has_global else None,
+        test_samples=len(test_y),
+        class_chance=float(tested.max() / len(test_y)),
+        personal_accuracy=sum(known) / len(known) if known else None,
+        personal_accuracies=personal,
+        personal_chance=sum(float(s.max()) for s in shares) / len(shares),
+        keeping_clients=sum(keeping),
+    )
+
+
+def sends_anything(client: Client) -> bool:
+    """Whether the client's last upload held any value that it had trained."""
+    return client.kept is None or not all(bool(k.all()) for k in client.kept.values())
+
+
+def _right_by_class(
+    federation: Federation, weights: State, test_x: Tensor, test_y: Tensor, aux_x: Tensor
+) -> Tensor:
+    """Right answers per class, int64 [C]; a network of non-finite weights answers class 0."""
+    network, device = federation.network, federation.device
+    right = torch.zeros(network.classes, dtype=torch.int64)
+    with torch.no_grad():
+        buffers = network.calibrate(weights, aux_x.to(device))
+        for x, y in zip(test_x.split(_CHUNK), test_y.split(_CHUNK), strict=True):
+            logits = network.apply(weights, x.to(device), mode="eval", buffers=buffers)
+            hit = logits.nan_to_num(0.0).argmax(dim=-1).cpu() == y
+            right += y[hit].bincount(minlength=network.classes)
+    return right
+
+
+def _label_shares(client: Client, classes: int) -> Tensor:
+    """Share of every class among the client's training labels, float64 [C]."""
+    return client.y.cpu().bincount(minlength=classes).double() / len(client.y)
+
+
+def _matched(right: Tensor, tested: Tensor, share: Tensor) -> float | None:
+    """sum_c share_c accuracy_c over the classes that are tested, or None if the client has none."""
+    weight = torch.where(tested > 0, share, 0.0)
+    if not float(weight.sum()):
+        return None
+    accuracy = right.double() / tested.clamp_min(1)
+    return float((weight * accuracy).sum() / weight.sum())

@@ -1,0 +1,187 @@
+"""PM-SFL's rivals under split-federated learning: SplitFed with DP noise, and with plain masks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor
+
+from bench.api import Client, Defense, Local, Message, Part
+from bench.privacy.events import (
+    BernoulliMask,
+    Clip,
+    Event,
+    Facts,
+    Laplace,
+    LaplaceNoise,
+    Mechanism,
+    Unprotected,
+)
+from bench.privacy.ledger import record_epsilon
+from bench.toolkit.vectors import clip_rows_l1, laplace_like
+from defenses.noise import GaussianUpdate, LaplaceUpdate
+from defenses.pm_sfl import PMSFL, Variant
+
+
+class SplitFedDP(Defense):
+    """Laplace noise on smashed data and noise on the update, each of the budget epsilon.
+
+    epsilon: budget of one sample's smashed data in one step, and of one update. Smashed data:
+    each sample's is clipped to L1 norm smashed_clip, Laplace scale 2 smashed_clip / epsilon.
+    Update, clipped to norm update_clip: `gaussian`, L2 clip, std 2 update_clip
+    sqrt(2 ln(1.25 / delta)) / epsilon (proven for epsilon <= 1; the ledger accounts exactly),
+    or `laplace`, L1 clip, scale 2 update_clip / epsilon.
+
+    PM-SFL says only that noise goes on what clients send, with epsilon = 0.1 in all. Of that,
+    labels sent in the clear (shared labels) and the losses' gradients by the features (private
+    labels) stay as they are, so nothing is proven for a record; `eps_given_labels` is what would
+    be if labels were public and shared, for layers that treat samples one by one.
+    Source: Thapa et al., arXiv:2004.12088 (noise on the client's model, PixelDP's Laplace layer
+    on smashed data), applied by the client; PM-SFL, Sec. 6.2.
+    """
+
+    requires = frozenset({"smashed"})
+    source = "Thapa et al., arXiv:2004.12088, as in PM-SFL, Sec. 6.2 (SplitFed-DP)"
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        smashed_clip: float,
+        update_clip: float,
+        delta: float = 1e-5,
+        update_noise: Literal["gaussian", "laplace"] = "gaussian",
+    ) -> None:
+        if not 0 < epsilon < math.inf:
+            raise ValueError(f"epsilon must be > 0 (budget of one release), got {epsilon}.")
+        if not 0 < smashed_clip < math.inf:
+            raise ValueError(
+                f"smashed_clip must be > 0 (L1 norm of one sample's smashed data), "
+                f"got {smashed_clip}."
+            )
+        if not 0 < update_clip < math.inf:
+            raise ValueError(
+                f"update_clip must be > 0 (norm of one client's update), got {update_clip}."
+            )
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie in (0, 1), got {delta}.")
+        if update_noise not in ("gaussian", "laplace"):
+            raise ValueError(f"update_noise must be gaussian or laplace, got '{update_noise}'.")
+        self.epsilon, self.delta = epsilon, delta
+        self.smashed_clip = smashed_clip
+        self.update: GaussianUpdate | LaplaceUpdate
+        if update_noise == "gaussian":
+            multiplier = 2 * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+            self.update = GaussianUpdate(noise_multiplier=multiplier, clip_norm=update_clip)
+        else:
+            self.update = LaplaceUpdate(noise_multiplier=2 / epsilon, clip_norm=update_clip)
+
+    @property
+    def smashed_scale(self) -> float:
+        """Laplace scale per value of the smashed data."""
+        return 2 * self.smashed_clip / self.epsilon
+
+    def smashed(self, q: Tensor, client: Client) -> Part:
+        clipped = clip_rows_l1(q, norm=self.smashed_clip)
+        rng = client.rng["defense"]
+        return Part(values=clipped + laplace_like(q.detach(), scale=self.smashed_scale, rng=rng))
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        return self.update.upload(messages, local, client)
+
+    # --- what is known and what is proven -------------------------------------------------------
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (
+            Clip(of="smashed", norm=self.smashed_clip, order=1),
+            LaplaceNoise(of="smashed", scale=self.smashed_scale),
+            *self.update.mechanisms(),
+        )
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """The stated budget, which counts one release of one of the two."""
+        delta = self.delta if isinstance(self.update, GaussianUpdate) else 0.0
+        return self.epsilon, delta, "record"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        return (
+            *self._noised(facts),
+            Unprotected(
+                what="the labels, or the losses' gradients by the features",
+                why="they go to the server without noise",
+            ),
+        )
+
+    def _noised(self, facts: Facts) -> tuple[Event, ...]:
+        """Smashed data and updates over the run, replacing one record in every round's steps.
+
+        A round's first step sends one sample's smashed data of it. From then on it has moved
+        the client's layers, unnoised, and with them every sample of the later batches.
+        """
+        samples = 1 + (facts.local_steps - 1) * min(facts.batch, facts.records)
+        smashed = Laplace(
+            sensitivity=2 * self.smashed_clip, scale=self.smashed_scale, unit="record",
+            count=facts.releases * samples,
+        )  # fmt: skip
+        return (smashed, *self.update.guarantee(facts))
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        return {
+            "smashed_noise_scale": self.smashed_scale,
+            "smashed_noise_std": self.smashed_scale * 2**0.5,
+            "update_noise_std": self.update.level
+            * (1 if isinstance(self.update, GaussianUpdate) else 2**0.5),
+            "eps_given_labels": record_epsilon(self._noised(facts), facts.delta),
+        }
+
+
+class SplitFedPM(PMSFL):
+    """Probabilistic masks without personal ones, adaptive splitting or noise: plain SplitFed.
+
+    sends: `probabilities`, as the paper says of this baseline (32 bits each), or `bits`, PM-SFL's
+    fresh masks. Of layers that only some clients hold, their mean counts alone (no Eq. 8). clip,
+    variant, lr_scale: see `PMSFL`, of which this is the case personal = 0.
+    Source: PM-SFL, Sec. 6.2.
+    """
+
+    source = "PM-SFL, Sec. 6.2 (SplitFed-PM)"
+
+    def __init__(
+        self,
+        *,
+        clip: float = 0.01,
+        variant: Variant = "corrected",
+        lr_scale: float = 1.0,
+        sends: Literal["probabilities", "bits"] = "probabilities",
+    ) -> None:
+        super().__init__(clip=clip, variant=variant, lr_scale=lr_scale)
+        if sends not in ("probabilities", "bits"):
+            raise ValueError(f"sends must be probabilities or bits, got '{sends}'.")
+        self.sends = sends
+
+    def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
+        if self.sends == "bits":
+            return super()._sent(part, theta, client)
+        return replace(part, values=theta)
+
+    def _clients_weight(self, holders: int, joined: int) -> float:
+        return float(holders > 0)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (BernoulliMask(of="weights", clip=self.clip, sampled=self.sends == "bits"),)
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        if self.sends == "bits":
+            return super().guarantee(facts)
+        return (
+            Unprotected(
+                what="the uploaded probabilities",
+                why="they are a deterministic function of the data, given the masks of training",
+            ),
+        )
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        about_bits = ("eq6_bound", "collapse_probability_at_0.9")
+        bits = self.sends == "bits"
+        return {k: v for k, v in super().constants(facts).items() if bits or k not in about_bits}

@@ -1,0 +1,444 @@
+"""PM-SFL's rivals: clients alone, kept first stages, noised and masked split learning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.api import Client, Defense, Local, Message, Part
+from bench.data.dataset import Dataset
+from bench.privacy.events import Facts
+from bench.privacy.ledger import account
+from bench.protocols.evaluate import evaluate, sends_anything
+from bench.protocols.federation import Federation, Work
+from bench.registry import Registry
+from bench.seeding import generator
+from defenses.lg_fedavg import LGFedAvg
+from defenses.splitfed import SplitFedDP, SplitFedPM
+from defenses.standalone import Standalone
+from tests.conftest import federation_of, network_for, seen_under
+
+WORK = Work(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
+SPLIT = replace(WORK, protocol="splitfed")
+FACTS = Facts(parameters=100, rounds=10, clients=10, batch=32, records=100, local_steps=5)
+
+
+def play(run: Federation, work: Work = WORK, rounds: int = 1) -> Any:
+    result = None
+    for _ in range(rounds):
+        result = run.play(work, [c.id for c in run.clients], observed=True)
+    return result
+
+
+def distance(one: Any, other: Any) -> float:
+    return max(float((one[n] - other[n]).abs().max()) for n in one)
+
+
+# --- standalone ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["fedavg", "fedsgd"])
+def test_standalone_clients_equal_clients_trained_alone(digits: Dataset, protocol: str) -> None:
+    """By a loop per client, on the batches that the protocol drew."""
+    network = network_for(digits, "mlp_spm")
+    steps = 1 if protocol == "fedsgd" else 3
+    work = replace(WORK, protocol=protocol, local_steps=steps)
+    run = federation_of(digits, network, Standalone(), clients=3, protocol=protocol)
+    alone = {c.id: {n: v.clone() for n, v in run.state.items()} for c in run.clients}
+    start = {n: v.clone() for n, v in run.state.items()}
+    for _ in range(4):
+        result = play(run, work)
+        assert result.wire.bytes_up == 0
+        for client in run.clients:
+            for chosen in result.used[client.id]:
+                weights = {n: v.requires_grad_() for n, v in alone[client.id].items()}
+                logits = network.apply(weights, client.x[chosen])
+                loss = torch.nn.functional.cross_entropy(logits, client.y[chosen])
+                grads = torch.autograd.grad(loss, list(weights.values()))
+                alone[client.id] = {
+                    n: v.detach() - 0.2 * g
+                    for (n, v), g in zip(weights.items(), grads, strict=True)
+                }
+    for client in run.clients:
+        assert distance(run.weights_of(client), alone[client.id]) < 1e-5
+        assert not sends_anything(client)
+    assert distance(run.state, start) == 0
+
+
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_standalone_under_splitfed_trains_the_servers_part_alone(
+    digits: Dataset, labels: str
+) -> None:
+    network = network_for(digits)
+    run = federation_of(
+        digits, network, Standalone(), protocol="splitfed", cuts=("block1", "block2"), labels=labels
+    )
+    start = {n: v.clone() for n, v in run.state.items()}
+    result = play(run, SPLIT, rounds=2)
+    assert not any(m.kind == "update" for m in result.wire.seen_by("server"))
+    bottom = set(run.held(run.clients[0]))
+    for name, value in run.state.items():
+        # block2 is some clients' and, for the others, the server's, whose copy is the state.
+        assert torch.equal(value, start[name]) == (name in bottom), name
+    one, other = run.weights_of(run.clients[0]), run.weights_of(run.clients[2])
+    for name, value in one.items():
+        assert torch.equal(value, other[name]) != (name in bottom), name
+
+
+def test_the_ledger_says_that_standalone_sends_nothing_but_smashed_data() -> None:
+    entry = account(Standalone(), FACTS)
+    assert (entry.eps_record, entry.eps_claimed) == (0.0, None)
+    assert entry.reasons == ("What the client trains: never leaves the client.",)
+    assert account(Standalone(), replace(FACTS, split=True)).eps_record == math.inf
+
+
+# --- LG-FedAvg ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keep", "cut", "stages"),
+    [
+        (1.0, None, ["block1", "block2", "block3"]),
+        (0.5, None, ["block1", "block2"]),
+        (0.01, None, ["block1"]),
+        ("block1", None, ["block1"]),
+        ("block3, block1", None, ["block1", "block3"]),
+        (1.0, "block2", ["block1", "block2"]),
+        (0.5, "block2", ["block1"]),
+        ("block2,block3", "block2", ["block2"]),
+    ],
+)
+def test_which_stages_stay_with_a_client(
+    digits: Dataset, keep: Any, cut: str | None, stages: list[str]
+) -> None:
+    network = network_for(digits)
+    held = network.stages if cut is None else ("block1", "block2", "head")
+    names = network.parameters_of(held)
+    assert LGFedAvg(keep=keep).kept_stages(names, cut=cut) == stages
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (0.0, r"keep must lie in \(0, 1\]"),
+        (1.5, r"keep must lie in \(0, 1\]"),
+        ("block1,", "separated by commas"),
+        ("head", "below the head"),
+    ],
+)
+def test_wrong_shares_to_keep_are_refused(registry: Registry, keep: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        registry.defense("lg_fedavg", {"keep": keep})
+
+
+def test_a_stage_that_the_client_does_not_train_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"names the stage 'blok1', but .* trains block1, head"):
+        LGFedAvg(keep="blok1").kept_stages(["block1.w", "head.w"])
+    with pytest.raises(ValueError, match="names the stage 'block3'"):
+        LGFedAvg(keep="block3").kept_stages(["block1.w", "head.w"], cut="block1")
+
+
+@pytest.mark.parametrize("protocol", ["fedavg", "fedsgd", "splitfed"])
+def test_kept_stages_never_leave_and_go_on_from_the_clients_own_values(
+    digits: Dataset, protocol: str
+) -> None:
+    network = network_for(digits)
+    split = {"cuts": ("block2",)} if protocol == "splitfed" else {}
+    run = federation_of(
+        digits, network, LGFedAvg(keep="block1"), clients=3, protocol=protocol, **split
+    )
+    work = replace(WORK, protocol=protocol, local_steps=1 if protocol == "fedsgd" else 3)
+    start = {n: v.clone() for n, v in run.state.items()}
+    kept = {n for n in start if n.startswith("block1.")}
+    ends: dict[str, Any] = {}
+    for _ in range(3):
+        for client in run.clients:
+            _, began = run._begin_at(client)
+            for name in kept & set(ends.get(client.id, {})):
+                assert torch.equal(began[name], ends[client.id][name])
+            assert all(torch.equal(began[n], run.state[n]) for n in began if n not in kept)
+        result = play(run, work)
+        ends = {c.id: dict(c.own or {}) for c in run.clients}
+    for message in result.wire.log:
+        if message.kind not in ("update", "gradient"):
+            continue
+        sent = [n for n in message.parts if n not in kept]
+        assert message.n_bytes == 4 * sum(start[n].numel() for n in sent)
+        for name in kept:
+            assert not message.parts[name].presence().any()
+            assert not message.parts[name].values.any()
+    assert all(torch.equal(run.state[n], start[n]) for n in kept)
+    assert all(not torch.equal(run.state[n], start[n]) for n in start if n not in kept)
+    one, other = (run.weights_of(c) for c in run.clients[:2])
+    assert all((not torch.equal(one[n], other[n])) == (n in kept) for n in start)
+
+
+def test_a_layer_that_its_holders_keep_is_the_servers_copy_to_the_others(digits: Dataset) -> None:
+    network = network_for(digits)
+    run = federation_of(
+        digits, network, LGFedAvg(), protocol="splitfed", cuts=("block1", "block2")
+    )  # fmt: skip
+    before = run.state["block2.conv.weight"].clone()
+    play(run, SPLIT)
+    assert torch.equal(run.state["block2.conv.weight"], run.server["block2.conv.weight"])  # type: ignore[attr-defined]
+    assert not torch.equal(run.state["block2.conv.weight"], before)
+    shallow, deep = run.weights_of(run.clients[0]), run.weights_of(run.clients[1])
+    assert torch.equal(shallow["block2.conv.weight"], run.state["block2.conv.weight"])
+    assert not torch.equal(deep["block2.conv.weight"], run.state["block2.conv.weight"])
+
+
+def test_masks_can_be_kept_by_stage_too(digits: Dataset, registry: Registry) -> None:
+    """PM-SFL's LG-FedAvg column trains masks."""
+    defense = registry.defense("splitfed_pm+lg_fedavg", {"lg_fedavg.keep": "block1"})
+    run = federation_of(digits, network_for(digits), defense, clients=2)
+    result = play(run, rounds=2)
+    update = next(m for m in result.wire.log if m.kind == "weights")
+    assert not update.parts["block1.conv.weight"].presence().any()
+    sent = update.parts["block2.conv.weight"].values
+    assert bool(((sent > 0) & (sent < 1)).all())
+    one, other = (run.weights_of(c) for c in run.clients)
+    assert distance(one, other) > 0
+    assert torch.equal(one["head.weight"], other["head.weight"])
+
+
+# --- personal accuracy --------------------------------------------------------------------------
+
+
+def _by_hand(run: Federation, client: Client, digits: Dataset) -> float:
+    """Mean accuracy over the client's own labels: each training sample stands for its class."""
+    own, kept = client.own or {}, client.kept or {}
+    weights = {n: torch.where(kept[n], own[n], v) if n in kept else v for n, v in run.state.items()}
+    guess = run.network.apply(weights, digits.test_x).argmax(dim=1)
+    right = [float((guess == digits.test_y)[digits.test_y == y].double().mean()) for y in client.y]
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize(
+    "defense", [Defense(), Standalone(), LGFedAvg(keep="block1")], ids=lambda d: type(d).__name__
+)
+def test_personal_accuracy_weighs_classes_as_the_clients_labels_do(
+    digits: Dataset, defense: Defense
+) -> None:
+    run = federation_of(digits, network_for(digits), defense, clients=3)
+    play(run, rounds=3)
+    if run.clients[2].own is not None:  # as one that never joined
+        run.clients[2].own = run.clients[2].kept = None
+    found = evaluate(
+        run, test_x=digits.test_x, test_y=digits.test_y, aux_x=digits.aux_x, has_global=True
+    )
+    expected = [_by_hand(run, c, digits) for c in run.clients]
+    assert found.personal_accuracies == pytest.approx(expected, rel=1e-9)
+    assert found.personal_accuracy == pytest.approx(sum(expected) / 3, rel=1e-9)
+    guess = run.network.apply(run.state, digits.test_x).argmax(dim=1)
+    assert found.correct == int((guess == digits.test_y).sum())
+    assert found.keeping_clients == (0 if type(defense) is Defense else 2)
+    commonest = [float(c.y.bincount().max() / len(c.y)) for c in run.clients]
+    assert found.personal_chance == pytest.approx(sum(commonest) / 3)
+
+
+def test_classes_without_test_samples_do_not_count(digits: Dataset) -> None:
+    run = federation_of(digits, network_for(digits), Standalone(), clients=2)
+    run.clients[0].y = torch.tensor([3] * 12 + [4] * 6 + [9] * 6)
+    run.clients[1].y = torch.full((24,), 9)
+    tested = digits.test_y < 9
+    found = evaluate(
+        run, test_x=digits.test_x[tested], test_y=digits.test_y[tested], aux_x=digits.aux_x,
+        has_global=False,
+    )  # fmt: skip
+    guess = run.network.apply(run.state, digits.test_x).argmax(dim=1)
+    three, four = (
+        float((guess == digits.test_y)[digits.test_y == c].double().mean()) for c in (3, 4)
+    )
+    assert found.personal_accuracies == [pytest.approx((2 * three + four) / 3), None]
+    assert found.personal_accuracy == found.personal_accuracies[0]
+    assert found.correct is None
+
+
+def test_personal_weights_of_masks_are_realised(digits: Dataset, registry: Registry) -> None:
+    """What a client keeps are scores; its network has w_b sigmoid(score) there."""
+    settings = {"personal": 0.5, "agreement_rounds": 0, "growth_rounds": 1, "lr_scale": 100.0}
+    run = federation_of(
+        digits, network_for(digits), registry.defense("pm_sfl", settings), clients=2
+    )
+    play(run, rounds=2)
+    client = run.clients[0]
+    assert client.own is not None
+    assert client.kept is not None
+    name = "block1.conv.weight"
+    weights = run.weights_of(client)[name]
+    theta = run.state[name].clamp(0.01, 0.99)
+    expected = torch.where(client.kept[name], torch.sigmoid(client.own[name]), theta)
+    assert torch.allclose(weights, run.const[name] * expected, atol=1e-6)
+    assert int(client.kept[name].sum()) > 0
+
+
+# --- SplitFed with noise --------------------------------------------------------------------------
+
+SIZE = 200_000
+
+
+def make_client() -> Client:
+    empty = torch.zeros(1)
+    return Client(id="c", x=empty, y=empty, rng={"defense": generator(0, "splitfed")})
+
+
+def test_smashed_data_is_clipped_per_sample_and_gets_laplace_noise() -> None:
+    """Mean and both moments within 5 standard errors (of |Laplace|: scale / sqrt(n))."""
+    q = torch.stack([torch.full((SIZE,), 1.0), torch.full((SIZE,), 0.1 / SIZE)])
+    defense = SplitFedDP(epsilon=2.0, smashed_clip=0.5, update_clip=1.0)
+    sent = defense.smashed(q.requires_grad_(), make_client()).values
+    sent.sum().backward()  # differentiable
+    noise = sent.detach().double() - torch.tensor([[0.5 / SIZE], [0.1 / SIZE]])
+    scale = 2 * 0.5 / 2.0
+    for row in noise:
+        assert abs(float(row.mean())) < 5 * scale * math.sqrt(2 / SIZE)
+        assert abs(float(row.abs().mean()) - scale) < 5 * scale / math.sqrt(SIZE)
+        assert abs(float(row.square().mean()) / (2 * scale**2) - 1) < 5 * math.sqrt(5 / SIZE)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_updates_are_clipped_and_get_the_budgets_noise(noise: Any) -> None:
+    update = torch.full((SIZE,), 1.0)
+    zero = {"p": torch.zeros(SIZE)}
+    local = Local(
+        broadcast=zero, start=zero, end={"p": update}, const={}, grad_sum={"p": -update}, lr=1.0,
+        steps=1,
+    )  # fmt: skip
+    message = Message(
+        kind="update", sender="c", receiver="server", round=0, parts={"p": Part(values=update)}
+    )
+    defense = SplitFedDP(
+        epsilon=0.5, delta=1e-3, smashed_clip=1.0, update_clip=3.0, update_noise=noise
+    )
+    (sent,) = defense.upload([message], local, make_client())
+    values = sent.parts["p"].values.double()
+    if noise == "gaussian":
+        std, clipped = 2 * 3.0 * math.sqrt(2 * math.log(1.25e3)) / 0.5, 3.0 / math.sqrt(SIZE)
+    else:
+        std, clipped = math.sqrt(2) * 2 * 3.0 / 0.5, 3.0 / SIZE
+    assert abs(float(values.mean()) - clipped) < 5 * std / math.sqrt(SIZE)
+    assert abs(float(values.std()) / std - 1) < 5 * math.sqrt(5 / SIZE)
+    assert defense.constants(FACTS)["update_noise_std"] == pytest.approx(std)
+
+
+def test_splitfed_dp_claims_its_budget_and_proves_none_for_a_record() -> None:
+    defense = SplitFedDP(epsilon=0.1, smashed_clip=1.0, update_clip=1.0, update_noise="laplace")
+    entry = account(defense, replace(FACTS, split=True))
+    assert (entry.eps_claimed, entry.claim_delta, entry.unit) == (0.1, 0.0, "record")
+    assert entry.eps_record == math.inf
+    assert not any("smashed data of every step" in r for r in entry.reasons)
+    # 10 rounds of 1 + 4 * 32 releases of smashed data and one update, 0.1 each.
+    assert entry.constants["eps_given_labels"] == pytest.approx(10 * (129 + 1) * 0.1)
+    one_step = account(defense, replace(FACTS, split=True, local_steps=1))
+    assert one_step.constants["eps_given_labels"] == pytest.approx(10 * 2 * 0.1)
+
+
+def test_the_classical_gaussian_noise_keeps_one_updates_budget() -> None:
+    """For epsilon <= 1 (Dwork and Roth 2014, Theorem A.1)."""
+    defense = SplitFedDP(epsilon=1.0, smashed_clip=1.0, update_clip=1.0)
+    facts = replace(FACTS, rounds=1, participations=1, local_steps=1)
+    given = account(defense, facts).constants["eps_given_labels"]
+    assert isinstance(given, float)
+    assert 1.0 < given <= 2.0  # smashed data costs 1 of it
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"smashed_clip": 0.0}, "smashed_clip must be > 0"),
+        ({"update_clip": math.inf}, "update_clip must be > 0"),
+        ({"delta": 1.0}, "delta must lie"),
+        ({"update_noise": "uniform"}, "update_noise must be gaussian or laplace"),
+    ],
+)
+def test_wrong_noise_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SplitFedDP(**{"epsilon": 1.0, "smashed_clip": 1.0, "update_clip": 1.0, **settings})
+
+
+def test_splitfed_dp_plays_a_round_with_both_noises(digits: Dataset) -> None:
+    network = network_for(digits)
+    noisy = SplitFedDP(epsilon=1e9, smashed_clip=1e4, update_clip=1e4)
+    runs = [
+        federation_of(digits, network, d, protocol="splitfed", cuts=("block1",))
+        for d in (noisy, Defense())
+    ]
+    for run in runs:
+        play(run, SPLIT)
+    assert distance(runs[0].state, runs[1].state) < 0.05  # noise of a budget of 1e9 is little
+
+
+# --- SplitFed with masks --------------------------------------------------------------------------
+
+
+def _masks(defense: SplitFedPM, scores: Tensor) -> Part:
+    zero = {"w": torch.zeros_like(scores)}
+    local = Local(
+        broadcast=zero, start=zero, end={"w": scores}, const=zero, grad_sum={"w": -scores}, lr=1.0,
+        steps=1,
+    )  # fmt: skip
+    message = Message(
+        kind="update", sender="c", receiver="server", round=0, parts={"w": Part(values=scores)}
+    )
+    (sent,) = defense.upload([message], local, make_client())
+    return sent.parts["w"]
+
+
+def test_splitfed_pm_sends_probabilities_or_their_bits() -> None:
+    scores = torch.full((SIZE,), 0.8)
+    exact = _masks(SplitFedPM(), scores)
+    assert torch.equal(exact.values, torch.sigmoid(scores))
+    assert (exact.present, exact.n_bytes) == (None, 4 * SIZE)
+    bits = _masks(SplitFedPM(sends="bits"), scores)
+    assert bits.n_bytes == SIZE // 8
+    theta = 1 / (1 + math.exp(-0.8))
+    error = math.sqrt(theta * (1 - theta) / SIZE)
+    assert abs(float(bits.values.double().mean()) - theta) < 5 * error
+    with pytest.raises(ValueError, match="sends must be probabilities or bits"):
+        SplitFedPM(sends="masks")  # type: ignore[arg-type]
+
+
+def test_splitfed_pm_with_bits_is_pm_sfl_without_personal_masks(
+    digits: Dataset, registry: Registry
+) -> None:
+    runs = []
+    for name, settings in (("pm_sfl", {}), ("splitfed_pm", {"sends": "bits"})):
+        defense = registry.defense(name, {"lr_scale": 50.0, **settings})
+        run = federation_of(
+            digits, network_for(digits), defense, protocol="splitfed", cuts=("block1",)
+        )
+        play(run, SPLIT, rounds=2)
+        runs.append(run.state)
+    assert distance(*runs) == 0
+
+
+def test_layers_of_some_clients_are_their_mean_without_the_servers_copy(digits: Dataset) -> None:
+    run = federation_of(
+        digits, network_for(digits), SplitFedPM(), protocol="splitfed", cuts=("block1", "block2")
+    )
+    result = play(run, SPLIT)
+    name = "block2.conv.weight"
+    sent = [
+        m.parts[name].values for m in result.wire.log if m.kind == "weights" and name in m.parts
+    ]
+    assert len(sent) == 2
+    assert torch.allclose(run.state[name], torch.stack(sent).mean(dim=0), atol=1e-6)
+
+
+# --- attacks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", ["dlg", "idlg", "ilrg", "inverting_gradients", "analytic"])
+def test_attacks_on_uploads_do_not_apply_where_nothing_is_uploaded(
+    digits: Dataset, registry: Registry, attack: str
+) -> None:
+    seen, _ = seen_under(digits, network_for(digits), Standalone(), clients=2)
+    reason = registry.attack(attack, {}).applies(seen)
+    assert reason is not None
+    assert "no upload" in reason
