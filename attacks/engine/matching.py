@@ -42,6 +42,8 @@ _SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 16, 0
 """Public samples and draws of a defense's random weights that show how far activations move."""
 _EXACT = 1e-3
 """Noise that stands for none beside a noisy channel, in units of the upload's root mean square."""
+_DRAWN = 1.0
+"""What mean weights leave unexplained of an upload made under drawn ones, in the same unit."""
 
 
 class Matcher:
@@ -139,7 +141,9 @@ class Matcher:
         elif random and self.noise is None and self.observation is not None:
             size = sum(v[0].numel() for v in self.observation.values.values())
             rms = float((self.observation.square.mean() / size).sqrt())
-            self.noise = GaussianNoise(of=self.observation.kind, std=_EXACT * max(rms, _TINY))
+            # A step under drawn weights is no exact function of the mean ones.
+            share = _EXACT if self.spread is None else _DRAWN
+            self.noise = GaussianNoise(of=self.observation.kind, std=share * max(rms, _TINY))
 
     @property
     def noisy(self) -> bool:
