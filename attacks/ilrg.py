@@ -8,7 +8,7 @@ from torch import Tensor
 from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
 from attacks.engine.estimate import gradient_estimate
 from attacks.engine.observation import unusable
-from attacks.engine.wire_labels import labels_sent
+from attacks.engine.wire_labels import in_the_clear, labels_sent, network_weights
 from bench.api import Attack, Context, Reconstruction, Seen, State
 from bench.toolkit.batches import class_means
 
@@ -49,7 +49,7 @@ class ILRG(Attack):
     def applies(self, seen: Seen) -> str | None:
         sent = labels_sent(seen)
         if sent is not None:
-            return "the labels are sent in the clear (disclosed)" if _plain(sent) else None
+            return "the labels are sent in the clear (disclosed)" if in_the_clear(sent) else None
         reason = unusable(seen)
         if reason is None and not _shows_head(seen):
             reason = "no value of the head's weight or bias was sent in the clear"
@@ -59,7 +59,7 @@ class ILRG(Attack):
         sent = labels_sent(seen)
         if sent is not None:
             return _decoded(sent)
-        weights = _network_weights(seen, ctx)
+        weights = network_weights(seen, ctx)
         weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
         head = _head_gradient(seen, weight, bias)
         found = restore(
@@ -74,10 +74,6 @@ class ILRG(Attack):
         return Reconstruction(
             label_counts=found.counts, failed=found.silent, notes=_notes(found, head)
         )
-
-
-def _plain(labels: Tensor) -> bool:
-    return bool(((labels == 0) | (labels == 1)).all())
 
 
 def _decoded(labels: Tensor) -> Reconstruction:
@@ -112,13 +108,6 @@ def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
     return HeadGradient(
         weight=values[0], bias=values[1], weight_seen=visible[0], bias_seen=visible[1]
     )
-
-
-def _network_weights(seen: Seen, ctx: Context) -> dict[str, Tensor]:
-    """The network's weights as broadcast, without the defense's randomness."""
-    params = {n: v.to(ctx.device) for n, v in seen.before.items()}
-    const = {n: v.to(ctx.device) for n, v in seen.const.items()}
-    return dict(ctx.defense.mean_realize(ctx.defense.receive(params, const), const))
 
 
 def _public_classes(weights: State, seen: Seen, ctx: Context) -> PublicClasses:

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from attacks.engine.matching import Matcher
 from attacks.engine.restarts import Labels
-from attacks.engine.wire_labels import labels_by_slope, labels_sent, shows_slopes
+from attacks.engine.wire_labels import (
+    in_the_clear,
+    labels_by_slope,
+    labels_sent,
+    shows_slopes,
+)
 from attacks.ilrg import ILRG
 from bench.api import Context, Seen
 from bench.toolkit.batches import class_means
@@ -22,7 +27,7 @@ def known_labels(seen: Seen, matcher: Matcher) -> Tensor | None:
     if granted is not None:
         return torch.tensor(granted, device=matcher.device)
     sent = labels_sent(seen)
-    if sent is not None and bool(((sent == 0) | (sent == 1)).all()):
+    if sent is not None and in_the_clear(sent):
         return sent.argmax(dim=-1).to(matcher.device)
     return None
 

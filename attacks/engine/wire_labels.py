@@ -17,6 +17,18 @@ def labels_sent(seen: Seen) -> Tensor | None:
     return seen.stack(LABELS, seen.clients)[0][LABELS]
 
 
+def in_the_clear(labels: Tensor) -> bool:
+    """Whether soft labels are plain: nothing but 0 and 1."""
+    return bool(((labels == 0) | (labels == 1)).all())
+
+
+def network_weights(seen: Seen, ctx: Context) -> dict[str, Tensor]:
+    """The network's weights as broadcast, without the defense's randomness."""
+    params = {n: v.to(ctx.device) for n, v in seen.before.items()}
+    const = {n: v.to(ctx.device) for n, v in seen.const.items()}
+    return dict(ctx.defense.mean_realize(ctx.defense.receive(params, const), const))
+
+
 def shows_slopes(seen: Seen) -> bool:
     """Whether clients returned their loss's gradient by the server's features."""
     return bool(seen.clients) and bool(seen.of(seen.clients[0], FEATURES_GRADIENT))
@@ -30,9 +42,7 @@ def labels_by_slope(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     W, so it takes the class y whose slope is nearest. Doubt: squared distance to it over that to
     the second nearest. Raises ValueError if a slope is not finite, naming the client.
     """
-    const = {n: v.to(ctx.device) for n, v in seen.const.items()}
-    before = {n: v.to(ctx.device) for n, v in seen.before.items()}
-    weights = ctx.defense.mean_realize(ctx.defense.receive(before, const), const)
+    weights = network_weights(seen, ctx)
     weight, bias = (weights[n].double() for n in ctx.network.head)
     slope = seen.stack(FEATURES_GRADIENT, seen.clients)[0][FEATURES_GRADIENT]
     for client, one in zip(seen.clients, slope, strict=True):
