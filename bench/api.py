@@ -111,9 +111,22 @@ class Local:
 
 
 class Loss(Protocol):
-    """Mean training loss of a batch: x [B, ...], y soft labels [B, C] -> scalar."""
+    """Mean training loss of a batch: x [B, ...], y soft labels [B, C] -> scalar.
+
+    Under split protocols x and y are tuples of what the client's two parts need. outputs: of
+    every stage that the client holds, [B, ...] by name in the order of the pass, the head's
+    logits only where the whole network is the client's. targets: the soft labels in y. realize:
+    variables -> network weights of the step.
+    """
+
+    @property
+    def realize(self) -> Callable[[State], State]: ...
 
     def __call__(self, variables: State, x: Tensor, y: Tensor) -> Tensor: ...
+
+    def outputs(self, variables: State, x: Tensor) -> Mapping[str, Tensor]: ...
+
+    def targets(self, y: Tensor) -> Tensor: ...
 
 
 @dataclass(kw_only=True)
@@ -241,6 +254,17 @@ class Defense:
 
     # --- set-up -------------------------------------------------------------------------
     def third_parties(self, seed: int) -> Mapping[str, Party]:
+        return {}
+
+    def extra_parameters(
+        self, network: NetworkView, params: State, stages: Sequence[str], rng: torch.Generator
+    ) -> State:
+        """Initial values of parameters that clients train beside the network's own, named
+        `STAGE.own_name`: a client has those of the stages it holds.
+
+        params: the network's initial parameters. stages: those that any client holds. rng: as
+        public as the network's initial values.
+        """
         return {}
 
     def variables(

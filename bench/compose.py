@@ -15,6 +15,7 @@ from bench.api import (
     Loss,
     Message,
     Mixture,
+    NetworkView,
     Part,
     Party,
     Server,
@@ -68,6 +69,14 @@ class Composed(Defense):
                     raise ValueError(f"defense '{name}' brings a second third party '{party}'.")
                 parties[party] = value
         return parties
+
+    def extra_parameters(
+        self, network: NetworkView, params: State, stages: Sequence[str], rng: torch.Generator
+    ) -> State:
+        found: dict[str, Tensor] = {}
+        for member in self.members.values():
+            found |= member.extra_parameters(network, params, stages, rng)
+        return found
 
     def variables(
         self, params: State, on_clients: Sequence[str], rng: torch.Generator

@@ -15,7 +15,7 @@ from bench.data.dataset import Dataset
 from bench.privacy.events import Facts
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import evaluate, sends_anything
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation, Work, names_in
 from bench.registry import Registry
 from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
@@ -118,7 +118,7 @@ def test_which_stages_stay_with_a_client(
 ) -> None:
     network = network_for(digits)
     held = network.stages if cut is None else ("block1", "block2", "head")
-    names = network.parameters_of(held)
+    names = names_in(held, network.init(generator(0)))
     assert LGFedAvg(keep=keep).kept_stages(names, cut=cut) == stages
 
 

@@ -25,6 +25,7 @@ from attacks.engine.convolutions import (
 )
 from bench.api import Defense, Layer, NetworkView, State
 from bench.toolkit.batches import soft_cross_entropy
+from bench.toolkit.losses import NetworkLoss, SplitLoss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,19 @@ class Work:
     lr: float
     mode: str
 
+    def realizing(self, defense: Defense) -> Callable[[State], State]:
+        """variables -> network weights without the defense's randomness."""
+        return lambda variables: defense.mean_realize(variables, self.const)
+
 
 class Simulated:
     """Mean gradient over the local steps, each on its own slice of the candidate samples."""
 
     def __init__(self, network: NetworkView, defense: Defense, work: Work) -> None:
-        self.network, self.defense, self.work = network, defense, work
+        self.defense, self.work = defense, work
+        self.loss = NetworkLoss(
+            network=network, realize=work.realizing(defense), mode=work.mode, buffers=work.buffers
+        )
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name."""
@@ -53,17 +61,11 @@ class Simulated:
 
     def _one(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         work = self.work
-
-        def loss(variables: State, x: Tensor, y: Tensor) -> Tensor:
-            weights = self.defense.mean_realize(variables, work.const)
-            logits = self.network.apply(weights, x, mode=work.mode, buffers=work.buffers)
-            return soft_cross_entropy(logits, y)
-
         variables: State = work.start
         total: dict[str, Tensor] | None = None
         for step in range(work.steps):
             part = slice(step * work.batch, (step + 1) * work.batch)
-            grads = self.defense.gradient(loss, variables, x[part], y[part], {})
+            grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
             total = dict(grads) if total is None else {n: total[n] + g for n, g in grads.items()}
             if step + 1 < work.steps:
                 variables = {n: v - work.lr * grads[n] for n, v in variables.items()}
@@ -84,33 +86,31 @@ class Traced:
 class Returned:
     """Gradient by the client's first stages in one step of a split protocol.
 
-    The server returned the loss's gradient by the smashed data, so it needs no loss and no
-    label: the gradient of <smashed(x), slopes>. sent: activations as before noise.
+    The server returned the loss's gradient by the smashed data, so it needs no loss and, but for
+    a defense that trains those stages with labels of its own, no label: the gradient of
+    <smashed(x), slopes>. sent: activations as before noise.
     """
 
     def __init__(
         self, network: NetworkView, defense: Defense, work: Work, cut: str, *,
         sent: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
-        self.network, self.defense, self.work, self.cut = network, defense, work, cut
-        self.sent = sent
+        self.defense = defense
         stages = network.cuts[: network.cuts.index(cut) + 1]
         prefixes = tuple(f"{stage}." for stage in stages)
         self.start = {n: v for n, v in work.start.items() if n.startswith(prefixes)}
+        self.loss = SplitLoss(
+            network=network, realize=work.realizing(defense), mode=work.mode,
+            buffers=work.buffers, cut=cut, sent=sent,
+        )  # fmt: skip
 
-    def __call__(self, x: Tensor, slopes: Tensor) -> dict[str, Tensor]:
-        """x [P, K, *shape], slopes [P, K, ...] -> [P, ...] by name."""
-        return vmap(self._one)(x, slopes)
+    def __call__(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """x [P, K, *shape], slopes [P, K, ...], soft labels y [P, K, C] -> [P, ...] by name."""
+        return vmap(self._one)(x, slopes, y)
 
-    def _one(self, x: Tensor, slopes: Tensor) -> dict[str, Tensor]:
-        work = self.work
-
-        def loss(variables: State, x: Tensor, y: Tensor) -> Tensor:
-            weights = self.defense.mean_realize(variables, work.const)
-            q = self.network.run(weights, x, last=self.cut, mode=work.mode, buffers=work.buffers)
-            return (self.sent(q) * y).flatten(1).sum(dim=1).mean()
-
-        return dict(self.defense.gradient(loss, self.start, x, slopes * len(slopes), {}))
+    def _one(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
+        given = (slopes * len(slopes), y)
+        return dict(self.defense.gradient(self.loss, self.start, (x,), given, {}))  # type: ignore[arg-type]
 
 
 class Layered:

@@ -318,7 +318,7 @@ class Matcher:
         if self.returned is not None and victims is not None:
             assert self.split is not None
             assert self.split.slopes is not None
-            gradient = self.returned(x, self.split.slopes[victims])
+            gradient = self.returned(x, self.split.slopes[victims], y)
         else:
             gradient = self.gradients(x, y)
         kind = self.observation.kind

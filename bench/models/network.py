@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -118,6 +118,7 @@ class Network:
         self._names = [n for n, _ in self._stages.named_children()]
         self.cuts = tuple(self._names[:-1])
         self.head = (f"{self._names[-1]}.weight", f"{self._names[-1]}.bias")
+        self._own = frozenset(n for n, _ in self._stages.named_parameters())
         self._norms = {
             n: m for n, m in self._stages.named_modules() if isinstance(m, StaticBatchNorm)
         }
@@ -131,11 +132,6 @@ class Network:
     def stages(self) -> tuple[str, ...]:
         """Names of all stages in order; the last is the head."""
         return tuple(self._names)
-
-    def parameters_of(self, stages: Sequence[str]) -> list[str]:
-        """Names of the parameters of some stages, in the network's order."""
-        prefixes = tuple(f"{n}." for n in stages)
-        return [n for n, _ in self._stages.named_parameters() if n.startswith(prefixes)]
 
     @property
     def n_parameters(self) -> int:
@@ -185,8 +181,9 @@ class Network:
         """Stages first..last, both included (None: from the start, to the end).
 
         mode "train" normalises by the batch, "eval" by `buffers` (of `calibrate`); a network
-        without batch normalisation ignores both. Raises ValueError for an unknown stage and
-        for eval mode without buffers where they are needed.
+        without batch normalisation ignores both. Parameters that are not the network's are left
+        alone. Raises ValueError for an unknown stage and for eval mode without buffers where they
+        are needed.
         """
         for stage in (first, last):
             if stage is not None and stage not in self._names:
@@ -199,7 +196,7 @@ class Network:
         high = self._names.index(last) + 1 if last else len(self._names)
         part = self._stages[low:high]
         prefixes = tuple(f"{n}." for n in self._names[low:high])
-        tensors = {k: v for k, v in params.items() if k.startswith(prefixes)}
+        tensors = {k: v for k, v in params.items() if k in self._own and k.startswith(prefixes)}
         for norm in self._norms.values():
             norm.mode = mode
         if self._norms and mode == "eval" and buffers is not None:

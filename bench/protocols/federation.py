@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -34,7 +34,7 @@ from bench.models import Network
 from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.batches import soft_cross_entropy
+from bench.toolkit.losses import NetworkLoss
 
 STREAMS = ("joins", "batch", "defense")
 Mode = Literal["train", "eval"]
@@ -148,7 +148,13 @@ class Federation:
                 f"the defense needs {defense.together} clients in every round, but there are "
                 f"{len(data)}."
             )
-        held = cls.held_by_clients(network, params, **more)
+        stages = cls.client_stages(network, **more)
+        own = generator(seed, "extra parameters")
+        params |= {
+            n: v.to(device)
+            for n, v in defense.extra_parameters(network, params, stages, own).items()
+        }
+        held = names_in(stages, params)
         state, const = defense.variables(params, held, generator(seed, "variables"))
         clients = [
             Client(
@@ -173,9 +179,9 @@ class Federation:
         )
 
     @classmethod
-    def held_by_clients(cls, network: Network, params: State) -> list[str]:
-        """Names of the parameters that clients train: here, all."""
-        return list(params)
+    def client_stages(cls, network: Network) -> Sequence[str]:
+        """The stages that any client trains: here, all."""
+        return network.stages
 
     def fork(self, *names: str | int) -> Self:
         """A copy with fresh randomness named by `names`; data and network are shared."""
@@ -316,13 +322,14 @@ class Federation:
 
     def loss(self, mode: Mode, draw: State | None = None) -> Loss:
         """Training loss as a pure function (variables, x, y) -> scalar."""
+        return NetworkLoss(
+            network=self.network, realize=self._realizing(draw or {}), mode=mode,
+            buffers=self.buffers,
+        )  # fmt: skip
 
-        def loss(variables: State, x: Tensor, y: Tensor) -> Tensor:
-            weights = self.defense.realize(variables, self.const, draw or {})
-            logits = self.network.apply(weights, x, mode=mode, buffers=self.buffers)
-            return soft_cross_entropy(logits, y)
-
-        return loss
+    def _realizing(self, draw: State) -> Callable[[State], State]:
+        """variables -> network weights under one draw."""
+        return lambda variables: self.defense.realize(variables, self.const, draw)
 
     def _train(
         self, joined: Sequence[Client], work: Work, wire: Wire
@@ -451,3 +458,9 @@ class Federation:
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)
         return detached(chosen)
+
+
+def names_in(stages: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Those of the parameter names that belong to one of the stages."""
+    prefixes = tuple(f"{stage}." for stage in stages)
+    return [n for n in names if n.startswith(prefixes)]

@@ -20,10 +20,11 @@ from torch.func import grad, vmap
 
 from bench.api import SERVER, Client, Message, Mixture, Part, State, detached
 from bench.models import Network
-from bench.protocols.federation import Federation, Step
+from bench.protocols.federation import Federation, Step, names_in
 from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
+from bench.toolkit.losses import SplitLoss
 
 SMASHED, LABELS = "smashed", "labels"
 FEATURES_GRADIENT = "features_gradient"
@@ -72,13 +73,10 @@ class Split:
         """The server's last stage, or None for the network's."""
         return None if self.labels == "shared" else self.network.stages[-2]
 
-    def held(self, cut: str) -> list[str]:
-        """Names of the parameters that a client with this cut holds."""
+    def held(self, cut: str) -> tuple[str, ...]:
+        """The stages that a client with this cut holds."""
         stages = self.network.stages
-        mine = list(stages[: stages.index(cut) + 1])
-        return self.network.parameters_of(
-            [*mine, *([] if self.labels == "shared" else stages[-1:])]
-        )
+        return stages[: stages.index(cut) + 1] + (() if self.labels == "shared" else stages[-1:])
 
     def deepest(self) -> str:
         return max(self.cuts, key=self.network.stages.index)
@@ -112,18 +110,18 @@ class SplitFederation(Federation):
         self.clients = [replace(c, cut=cuts[i % len(cuts)]) for i, c in enumerate(self.clients)]
 
     @classmethod
-    def held_by_clients(cls, network: Network, params: State, **more: Split) -> list[str]:
+    def client_stages(cls, network: Network, **more: Split) -> Sequence[str]:
         split = more["split"]
         return split.held(split.deepest())
 
     def held(self, client: Client) -> list[str]:
         assert client.cut is not None
-        return self.split.held(client.cut)
+        return names_in(self.split.held(client.cut), self.state)
 
     def _open_round(self) -> None:
         stages = self.network.stages
         shallowest = min(self.split.cuts, key=stages.index)
-        clients = set(self.split.held(shallowest))
+        clients = set(names_in(self.split.held(shallowest), self.state))
         mine = {n: v for n, v in self.state.items() if n not in clients}
         self.server = detached(self.defense.receive(mine, self.const))
         self.server_log = []
@@ -326,25 +324,16 @@ class SplitFederation(Federation):
         """Move the clients' variables. data: samples, targets, the losses' gradients by the
         activations, and the features of the clients' heads (private labels)."""
         x, y, by_q, features = data
-        cut = step.joined[members[0]].cut
+        cut = str(step.joined[members[0]].cut)
 
         def gradient(variables: State, x: Tensor, y: Tensor, g: Tensor, f: Tensor | None,
                      draw: State) -> State:  # fmt: skip
-            def loss(variables: State, x: tuple[Tensor, ...], y: tuple[Tensor, ...]) -> Tensor:
-                weights = self.defense.realize(variables, self.const, draw)
-                q = self.network.run(
-                    weights, x[0], last=cut, mode=step.work.mode, buffers=self.buffers
-                )
-                # <q, dL/dq> has the bottom's gradient; the head's loss has the head's.
-                # Slopes times B and a mean, as of any loss, for defenses that clip per sample.
-                bottom = (q * y[0]).flatten(1).sum(dim=1).mean()
-                return bottom if len(x) == 1 else bottom + soft_cross_entropy(
-                    self._head(weights, x[1], step.work.mode), y[1]
-                )  # fmt: skip
-
+            loss = SplitLoss(
+                network=self.network, realize=self._realizing(draw), mode=step.work.mode,
+                buffers=self.buffers, cut=cut,
+            )  # fmt: skip
             seen = (x,) if f is None else (x, f)
-            given = (g * len(g),) if f is None else (g * len(g), y)
-            return self.defense.gradient(loss, variables, seen, given, draw)  # type: ignore[arg-type]
+            return self.defense.gradient(loss, variables, seen, (g * len(g), y), draw)  # type: ignore[arg-type]
 
         held = self.held(step.joined[members[0]])
         grads = vmap(gradient, in_dims=(0, 0, 0, 0, None if features is None else 0, 0),
