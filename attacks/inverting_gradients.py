@@ -11,7 +11,7 @@ from attacks.engine.adam import descend
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Minimum, Phase
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import unusable
+from attacks.engine.observation import nothing_to_match
 from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -67,7 +67,7 @@ class InvertingGradients(Attack):
             raise ValueError(f"start must be one of {', '.join(STARTS)}, got '{self.start}'.")
 
     def applies(self, seen: Seen) -> str | None:
-        return unusable(seen)
+        return nothing_to_match(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
         matcher = Matcher(

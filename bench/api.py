@@ -368,8 +368,8 @@ class Seen:
     protocol: its name. labels: "private" or "shared". party: who observes. network: registry
     name, settings, input shape and number of classes. initial, const: first state and public
     constants. buffers: normalisation statistics of public data, for eval mode. before, after:
-    state broadcast before and after the round. server: the server's own weights per step (split
-    protocols). messages: those addressed to the party or to all, and what the party computed and
+    state broadcast before and after the round. server: the server's own variables before each step
+    (split protocols). messages: those addressed to the party or to all, and what it computed and
     sent (features and gradients of a split protocol's server).
     clients: ids of the observed clients, in the order of every stacked tensor. known: what the
     threat grants (batch, local_steps, lr, mode, aux, labels, ...), the defense's name, public

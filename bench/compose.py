@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.api import (
+    UPLOAD_KINDS,
     Client,
     Defense,
     Local,
@@ -22,7 +23,7 @@ from bench.api import (
     Stage,
     State,
 )
-from bench.privacy.events import Event, Facts, Mechanism
+from bench.privacy.events import BernoulliMask, Event, Facts, Mechanism
 
 ROLES = ("variables", "gradient", "joins", "batch", "mix", "aggregate")
 
@@ -31,7 +32,7 @@ class Composed(Defense):
     """Defenses applied in order. A role in `owns` has one owner; all other hooks chain.
 
     Never a reference, whatever its members are. Raises ValueError if two members own the same
-    role, naming both.
+    role, or if noise would be added to bits that an earlier member samples, naming both.
     """
 
     def __init__(self, members: Mapping[str, Defense]) -> None:
@@ -48,6 +49,7 @@ class Composed(Defense):
                         "so they cannot be combined."
                     )
                 names[role], self._owner[role] = name, member
+        _refuse_noise_on_bits(self.members)
         self._plain = Defense()
         self.requires = frozenset().union(*(m.requires for m in self.members.values()))
         self.owns = frozenset(names)
@@ -158,3 +160,16 @@ class Composed(Defense):
             for name, member in self.members.items()
             for key, value in member.constants(facts).items()
         }
+
+
+def _refuse_noise_on_bits(members: Mapping[str, Defense]) -> None:
+    sampler = None
+    for name, member in members.items():
+        acting = [m for m in member.mechanisms() if m.of in UPLOAD_KINDS]
+        if sampler and any(not isinstance(m, BernoulliMask) for m in acting):
+            raise ValueError(
+                f"defense '{name}' perturbs uploads of which '{sampler}' has made sampled bits or "
+                f"probabilities; combine them as '{name}+{sampler}'."
+            )
+        if any(isinstance(m, BernoulliMask) for m in acting):
+            sampler = name

@@ -21,7 +21,7 @@ from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from defenses.standalone import Standalone
-from tests.conftest import federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, seen_under
 
 WORK = Work(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
 SPLIT = replace(WORK, protocol="splitfed")
@@ -88,6 +88,19 @@ def test_standalone_under_splitfed_trains_the_servers_part_alone(
     one, other = run.weights_of(run.clients[0]), run.weights_of(run.clients[2])
     for name, value in one.items():
         assert torch.equal(value, other[name]) != (name in bottom), name
+
+
+@pytest.mark.parametrize("attack", ["dlg", "inverting_gradients"])
+def test_smashed_data_alone_is_matched(digits: Dataset, registry: Registry, attack: str) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(
+        digits, network, Standalone(), protocol="splitfed", split={"cut": "block1"}, clients=3
+    )
+    found = registry.attack(attack, {})
+    assert found.applies(seen) is None
+    answer = found.run(seen, context_for(digits, network, Standalone(), budget=100))
+    assert answer.images is not None
+    assert float((answer.images - truth.x).square().mean()) < 1e-4
 
 
 def test_the_ledger_says_that_standalone_sends_nothing_but_smashed_data() -> None:

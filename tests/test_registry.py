@@ -100,6 +100,20 @@ def test_wrong_settings_get_one_clear_sentence(
         registry.defense(name, settings, where="s.toml")
 
 
+@pytest.mark.parametrize("masks", ["pm_sfl", "splitfed_pm"])
+@pytest.mark.parametrize(
+    ("noise", "settings"),
+    [("gaussian", {"noise_multiplier": 0.1, "clip_norm": 1.0}), ("spm", {"epsilon": 1.0})],
+)
+def test_noise_goes_before_the_sampling_of_bits(
+    registry: Registry, masks: str, noise: str, settings: dict[str, float]
+) -> None:
+    given = {f"{noise}.{k}": v for k, v in settings.items()}
+    with pytest.raises(ValueError, match=f"combine them as '{noise}\\+{masks}'"):
+        registry.defense(f"{masks}+{noise}", given)
+    registry.defense(f"{noise}+{masks}", given)
+
+
 def test_defenses_compose_by_name(registry: Registry) -> None:
     both = registry.defense(
         "gaussian+spm",
