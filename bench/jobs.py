@@ -167,6 +167,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         records=min(len(s) for s in shares),
         local_steps=max(work.steps(len(s)) for s in shares),
         participations=max(federation.uploads.values(), default=0),
+        fewest=federation.fewest,
         split=bool(job.protocol.cuts),
         delta=job.delta,
     )

@@ -3,8 +3,8 @@
 Per step a mixer deals the N patches of a group to its clients, each patch to one of them. Client
 i clips its smashed data s_i to [0, Delta], keeps its own patches, adds noise (Eq. 1) and noises
 its label (Eq. 2); the server sums the group's uploads and weighs the labels with lambda_i
-(Eq. 3). The paper's rivals are siblings: DP-SL (noise alone), DP-MixSL (the server sums
-lambda_i s_i), and without noise CutMix, Cutout and Mixup.
+(Eq. 3). The paper's rivals with noise are here too: DP-SL (noise alone) and DP-MixSL (the server
+sums lambda_i s_i); those without are in `cutmix.py`.
 
 Where the paper contradicts itself or is silent: noise goes on all values as in Eq. 1 and Alg. 1
 (`noise="b3"`: only on the client's patches, as in B.3 and Fig. 1). The whole group is summed,
@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Literal
 
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
-from bench.api import SERVER, Client, Defense, Message, Mixture, Part, Party, Stage
+from bench.api import Client, Defense, Message, Mixture, Part, Party, Stage
 from bench.privacy.events import (
     Event,
     Facts,
@@ -40,90 +39,16 @@ from bench.privacy.events import (
 from bench.toolkit.patches import patch_map
 from bench.toolkit.vectors import gaussian_like
 from defenses import dp_cutmix_claims as claims
-
-Mixing = Literal["uniform", "dirichlet"]
-MIXER = "mixer"
-PATCHES = "patches"
-RATIOS = "ratios"
-
-
-# --- mixer ----------------------------------------------------------------------------------
-
-
-def dirichlet(alpha: float, size: int, *, rng: torch.Generator) -> Tensor:
-    """Symmetric Dirichlet(alpha) of `size` ratios, float64: normalised gammas by inverse CDF."""
-    uniform = torch.rand(size, generator=rng, dtype=torch.float64)
-    gammas = torch.from_numpy(gammaincinv(alpha, uniform.numpy())).clamp_min(1e-300)
-    return gammas / gammas.sum()
-
-
-def deal(
-    patches: int, clients: int, *, mixing: Mixing, alpha: float, rng: torch.Generator
-) -> Tensor:
-    """Masks bool [clients, patches] in which every patch belongs to exactly one client.
-
-    uniform: largest-remainder sizes. dirichlet: sizes are Dirichlet-multinomial; should one of
-    several clients get everything, a patch drawn at random goes to another one, since a client
-    that sends all its patches is not mixed at all. Which patches is uniform in both.
-    """
-    if mixing == "uniform":
-        sizes = torch.tensor(claims.partition_sizes(patches, clients))
-        owner = torch.arange(clients).repeat_interleave(sizes)
-        owner = owner[torch.randperm(patches, generator=rng)]
-    else:
-        ratios = dirichlet(alpha, clients, rng=rng)
-        owner = torch.multinomial(ratios, patches, replacement=True, generator=rng)
-        if clients > 1 and bool((owner == owner[0]).all()):
-            given = torch.randint(patches, (1,), generator=rng)
-            shift = torch.randint(1, clients, (1,), generator=rng)
-            owner[given] = (owner[given] + shift) % clients
-    return torch.arange(clients)[:, None] == owner
-
-
-class Mixer(Party):
-    """Third party that decides, per step and group of clients, who contributes what.
-
-    Groups are taken in roster order; the last one may be smaller, and so may all where clients
-    have done their steps. With `patches` it sends each
-    client its mask and the server each group's masks (message "patches", 1 bit per patch); with
-    patches None it sends the server each group's mixup ratios (message "ratios").
-    """
-
-    def __init__(
-        self, *, seed: int, group: int, patches: int | None, mixing: Mixing, alpha: float
-    ) -> None:
-        self.rng = torch.Generator().manual_seed(seed)
-        self.group, self.patches, self.mixing, self.alpha = group, patches, mixing, alpha
-
-    def begin(self, when: Stage, roster: Sequence[str], round: int, step: int) -> list[Message]:
-        if when != "step" or not roster:
-            return []
-        out = []
-        for first in range(0, len(roster), self.group):
-            members = roster[first : first + self.group]
-            parts = self._parts(members)
-            addressed = [(SERVER, parts)]
-            if self.patches is not None:
-                addressed += [(m, {PATCHES: parts[m]}) for m in members]
-            out += [
-                Message(
-                    kind=RATIOS if self.patches is None else PATCHES, sender=MIXER,
-                    receiver=receiver, round=round, step=step, parts=content,
-                )
-                for receiver, content in addressed
-            ]  # fmt: skip
-        return out
-
-    def _parts(self, members: Sequence[str]) -> dict[str, Part]:
-        n = len(members)
-        if self.patches is not None:
-            masks = deal(self.patches, n, mixing=self.mixing, alpha=self.alpha, rng=self.rng)
-            return {m: Part(values=mask, bits=1) for m, mask in zip(members, masks, strict=True)}
-        uniform = torch.full((n,), 1 / n, dtype=torch.float64)
-        even = self.mixing == "uniform"
-        ratios = uniform if even else dirichlet(self.alpha, n, rng=self.rng)
-        return {m: Part(values=r.float()) for m, r in zip(members, ratios, strict=True)}
-
+from defenses.mixer import (
+    MIXER,
+    PATCHES,
+    RATIOS,
+    Deal,
+    Mixer,
+    Mixing,
+    deal_patches,
+    deal_ratios,
+)
 
 # --- clients --------------------------------------------------------------------------------
 
@@ -207,11 +132,12 @@ class DPSL(Defense):
         return 1.0
 
     def claim(self, facts: Facts) -> tuple[float, float, str] | None:
-        """Eq. 4, 5 or 6 for one upload at the best alpha, with the paper's D_s = 20, D_y = 10;
-        None without a clip or without any noise, where the paper claims nothing."""
+        """Eq. 4, 5 or 6 for one upload at the best alpha, with D_s = smashed_size (where it is
+        not set, the paper's 20) and D_y = 10; None without a clip or without any noise, where
+        the paper claims nothing."""
         if math.isinf(self.clip) or self.smashed_std == self.label_std == 0:
             return None
-        slope = self._printed(claims.PAPER_SMASHED_SIZE)
+        slope = self._printed(self.smashed_size or claims.PAPER_SMASHED_SIZE)
         return claims.best_epsilon(slope, facts.delta)[0], facts.delta, "record"
 
     def _printed(self, smashed_size: int) -> float:
@@ -274,9 +200,10 @@ class DPSL(Defense):
             "uploads_of_one_record": count,
             "client_held_layers": "no DP",
         }
-        if (claim := self.claim(facts)) is not None:
-            out["rdp2_printed_paper_size"] = 2 * self._printed(claims.PAPER_SMASHED_SIZE)
-            out["eps_printed_paper_size"] = claim[0]
+        if self.claim(facts) is not None:
+            printed = self._printed(claims.PAPER_SMASHED_SIZE)
+            out["rdp2_printed_paper_size"] = 2 * printed
+            out["eps_printed_paper_size"] = claims.best_epsilon(printed, facts.delta)[0]
         if self._no_proof() is None and self.label_std > 0:
             assert self.smashed_size is not None
             slope = claims.server_slope(
@@ -306,15 +233,30 @@ class _Mixing(DPSL):
     """A group's smashed data becomes one batch of the server."""
 
     owns = frozenset({"mix"})
-    plan_kind = RATIOS
+    plan_kind: Literal["patches", "ratios"] = RATIOS
     patches: int | None = None
-    mixing: Mixing = "uniform"
-    alpha = 1.0
+    dealt = "patches"
+    """What masks are dealt over; the setting that counts it."""
 
-    def _set_mixing(self, *, group: int, mixing: Mixing, alpha: float) -> None:
+    def __init__(
+        self,
+        *,
+        group: int,
+        clip: float,
+        smashed_std: float,
+        label_std: float,
+        low: float = 0.0,
+        mixing: Mixing = "uniform",
+        alpha: float = 1.0,
+        smashed_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            clip=clip, low=low, smashed_std=smashed_std, label_std=label_std,
+            smashed_size=smashed_size,
+        )  # fmt: skip
         most = math.inf if self.patches is None else self.patches
         if not 1 <= group <= most:
-            limit = "" if self.patches is None else f" and <= patches ({self.patches})"
+            limit = "" if self.patches is None else f" and <= {self.dealt} ({self.patches})"
             raise ValueError(f"group must be >= 1{limit} (clients mixed together), got {group}.")
         if mixing not in ("uniform", "dirichlet"):
             raise ValueError(f"mixing must be uniform or dirichlet, got '{mixing}'.")
@@ -329,10 +271,10 @@ class _Mixing(DPSL):
         return self.group
 
     def third_parties(self, seed: int) -> Mapping[str, Party]:
-        mixer = Mixer(
-            seed=seed, group=self.group, patches=self.patches, mixing=self.mixing, alpha=self.alpha
-        )
-        return {MIXER: mixer}
+        return {MIXER: Mixer(seed=seed, group=self.group, kind=self.plan_kind, deal=self._deal())}
+
+    def _deal(self) -> Deal:
+        return partial(deal_ratios, mixing=self.mixing, alpha=self.alpha)
 
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
         """One mixture per group of the mixer's messages; lambda_i weighs client i's label, or,
@@ -389,24 +331,6 @@ class DPMixSL(_Mixing):
     source = "DP-CutMixSL, Appendix B.2 (DP-MixSL)"
     method: claims.Method = "mix"
 
-    def __init__(
-        self,
-        *,
-        group: int,
-        clip: float,
-        smashed_std: float,
-        label_std: float,
-        low: float = 0.0,
-        mixing: Mixing = "uniform",
-        alpha: float = 1.0,
-        smashed_size: int | None = None,
-    ) -> None:
-        super().__init__(
-            clip=clip, low=low, smashed_std=smashed_std, label_std=label_std,
-            smashed_size=smashed_size,
-        )  # fmt: skip
-        self._set_mixing(group=group, mixing=mixing, alpha=alpha)
-
 
 class DPCutMix(_Mixing):
     """Patch masks from a mixer, noise on smashed data and labels, sum at the server.
@@ -441,16 +365,15 @@ class DPCutMix(_Mixing):
         alpha: float = 1.0,
         smashed_size: int | None = None,
     ) -> None:
-        super().__init__(
-            clip=clip, low=low, smashed_std=smashed_std, label_std=label_std,
-            smashed_size=smashed_size,
-        )  # fmt: skip
         if patches < 1:
             raise ValueError(f"patches must be >= 1 (of one sample's smashed data), got {patches}.")
         if noise not in ("eq1", "b3"):
             raise ValueError(f"noise must be eq1 (on all values) or b3 (masked), got '{noise}'.")
         self.patches, self.noise = patches, noise
-        self._set_mixing(group=group, mixing=mixing, alpha=alpha)
+        super().__init__(
+            group=group, clip=clip, low=low, smashed_std=smashed_std, label_std=label_std,
+            mixing=mixing, alpha=alpha, smashed_size=smashed_size,
+        )  # fmt: skip
 
     @property
     def variant(self) -> str:
@@ -475,55 +398,26 @@ class DPCutMix(_Mixing):
             return Part(values=noised)
         return Part(values=torch.where(own, noised, 0.0), present=own)
 
+    def _deal(self) -> Deal:
+        return partial(deal_patches, self.patches, mixing=self.mixing, alpha=self.alpha)
+
     def _share(self, values: Tensor, ratio: float) -> Tensor:
         """CutMix: the masks are disjoint, so uploads are summed as they are (Eq. 3)."""
         return values
 
     def worst_share(self, facts: Facts) -> float:
-        roster = max(1, round(facts.participation * facts.clients))
         return claims.worst_share(
-            patches=self.patches, group=self.group, roster=roster, even=self.mixing == "uniform"
-        )
+            patches=self.patches, smallest=self._smallest_group(facts),
+            even=self.mixing == "uniform",
+        )  # fmt: skip
+
+    def _smallest_group(self, facts: Facts) -> int:
+        # A round of fewer clients than a group is refused (see `together`); a step is not, where
+        # clients with fewer samples have done theirs.
+        most = max(self.group, facts.sampled)
+        least = min(most, facts.fewest or most)
+        return min(roster % self.group or self.group for roster in range(least, most + 1))
 
     def mixed_noises(self) -> float:
         """All of a group's noises meet in every value (Eq. 1), or one does (B.3)."""
         return self.group if self.noise == "eq1" else 1
-
-
-class CutMix(DPCutMix):
-    """DP-CutMixSL without clip and noise: CutMixSL. Settings: see `DPCutMix`."""
-
-    source = "DP-CutMixSL, Sec. 2 (CutMixSL)"
-
-    def __init__(
-        self, *, patches: int, group: int, mixing: Mixing = "uniform", alpha: float = 1.0
-    ) -> None:
-        super().__init__(
-            patches=patches, group=group, mixing=mixing, alpha=alpha, clip=math.inf,
-            smashed_std=0.0, label_std=0.0,
-        )  # fmt: skip
-
-
-class Cutout(CutMix):
-    """The uploads of CutMix, each run on its own: no partner fills the blank patches.
-
-    group: a client keeps about one in `group` patches. Settings: see `DPCutMix`.
-    Source: DP-CutMixSL, Sec. 2 (Cutout smashed data), after DeVries and Taylor 2017.
-    """
-
-    owns = frozenset()
-    source = "DP-CutMixSL, Sec. 2 (Cutout smashed data)"
-
-    def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
-        return None
-
-
-class Mixup(DPMixSL):
-    """DP-MixSL without clip and noise. Settings: see `DPMixSL`."""
-
-    source = "DP-CutMixSL, Table 1 (SL w. Mixup), after Zhang et al. 2017"
-
-    def __init__(self, *, group: int, mixing: Mixing = "uniform", alpha: float = 1.0) -> None:
-        super().__init__(
-            group=group, mixing=mixing, alpha=alpha, clip=math.inf, smashed_std=0.0, label_std=0.0
-        )

@@ -48,16 +48,36 @@ def partition_constants(patches: int, clients: int) -> dict[str, list[int] | flo
     }
 
 
-def worst_share(*, patches: int, group: int, roster: int, even: bool) -> float:
+def worst_share(*, patches: int, smallest: int, even: bool) -> float:
     """Largest share of the patches that a client may have to send.
 
-    roster clients in groups of `group`, the last of which may be smaller. even: largest-remainder
-    sizes; else sizes are random and only "all patches" is excluded for a client in company.
+    smallest: clients of the smallest group. even: largest-remainder sizes; else sizes are random
+    and only "all patches" is excluded for a client in company.
     """
-    smallest = roster % group or group
     if smallest == 1:
         return 1.0
     return -(-patches // smallest) / patches if even else (patches - 1) / patches
+
+
+def box_side(side: int, area: float) -> int:
+    """Side of a box with about `area` (a share) of a grid of side x side positions.
+
+    At least 1 and, if the grid has more, less than `side`: a client whose company gets nothing
+    is not mixed at all.
+    """
+    nearest = math.floor(side * math.sqrt(area) + 0.5 + 1e-9)  # ties upwards, by exact areas
+    return min(max(1, nearest), max(1, side - 1))
+
+
+def worst_box_share(*, positions: int, smallest: int, even: bool) -> float:
+    """Largest share of the positions that a client may have to send: all but what the least box
+    keeps in a corner. Of equal ratios the first box pasted has half the grid, and the others may
+    lie inside it. Arguments: see `worst_share`.
+    """
+    if smallest == 1:
+        return 1.0
+    width = box_side(math.isqrt(positions), 1 / 2) if even else 1
+    return 1 - (-(-width // 2)) ** 2 / positions
 
 
 # --- Renyi divergence -----------------------------------------------------------------------

@@ -441,7 +441,7 @@ class PMSFL(Defense):
         )  # fmt: skip
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        d, clients = facts.parameters, max(1, round(facts.clients * facts.participation))
+        d, clients = facts.parameters, facts.sampled
         factor = "correct" if self._variant == "corrected" else "as_printed"
         found: dict[str, float | str] = {
             "c": self.clip,

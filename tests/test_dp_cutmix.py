@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attacks.engine.observation import smashed_of
 from bench.api import SERVER, Client, Defense, Message, Mixture, Part, State
 from bench.data.dataset import Dataset
 from bench.privacy.events import Event, Facts, Gaussian, Mechanism, Unprotected
@@ -23,21 +24,12 @@ from bench.protocols.federation import Work
 from bench.protocols.wire import Wire
 from bench.registry import Registry
 from bench.seeding import generator
+from bench.toolkit.patches import patch_map
 from defenses import dp_cutmix, dp_cutmix_claims
-from defenses.dp_cutmix import (
-    DPSL,
-    CutMix,
-    Cutout,
-    DPCutMix,
-    DPMixSL,
-    Mixer,
-    Mixing,
-    Mixup,
-    deal,
-    dirichlet,
-    patch_map,
-)
-from tests.conftest import federation_of, network_for
+from defenses.cutmix import CutMix, Cutout, Mixup, VanillaCutMix
+from defenses.dp_cutmix import DPSL, DPCutMix, DPMixSL
+from defenses.mixer import Mixing, deal_boxes, deal_patches, dirichlet
+from tests.conftest import federation_of, network_for, seen_under
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "dp_cutmix.json").read_text())["cases"]
 ROSTER = ("client-0", "client-1", "client-2", "client-3", "client-4")
@@ -208,7 +200,7 @@ def test_reference_values(case: dict[str, Any]) -> None:
 )
 def test_masks_have_the_reference_sizes(case: dict[str, Any]) -> None:
     n, patches = case["inputs"]["n"], case["inputs"]["N"]
-    masks = deal(patches, n, mixing="uniform", alpha=1.0, rng=generator(0))
+    masks = deal_patches(patches, n, mixing="uniform", alpha=1.0, rng=generator(0))
     assert masks.sum(dim=1).tolist() == case["expected"]["sizes"]
     assert bool((masks.sum(dim=0) == 1).all())
     q = torch.ones(2, 3, 16, 16)
@@ -234,8 +226,8 @@ def test_each_group_of_any_roster_partitions_the_patches(
 ) -> None:
     group = min(group, patches)
     roster = [f"client-{i}" for i in range(group + extra)]
-    mixer = Mixer(seed=seed, group=group, patches=patches, mixing=mixing, alpha=alpha)
-    messages = mixer.begin("step", roster, 2, 5)
+    defense = plain(patches=patches, group=group, mixing=mixing, alpha=alpha)
+    messages = defense.third_parties(seed)["mixer"].begin("step", roster, 2, 5)
     assert all((m.round, m.step, m.kind, m.sender) == (2, 5, "patches", "mixer") for m in messages)
     shown = [m for m in messages if m.receiver == SERVER]
     assert [i for m in shown for i in m.parts] == roster
@@ -253,9 +245,7 @@ def test_each_group_of_any_roster_partitions_the_patches(
         for i, part in message.parts.items():
             assert torch.equal(told[i], part.values)
             assert part.n_bytes == -(-patches // 8)
-        worst = dp_cutmix_claims.worst_share(
-            patches=patches, group=group, roster=len(roster), even=mixing == "uniform"
-        )
+        worst = defense.worst_share(Facts(parameters=1, clients=len(roster)))
         assert float(sizes.max()) / patches <= worst + 1e-12
 
 
@@ -273,7 +263,7 @@ def test_a_mask_is_constant_within_each_patch_of_a_map(height: int, width: int, 
 def test_every_patch_is_dealt_to_every_client_equally_often() -> None:
     """Uniform dealing: within 5 standard errors of 1/3 for all 18 pairs of client and patch."""
     draws, rng = 6000, generator(0)
-    dealt = [deal(6, 3, mixing="uniform", alpha=1.0, rng=rng) for _ in range(draws)]
+    dealt = [deal_patches(6, 3, mixing="uniform", alpha=1.0, rng=rng) for _ in range(draws)]
     share = torch.stack(dealt).double().mean(dim=0)
     assert float((share - 1 / 3).abs().max()) < 5 * math.sqrt(2 / 9 / draws)
 
@@ -288,7 +278,8 @@ def test_dirichlet_ratios_and_sizes_have_their_moments() -> None:
     error = float(spread[:, 0].std()) / math.sqrt(draws)
     assert float((spread[:, 0].mean() - variance).abs()) < 5 * error
     dealt = [
-        deal(patches, n, mixing="dirichlet", alpha=alpha, rng=rng).sum(dim=1) for _ in range(draws)
+        deal_patches(patches, n, mixing="dirichlet", alpha=alpha, rng=rng).sum(dim=1)
+        for _ in range(draws)
     ]
     sizes = torch.stack(dealt).double()
     p, total = 1 / n, n * alpha
@@ -301,10 +292,10 @@ def test_dirichlet_ratios_and_sizes_have_their_moments() -> None:
 def test_nobody_in_company_gets_every_patch_even_at_tiny_concentrations() -> None:
     rng = generator(2)
     for _ in range(300):
-        masks = deal(9, 3, mixing="dirichlet", alpha=0.01, rng=rng)
+        masks = deal_patches(9, 3, mixing="dirichlet", alpha=0.01, rng=rng)
         assert int(masks.sum(dim=1).max()) < 9
         assert bool((masks.sum(dim=0) == 1).all())
-    alone = deal(9, 1, mixing="dirichlet", alpha=0.01, rng=rng)
+    alone = deal_patches(9, 1, mixing="dirichlet", alpha=0.01, rng=rng)
     assert bool(alone.all())
 
 
@@ -321,6 +312,221 @@ def test_masks_change_from_step_to_step_and_follow_the_seed() -> None:
     assert torch.equal(one, masks(again))
     assert torch.equal(two, masks(again))
     assert first.begin("round", ROSTER, 0, 0) == []
+
+
+# --- boxes ------------------------------------------------------------------------------------
+
+
+@given(
+    side=st.integers(1, 9),
+    group=st.integers(1, 12),
+    extra=st.integers(0, 9),
+    mixing=st.sampled_from(["uniform", "dirichlet"]),
+    alpha=st.floats(0.01, 100),
+    seed=st.integers(0, 2**62),
+)
+@settings(deadline=None, max_examples=150)
+def test_each_group_of_any_roster_covers_the_grid_by_boxes_once(
+    side: int, group: int, extra: int, mixing: Mixing, alpha: float, seed: int
+) -> None:
+    group = min(group, side * side)
+    roster = [f"client-{i}" for i in range(group + extra)]
+    defense = VanillaCutMix(positions=side * side, group=group, mixing=mixing, alpha=alpha)
+    messages = defense.third_parties(seed)["mixer"].begin("step", roster, 2, 5)
+    shown = [m for m in messages if m.receiver == SERVER]
+    assert [i for m in shown for i in m.parts] == roster
+    worst = defense.worst_share(Facts(parameters=1, clients=len(roster)))
+    for message in shown:
+        masks = torch.stack([p.values for p in message.parts.values()])
+        assert masks.dtype == torch.bool
+        assert masks.shape == (len(message.parts), side * side)
+        assert bool((masks.sum(dim=0) == 1).all())
+        most = int(masks.sum(dim=1).max())
+        assert (most == side * side) == (len(masks) == 1)
+        assert most / side**2 <= worst + 1e-12
+
+
+def is_rectangle(mask: Tensor) -> bool:
+    """Whether the true positions [H, W] are all those between their first and last row, column."""
+    rows, columns = (mask.any(dim=d).nonzero().flatten().tolist() for d in (1, 0))
+    inside = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    return bool(inside.all()) and int(inside.sum()) == int(mask.sum())
+
+
+@given(
+    side=st.integers(2, 20),
+    mixing=st.sampled_from(["uniform", "dirichlet"]),
+    alpha=st.floats(0.01, 100),
+    seed=st.integers(0, 2**62),
+)
+@settings(deadline=None, max_examples=150)
+def test_of_a_pair_one_client_gets_a_rectangle_and_the_other_the_rest(
+    side: int, mixing: Mixing, alpha: float, seed: int
+) -> None:
+    masks = deal_boxes(side * side, 2, mixing=mixing, alpha=alpha, rng=generator(seed))
+    one, other = masks.view(2, side, side)
+    assert torch.equal(one, ~other)
+    assert is_rectangle(one) or is_rectangle(other)
+
+
+def test_nobody_in_company_gets_the_whole_grid_even_at_tiny_concentrations() -> None:
+    rng = generator(2)
+    for positions in (4, 9):
+        for _ in range(300):
+            masks = deal_boxes(positions, 2, mixing="dirichlet", alpha=0.01, rng=rng)
+            assert 0 < int(masks[0].sum()) < positions
+    assert bool(deal_boxes(9, 1, mixing="dirichlet", alpha=0.01, rng=rng).all())
+
+
+def test_boxes_of_a_pair_are_those_of_the_definition_clipped_at_the_borders() -> None:
+    """Every centre of a 6 x 6 grid by a loop: half the grid is a box of side round(6 / sqrt 2) =
+    4, from two before its centre to one after. All 36 occur, and no other; either client's."""
+    expected = set()
+    for row in range(6):
+        for column in range(6):
+            box = [
+                6 * y + x
+                for y in range(6)
+                for x in range(6)
+                if row - 2 <= y <= row + 1 and column - 2 <= x <= column + 1
+            ]
+            expected |= {(owner, frozenset(box)) for owner in (0, 1)}
+    rng = generator(0)
+    found = []
+    for _ in range(2000):
+        masks = deal_boxes(36, 2, mixing="uniform", alpha=1.0, rng=rng)
+        dealt = [(i, frozenset(m.nonzero().flatten().tolist())) for i, m in enumerate(masks)]
+        found += [d for d in dealt if d in expected]
+        assert any(d in expected for d in dealt)
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize(("clients", "mixing"), [(2, "uniform"), (4, "uniform"), (3, "dirichlet")])
+def test_boxes_give_every_client_the_same_share_on_average(clients: int, mixing: Mixing) -> None:
+    draws, rng = 4000, generator(3)
+    dealt = [deal_boxes(64, clients, mixing=mixing, alpha=1.0, rng=rng) for _ in range(draws)]
+    shares = torch.stack(dealt).double().mean(dim=2)
+    error = shares.std(dim=0) / math.sqrt(draws)
+    assert bool(((shares.mean(dim=0) - 1 / clients).abs() < 5 * error).all())
+
+
+def pasted_slowly(
+    side: int, clients: int, *, mixing: Mixing, alpha: float, rng: torch.Generator
+) -> list[list[int]]:
+    """Owner of every row and column: boxes in the order dealt, position by position."""
+    order = torch.randperm(clients, generator=rng).tolist()
+    ratios = [1 / clients] * clients
+    if mixing == "dirichlet":
+        ratios = dirichlet(alpha, clients, rng=rng).tolist()
+    owner = [[order[0]] * side for _ in range(side)]
+    for k in range(1, clients):
+        kept = sum(ratios[:k]) / sum(ratios[: k + 1])  # Yun et al.'s lambda for a pair
+        nearest = math.floor(side * math.sqrt(1 - kept) + 0.5 + 1e-9)
+        width = min(max(nearest, 1), side - 1)
+        centre = torch.randint(side, (2,), generator=rng).tolist()
+        first = [c - width // 2 for c in centre]
+        for y in range(side):
+            for x in range(side):
+                if all(f <= at < f + width for f, at in zip(first, (y, x), strict=True)):
+                    owner[y][x] = order[k]
+    return owner
+
+
+@pytest.mark.parametrize("mixing", ["uniform", "dirichlet"])
+@pytest.mark.parametrize("clients", [2, 3, 5])
+def test_boxes_agree_with_a_slow_loop_by_yun_et_als_lambda(clients: int, mixing: Mixing) -> None:
+    for side in (4, 7, 8, 16):
+        for seed in range(10):
+            given: dict[str, Any] = {"mixing": mixing, "alpha": 1.5}
+            masks = deal_boxes(side**2, clients, rng=generator(seed), **given)
+            owner = pasted_slowly(side, clients, rng=generator(seed), **given)
+            assert masks.long().argmax(dim=0).view(side, side).tolist() == owner
+
+
+@pytest.mark.parametrize("map_shaped", [False, True])
+def test_the_server_runs_boxes_and_weighs_labels_by_the_share_kept(map_shaped: bool) -> None:
+    rng = generator(1, "boxes")
+    shape = (2, 3, 5, 5) if map_shaped else (2, 25, 4)
+    q = {i: torch.rand(shape, generator=rng) for i in ROSTER}
+    step = Step(VanillaCutMix(positions=25, group=2), q)
+    assert [len(m.members) for m in step.mixed] == [2, 2, 1]
+    for mixture in step.mixed:
+        assert any(is_rectangle(step.mask(i).view(5, 5)) for i, _ in mixture.members)
+        expected, labels = torch.zeros(shape), torch.zeros(2, CLASSES)
+        for i, weight in mixture.members:
+            mask = step.mask(i)
+            for position in mask.nonzero().flatten().tolist():
+                at = (..., position // 5, position % 5) if map_shaped else (slice(None), position)
+                expected[at] = q[i][at]
+            assert weight == pytest.approx(int(mask.sum()) / 25)
+            labels = labels + weight * step.labels[i]
+        assert torch.equal(mixture.smashed, expected)
+        assert mixture.targets is not None
+        assert torch.allclose(mixture.targets, labels)
+        assert sum(w for _, w in mixture.members) == pytest.approx(1.0)
+
+
+def test_boxes_cost_a_bit_per_position_and_the_values_kept() -> None:
+    step = Step(VanillaCutMix(positions=9, group=2), tokens(4, patches=9))
+    told = [m for m in step.wire.log if m.kind == "patches"]
+    assert [m.n_bytes for m in told if m.receiver == SERVER] == [2 * 2, 2 * 2]  # 9 bits each
+    assert [m.receiver for m in told if m.receiver != SERVER] == list(ROSTER[:4])
+    assert step.wire.bytes_down == 4 * 2
+    for i, part in step.parts.items():
+        assert part.n_bytes == 4 * 2 * 4 * int(step.mask(i).sum())
+        assert torch.equal(part.presence()[0, :, 0], step.mask(i))
+    assert sum(p.n_bytes for p in step.parts.values()) == 2 * (4 * 2 * 9 * 4)
+
+
+def test_an_attack_sees_which_positions_of_a_box_are_whose(digits: Dataset) -> None:
+    """The round through splitfed: smashed data is present exactly where the masks say."""
+    defense = VanillaCutMix(positions=64, group=2)
+    seen, _ = seen_under(
+        digits, network_for(digits), defense, protocol="splitfed", clients=4,
+        split={"cut": "block1", "labels": "shared"}, batch=2,
+    )  # fmt: skip
+    found = smashed_of(seen, dtype=torch.float32)
+    assert found is not None
+    values, present = found
+    told = {i: p.values for m in seen.messages if m.kind == "patches" for i, p in m.parts.items()}
+    assert sorted(told) == sorted(seen.clients)
+    for client, value, there in zip(seen.clients, values, present, strict=True):
+        assert torch.equal(there, told[client].view(8, 8).expand(value.shape))
+        assert bool((value[~there] == 0).all())
+        assert float(value.abs().sum()) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"positions": 0}, r"positions must be a square number >= 1 \(.*\), got 0\."),
+        ({"positions": -4}, r"positions must be a square number >= 1 \(.*\), got -4\."),
+        ({"positions": 8}, r"positions must be a square number >= 1 \(.*\), got 8\."),
+        ({"group": 0}, r"group must be >= 1 and <= positions \(4\) \(.*\), got 0\."),
+        ({"group": 5}, r"group must be >= 1 and <= positions \(4\) \(.*\), got 5\."),
+        ({"mixing": "beta"}, r"mixing must be uniform or dirichlet, got 'beta'\."),
+        ({"alpha": math.nan}, r"alpha must lie in \[0\.01, 1e6\] .*, got nan\."),
+    ],
+)
+def test_bad_settings_of_boxes_are_refused(settings_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VanillaCutMix(**{"positions": 4, "group": 2} | settings_)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 9, 4), r"positions must be 9, those of the smashed data \[2, 9, 4\], got 16\."),
+        ((2, 3, 8, 8), r"positions must be 64, .*\[2, 3, 8, 8\], got 16\."),
+        ((2, 3, 2, 8), r"positions need .* or a square map .*, got the shape \[2, 3, 2, 8\] at"),
+        ((2, 16), r"positions need smashed data of tokens .*, got the shape \[2, 16\] at"),
+    ],
+)
+def test_boxes_on_other_positions_than_the_smashed_datas_are_refused(
+    shape: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Step(VanillaCutMix(positions=16, group=2), {i: torch.zeros(shape) for i in ROSTER[:2]})
 
 
 # --- the step ---------------------------------------------------------------------------------
@@ -359,11 +565,12 @@ def test_private_labels_leave_targets_to_the_clients() -> None:
         plain(group=1, clip=1e9),
         plain(group=1, clip=math.inf),
         CutMix(patches=6, group=1),
+        VanillaCutMix(positions=9, group=1),
         Mixup(group=1),
     ],
 )
 def test_zero_strength_is_the_undefended_protocol_bit_for_bit(defense: Defense) -> None:
-    q = tokens(3)
+    q = tokens(3, patches=getattr(defense, "patches", None) or 6)
     step = Step(defense, q)
     assert len(step.mixed) == 3
     for (i, value), mixture in zip(q.items(), step.mixed, strict=True):
@@ -404,11 +611,14 @@ def test_zero_strength_trains_as_the_undefended_protocol_does(digits: Dataset, l
         return run.state
 
     reference = trained(Defense())
-    for defense in (plain(patches=4, group=1, clip=1e9), Mixup(group=1)):
+    positions = 64  # the cut's map is 8 x 8
+    alone: list[Defense] = [plain(patches=4, group=1, clip=1e9), Mixup(group=1)]
+    for defense in (*alone, VanillaCutMix(positions=positions, group=1)):
         after = trained(defense)
         assert all(torch.equal(after[n], value) for n, value in reference.items())
-    mixed = trained(plain(patches=4, group=3))
-    assert any(not torch.equal(mixed[n], value) for n, value in reference.items())
+    for defense in (plain(patches=4, group=3), VanillaCutMix(positions=positions, group=3)):
+        mixed = trained(defense)
+        assert any(not torch.equal(mixed[n], value) for n, value in reference.items())
 
 
 def test_mixup_weighs_smashed_data_and_labels_alike() -> None:
@@ -633,12 +843,21 @@ def test_the_ledger_prints_equation_6_beside_what_the_server_sees() -> None:
     assert any("client-held layers" in r for r in entry.reasons)
 
 
-def test_the_paper_size_enters_the_claim_alone() -> None:
+def test_the_claim_is_equation_6_at_the_real_size_where_it_is_known() -> None:
+    """D_s = 12288 at order 2: 785 printed, 889 against the server. The paper's 20 stays beside."""
     facts = Facts(parameters=1, clients=10, delta=1e-5)
     real = DPCutMix(patches=64, group=10, smashed_size=12288, **PAPER)
-    assert real.claim(facts) == DPCutMix(patches=64, group=10, **PAPER).claim(facts)
-    assert real.constants(facts)["rdp2_printed"] == pytest.approx(785, rel=1e-3)
-    assert real.constants(facts)["rdp2_server"] == pytest.approx(889, rel=1e-3)
+    unknown = DPCutMix(patches=64, group=10, **PAPER)
+    constants = real.constants(facts)
+    assert constants["rdp2_printed"] == pytest.approx(785, rel=1e-3)
+    assert constants["rdp2_server"] == pytest.approx(889, rel=1e-3)
+    entries = [account(d, facts) for d in (real, unknown)]
+    slope = (0.04 * 12288 / 10 + 10 / 100) / (16 / 255) / 2  # Eq. 6 over alpha
+    expected, _ = dp_cutmix_claims.best_epsilon(slope, 1e-5)
+    assert entries[0].eps_claimed == pytest.approx(expected)
+    assert entries[0].eps_claimed == constants["eps_printed_one_upload"]
+    assert entries[1].eps_claimed == pytest.approx(8.77104, rel=1e-4)
+    assert all(e.constants["eps_printed_paper_size"] == entries[1].eps_claimed for e in entries)
 
 
 def test_the_ledgers_accountant_agrees_with_the_servers_epsilon() -> None:
@@ -696,6 +915,8 @@ def test_two_inputs_at_the_ends_of_the_interval_reach_the_sensitivity() -> None:
         (7, "uniform", 22 / 64),
         (8, "dirichlet", 63 / 64),
         (9, "dirichlet", 1.0),
+        (1, "uniform", 16 / 64),  # not told how many: at least a group
+        (3, "dirichlet", 63 / 64),
     ],
 )
 def test_the_last_smaller_group_sets_the_worst_share(
@@ -707,6 +928,58 @@ def test_the_last_smaller_group_sets_the_worst_share(
     assert gaussians(defense.guarantee(facts))[0].sensitivity == pytest.approx(
         0.2 * math.sqrt(share * 20)
     )
+
+
+def test_participation_sets_the_worst_share_but_no_round_is_smaller_than_a_group() -> None:
+    defense = DPCutMix(patches=64, group=4, smashed_size=20, **PAPER)
+    for participation, share in ((0.6, 0.5), (0.5, 1.0), (0.1, 0.25)):  # 6, 5, 1 of 10
+        facts = Facts(parameters=1, clients=10, participation=participation)
+        assert defense.worst_share(facts) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("fewest", "share"), [(8, 16 / 64), (6, 0.5), (5, 1.0), (1, 1.0)])
+def test_steps_of_few_clients_set_the_worst_share(fewest: int, share: float) -> None:
+    defense = DPCutMix(patches=64, group=4, smashed_size=20, **PAPER)
+    facts = Facts(parameters=1, clients=8, fewest=fewest)
+    assert defense.worst_share(facts) == pytest.approx(share)
+
+
+def test_the_run_knows_the_step_of_fewest_clients(digits: Dataset) -> None:
+    """A client with three times the samples takes its last steps alone, so it sends everything."""
+    network = network_for(digits)
+    run = federation_of(
+        digits, network, CutMix(patches=16, group=2), clients=2, protocol="splitfed",
+        cuts=("block1",), labels="shared",
+    )  # fmt: skip
+    run.clients[1].x, run.clients[1].y = run.clients[1].x[:8], run.clients[1].y[:8]
+    assert run.fewest is None
+    work = Work(protocol="splitfed", batch=8, lr=0.1, local_epochs=1)
+    result = run.play(work, [c.id for c in run.clients], observed=True)
+    assert run.fewest == 1
+    alone = [m.parts["smashed"] for m in result.wire.log if m.kind == "smashed" and m.step == 2]
+    assert [bool(part.presence().all()) for part in alone] == [True]
+
+
+@pytest.mark.parametrize(
+    ("group", "mixing", "share"),
+    [
+        (2, "uniform", 1 - 4 / 16),  # half of 4 x 4 is a box of side 3, of which a corner keeps 2
+        (3, "uniform", 1 - 4 / 16),
+        (2, "dirichlet", 15 / 16),
+    ],
+)
+def test_the_least_box_sets_the_worst_share_and_reaches_it(
+    group: int, mixing: Mixing, share: float
+) -> None:
+    defense = VanillaCutMix(positions=16, group=group, mixing=mixing, alpha=0.1)
+    for clients in (1, group, 4 * group):
+        facts = Facts(parameters=1, clients=clients)
+        assert defense.worst_share(facts) == pytest.approx(share)
+    assert defense.worst_share(Facts(parameters=1, clients=group + 1)) == 1.0
+    rng = generator(5)
+    dealt = [deal_boxes(16, group, mixing=mixing, alpha=0.1, rng=rng) for _ in range(1000)]
+    most = max(int(masks.sum(dim=1).max()) for masks in dealt)
+    assert most / 16 == pytest.approx(share)
 
 
 def test_mixup_and_plain_noise_get_no_amplification_against_the_server() -> None:
@@ -745,10 +1018,18 @@ def test_what_no_proof_covers_is_reported(changes: Any, open_: list[str]) -> Non
 
 def test_what_has_no_noise_claims_nothing() -> None:
     facts = Facts(parameters=1, clients=3)
-    for defense in (CutMix(patches=6, group=3), Cutout(patches=6, group=3), Mixup(group=3)):
+    for defense in (
+        CutMix(patches=6, group=3),
+        VanillaCutMix(positions=9, group=3),
+        Cutout(patches=6, group=3),
+        Mixup(group=3),
+    ):
         assert defense.claim(facts) is None
         assert defense.mechanisms() == ()
         assert account(defense, facts).eps_record == math.inf
+        assert unprotected(defense.guarantee(facts)) == [
+            "the smashed data", "the labels", "the update of the client-held layers",
+        ]  # fmt: skip
     claim = plain(smashed_std=1.0).claim(facts)
     assert claim is not None
     assert claim[0] == math.inf
@@ -775,6 +1056,7 @@ def test_all_are_registered_and_need_smashed_data(registry: Registry) -> None:
         "cutout": {"patches": 4, "group": 2},
         "dp_mixsl": {"group": 2, **shared},
         "mixup": {"group": 2},
+        "vanilla_cutmix": {"positions": 4, "group": 2, "mixing": "dirichlet", "alpha": 1.0},
         "dp_sl": shared,
     }
     for name, values in made.items():

@@ -22,8 +22,9 @@ class MyAttack(Attack):
 '''
 
 DEFENSES = [
-    "cutmix", "cutout", "dp_cutmix", "dp_mixsl", "dp_sl", "gaussian", "laplace", "lg_fedavg",
-    "mixup", "none", "pm_sfl", "splitfed_dp", "splitfed_pm", "spm", "standalone",
+    "cutmix", "cutout", "depthfl", "dp_cutmix", "dp_mixsl", "dp_sl", "gaussian", "laplace",
+    "lg_fedavg", "mixup", "none", "pm_sfl", "splitfed_dp", "splitfed_pm", "spm", "standalone",
+    "vanilla_cutmix",
 ]  # fmt: skip
 
 

@@ -15,8 +15,9 @@ class Facts:
     parameters: trained coordinates uploaded per round. rounds: rounds played. clients: number
     of clients. participation: fraction sampled per round. batch: local batch size. records:
     samples of the smallest client. local_steps: gradient steps per round. participations: most
-    uploads of any one client; `rounds` when unknown, the worst case. split: whether smashed data
-    was sent too. delta: target delta.
+    uploads of any one client; `rounds` when unknown, the worst case. fewest: clients in the step
+    with the fewest, in which others had done theirs; a round's, if not given. split: whether
+    smashed data was sent too. delta: target delta.
     """
 
     parameters: int
@@ -27,6 +28,7 @@ class Facts:
     records: int = 1
     local_steps: int = 1
     participations: int | None = None
+    fewest: int | None = None
     split: bool = False
     delta: float = 1e-5
 
@@ -39,6 +41,10 @@ class Facts:
                 f"fact participations must lie in [0, rounds={self.rounds}], "
                 f"got {self.participations}."
             )
+        if self.fewest is not None and not 1 <= self.fewest <= self.clients:
+            raise ValueError(
+                f"fact fewest must lie in [1, clients={self.clients}], got {self.fewest}."
+            )
         if not 0 < self.participation <= 1:
             raise ValueError(f"fact participation must lie in (0, 1], got {self.participation}.")
         if not 0 < self.delta < 1:
@@ -48,6 +54,11 @@ class Facts:
     def releases(self) -> int:
         """Uploads of the most exposed client."""
         return self.rounds if self.participations is None else self.participations
+
+    @property
+    def sampled(self) -> int:
+        """Clients that take part in a round."""
+        return max(1, round(self.participation * self.clients))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,9 @@ class Step:
 class Federation:
     """State of a run between rounds. `fork` copies it, so an observed round disturbs nothing.
 
-    data: client id -> (x, y). buffers: normalisation statistics of public data for eval mode.
+    buffers: normalisation statistics of public data for eval mode. queues: samples of a client's
+    present epoch that are still to come. uploads: how often a client has sent any. fewest: clients
+    in the step that had the fewest, None before the first.
     """
 
     network: Network
@@ -124,6 +126,7 @@ class Federation:
     round: int = 0
     queues: dict[str, Tensor] = field(default_factory=dict)
     uploads: dict[str, int] = field(default_factory=dict)
+    fewest: int | None = None
 
     @classmethod
     def start(
@@ -352,6 +355,8 @@ class Federation:
                 if number < steps[i]:
                     used[i].append(self._next_batch(client, work.batch))
                     groups.setdefault((len(used[i][-1]), client.cut), []).append(i)
+            company = sum(len(members) for members in groups.values())
+            self.fewest = min(company, self.fewest or company)
             self._take_step(
                 Step(
                     number=number, joined=joined, groups=groups, used=[u[-1] for u in used],

@@ -1,4 +1,4 @@
-"""Patches of smashed data."""
+"""Patches and positions of smashed data."""
 
 from __future__ import annotations
 
@@ -36,3 +36,18 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
     grid = mask.view(side, side)
     wide = grid.repeat_interleave(height // side, dim=0).repeat_interleave(width // side, dim=1)
     return wide.expand(q.shape)
+
+
+def count_positions(q: Tensor) -> int:
+    """Positions of q's grid: the tokens of [B, N, D], or the pixels of a square map [B, C, H, H].
+
+    Raises ValueError if q has neither.
+    """
+    if q.ndim == 3:
+        return q.shape[1]
+    if q.ndim == 4 and q.shape[2] == q.shape[3]:
+        return q.shape[2] * q.shape[3]
+    raise ValueError(
+        "positions need smashed data of tokens [B, N, D] or a square map [B, C, H, H], got the "
+        f"shape {list(q.shape)} at this cut."
+    )

@@ -1,0 +1,140 @@
+"""DP-CutMixSL's mixer: who contributes what to a group's mixture, told anew in every step.
+
+Three ways to deal: ratios (Mixup), random patches (DP-CutMixSL), and boxes (CutMix as Yun et al.
+have it). Each gives one row per client of a group, and the rows add up to one everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, Literal, Protocol
+
+import torch
+from scipy.special import gammaincinv
+from torch import Tensor
+
+from bench.api import SERVER, Message, Part, Party, Stage
+from defenses import dp_cutmix_claims as claims
+
+Mixing = Literal["uniform", "dirichlet"]
+MIXER = "mixer"
+PATCHES: Final = "patches"
+RATIOS: Final = "ratios"
+
+
+class Deal(Protocol):
+    """Draws one row per client of a group: ratios [clients], or masks bool [clients, patches]."""
+
+    def __call__(self, clients: int, *, rng: torch.Generator) -> Tensor: ...
+
+
+# --- dealing --------------------------------------------------------------------------------
+
+
+def dirichlet(alpha: float, size: int, *, rng: torch.Generator) -> Tensor:
+    """Symmetric Dirichlet(alpha) of `size` ratios, float64: normalised gammas by inverse CDF."""
+    uniform = torch.rand(size, generator=rng, dtype=torch.float64)
+    gammas = torch.from_numpy(gammaincinv(alpha, uniform.numpy())).clamp_min(1e-300)
+    return gammas / gammas.sum()
+
+
+def deal_ratios(clients: int, *, mixing: Mixing, alpha: float, rng: torch.Generator) -> Tensor:
+    """Ratios float64 [clients] that add up to 1: equal (uniform), or Dirichlet(alpha)."""
+    if mixing == "uniform":
+        return torch.full((clients,), 1 / clients, dtype=torch.float64)
+    return dirichlet(alpha, clients, rng=rng)
+
+
+def deal_patches(
+    patches: int, clients: int, *, mixing: Mixing, alpha: float, rng: torch.Generator
+) -> Tensor:
+    """Masks bool [clients, patches] in which every patch belongs to exactly one client.
+
+    uniform: largest-remainder sizes. dirichlet: sizes are Dirichlet-multinomial; should one of
+    several clients get everything, a patch drawn at random goes to another one, since a client
+    that sends all its patches is not mixed at all. Which patches is uniform in both.
+    """
+    if mixing == "uniform":
+        sizes = torch.tensor(claims.partition_sizes(patches, clients))
+        owner = torch.arange(clients).repeat_interleave(sizes)
+        owner = owner[torch.randperm(patches, generator=rng)]
+    else:
+        ratios = dirichlet(alpha, clients, rng=rng)
+        owner = torch.multinomial(ratios, patches, replacement=True, generator=rng)
+        if clients > 1 and bool((owner == owner[0]).all()):
+            given = torch.randint(patches, (1,), generator=rng)
+            shift = torch.randint(1, clients, (1,), generator=rng)
+            owner[given] = (owner[given] + shift) % clients
+    return torch.arange(clients)[:, None] == owner
+
+
+def deal_boxes(
+    positions: int, clients: int, *, mixing: Mixing, alpha: float, rng: torch.Generator
+) -> Tensor:
+    """Masks bool [clients, positions] of boxes on a square grid, row by row; each position
+    belongs to exactly one client.
+
+    In an order drawn at random the first client gets the grid, and each later one pastes a box
+    over it, whose share of the grid is its ratio among those so far: for a pair lambda is the
+    first's ratio, and the box has 1 - lambda. The box's side is rounded, its centre is uniform
+    over the grid, and it is clipped at the borders. More than a pair, the random order (by which
+    each client's expected share is 1 / clients) and the limits of `claims.box_side` are ours.
+    Source: Yun et al., arXiv:1905.04899, Eqs. 1 and 2.
+    """
+    side = math.isqrt(positions)
+    order = torch.randperm(clients, generator=rng).tolist()
+    ratios = deal_ratios(clients, mixing=mixing, alpha=alpha, rng=rng)
+    areas = (ratios / ratios.cumsum(0)).tolist()
+    owner = torch.full((side, side), order[0])
+    for client, area in zip(order[1:], areas[1:], strict=True):
+        width = claims.box_side(side, area)
+        rows, columns = (
+            slice(max(0, start), start + width)
+            for start in (torch.randint(side, (2,), generator=rng) - width // 2).tolist()
+        )
+        owner[rows, columns] = client
+    return torch.arange(clients)[:, None] == owner.flatten()
+
+
+# --- the party ------------------------------------------------------------------------------
+
+
+class Mixer(Party):
+    """Third party that decides, per step and group of clients, who contributes what.
+
+    Groups are taken in roster order; the last one may be smaller, and so may all where clients
+    have done their steps. kind: PATCHES, where it sends each client its mask and the server each
+    group's masks (1 bit per patch); or RATIOS, where only the server hears, each group's ratios.
+    """
+
+    def __init__(
+        self, *, seed: int, group: int, kind: Literal["patches", "ratios"], deal: Deal
+    ) -> None:
+        self.rng = torch.Generator().manual_seed(seed)
+        self.group, self.kind, self.deal = group, kind, deal
+
+    def begin(self, when: Stage, roster: Sequence[str], round: int, step: int) -> list[Message]:
+        if when != "step" or not roster:
+            return []
+        out = []
+        for first in range(0, len(roster), self.group):
+            members = roster[first : first + self.group]
+            parts = self._parts(members)
+            addressed = [(SERVER, parts)]
+            if self.kind == PATCHES:
+                addressed += [(m, {PATCHES: parts[m]}) for m in members]
+            out += [
+                Message(
+                    kind=self.kind, sender=MIXER, receiver=receiver, round=round, step=step,
+                    parts=content,
+                )
+                for receiver, content in addressed
+            ]  # fmt: skip
+        return out
+
+    def _parts(self, members: Sequence[str]) -> dict[str, Part]:
+        rows = self.deal(len(members), rng=self.rng)
+        if self.kind == PATCHES:
+            return {m: Part(values=mask, bits=1) for m, mask in zip(members, rows, strict=True)}
+        return {m: Part(values=ratio) for m, ratio in zip(members, rows.float(), strict=True)}
