@@ -33,7 +33,9 @@ console = Console()
 errors = Console(stderr=True)
 
 SuiteName = Annotated[str, typer.Argument(help="A shipped suite (see 'list suites') or FILE.toml.")]
-Only = Annotated[list[str] | None, typer.Option("--only", help="Keep cells with key=value.")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", help="Keep cells with key=value; task=0 is the first.")
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Change a suite value: path.to.key=value.")
 ]

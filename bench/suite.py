@@ -280,12 +280,14 @@ def _override(data: dict[str, Any], override: str) -> None:
 
 
 ONLY_KEYS = (
-    "dataset", "model", "protocol", "defense", "attack", "checkpoint", "threat", "seed", "variant",
+    "dataset", "model", "protocol", "defense", "attack", "checkpoint", "threat", "seed", "task",
+    "variant",
 )  # fmt: skip
 
 
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
-    """All trainings and cells, or those that match every `only` pair (values as text).
+    """All trainings and cells, or those that match every `only` pair (values as text; a task is
+    its place in the file, from 0).
 
     Raises ValueError for an unknown key and for a filter that leaves nothing.
     """
@@ -312,7 +314,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             if defense.tasks is not None and place not in defense.tasks:
                 continue
             if not wanted(
-                dataset=task.dataset, model=task.model, protocol=protocol.name,
+                task=place, dataset=task.dataset, model=task.model, protocol=protocol.name,
                 defense=defense.name, seed=seed, variant=settings.get("variant", ""),
             ):  # fmt: skip
                 continue

@@ -45,6 +45,13 @@ def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path])
     assert len(narrow.cells) == 2
 
 
+def test_a_filter_by_task_tells_tasks_of_one_dataset_apart() -> None:
+    suite = suites.load("pm_sfl")
+    cuts = {place: {j.protocol.cuts for j in suites.expand(suite, {"task": place}).trainings}
+            for place in (0, 1)}  # fmt: skip
+    assert cuts == {0: {("layer2",)}, 1: {("layer1", "layer2", "layer3", "layer4")}}
+
+
 def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) -> None:
     text = 'name = "ilrg"\ncheckpoints = ["final"]'
     plan = suites.expand(suites.load(str(tiny(**{'name = "ilrg"': text}))))
