@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacks.engine.estimate import gradient_estimate
 from attacks.engine.observation import SMASHED, smashed_of, unusable
+from attacks.engine.private import with_private_parts
 from bench.api import Context, Part, Seen
 
 Blocks = Mapping[str, Tensor]
@@ -71,6 +72,7 @@ class Channel:
     """
 
     def __init__(self, seen: Seen, ctx: Context, *, max_features: int) -> None:
+        seen = with_private_parts(seen, ctx)
         self.ctx, self.max_features = ctx, max_features
         self.per_sample = bool(seen.of(seen.clients[0], SMASHED))
         self.head = ctx.network.head

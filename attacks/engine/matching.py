@@ -3,7 +3,8 @@
 One objective for every defense: the negative log-likelihood of the observed upload under the
 defense's public mechanisms (Kerckhoffs), plus, where there is noise, a Gaussian prior fitted on
 public data. Without noise it is the squared distance of gradients (DLG, Eq. 3). The cosine
-distance of gradients is the alternative. Smashed data, where it was seen, is matched jointly.
+distance of gradients is the alternative. Smashed data, where it was seen, is matched jointly,
+as the broadcast stages would have made it (see `private`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from attacks.engine.observation import (
     split_view,
 )
 from attacks.engine.prior import Frame
+from attacks.engine.private import with_private_parts
 from attacks.engine.products import Products
 from bench.api import Context, Kind, Seen, State
 from bench.privacy.events import BernoulliMask, Clip, GaussianNoise, LaplaceNoise, SignPerturbation
@@ -71,6 +73,7 @@ class Matcher:
         bounded: bool = False,
         draws: int = 0,
     ) -> None:
+        seen = with_private_parts(seen, ctx)
         self.seen, self.ctx, self.dtype, self.device = seen, ctx, dtype, ctx.device
         self.network, self.distance, self.layers = ctx.network, distance, layers
         self.bounded = bounded and len(ctx.network.shape) == 3
@@ -120,6 +123,9 @@ class Matcher:
         # With the returned slopes the first stages' upload needs no labels, and the head's tells
         # nothing of the images that the features do not.
         names = [n for n in found.values if self.returned is None or n in self.returned.start]
+        # An upload of nothing would be the unit of the smashed data's distance, 0.
+        if self.split is not None and not any(bool(found.present[n].any()) for n in names):
+            return None
         return Observation(
             kind=found.kind,
             values={n: found.values[n].to(self.device) for n in names},
@@ -263,8 +269,11 @@ class Matcher:
     def _smashed_scale(self, square: Tensor) -> Tensor:
         if self.observation is None:
             return torch.ones(self.victims, dtype=self.dtype, device=self.device)
-        unit = 1.0 if self.distance == "cosine" else self.observation.square
-        return unit / square.clamp_min(_TINY)
+        if self.distance == "cosine":
+            return 1 / square.clamp_min(_TINY)
+        # A client may have withheld all that others sent.
+        unit = self.observation.square
+        return torch.where(unit > 0, unit / square.clamp_min(_TINY), 1.0)
 
     def _noise_share(self) -> float:
         """|upload|^2 by the part of it that is no noise, at most 100: how much more a prior

@@ -1,0 +1,311 @@
+"""What clients keep to themselves under a split protocol, estimated from what they show.
+
+Some defenses never upload the client's first stages, so that after training they are no longer
+the broadcast ones, and an attack that inverts the broadcast ones understates the leak. But the
+server's layers were trained on the clients' activations: whatever the clients did, it must suit
+them. `with_private_parts` estimates each victim's stages and its images together, and hands the
+attacks the activations as the broadcast stages would have made them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from attacks.engine.chunks import in_chunks
+from attacks.engine.lbfgs import Phase, minimise
+from attacks.engine.observation import SplitView, split_view
+from attacks.engine.prior import Frame
+from bench.api import Context, Seen, State
+from bench.privacy.events import SmashedNoise
+from bench.toolkit.batches import soft_cross_entropy
+
+SMASHED: Final = "smashed"
+STEPS = (100, 300)
+"""Steps of the surrogates' training: the clients' own number is not known."""
+_BATCH, _SEED = 32, 0
+_ARRIVED = 0.7
+"""Share of the steps after which the server's layers stand where they were seen."""
+_NOISES = (0.3, 0.1, 0.03, 0.01)
+"""Noise of the joint fit, falling, in units of the activations' standard deviation."""
+_LOOSE = 2.0
+"""Prior deviation of a withheld coordinate, in units of the surrogate's root mean square drift."""
+_OUTSIDE = 0.02
+"""Deviation allowed to pixels outside [0, 1]: withheld stages leave brightness and contrast open,
+and this settles most of it."""
+_EVALUATIONS, _HISTORY, _LEAST_GAIN = 150, 30, 1e-5
+_BYTES = 8
+
+
+def with_private_parts(seen: Seen, ctx: Context) -> Seen:
+    """`seen` as if the victims' first stages were the broadcast ones.
+
+    In it the first step's smashed data is q + f(x) - g(x): f are the broadcast stages, g the
+    victim's and x its images, both estimated, so that errors of x count by the difference of f
+    and g alone. What the fit leaves open is listed among the mechanisms, as noise on smashed
+    data. `before` has the estimated head where it was withheld too, unless the defense has
+    variables of its own. Returned unchanged where no smashed data was seen, in the first round,
+    where every coordinate of the stages was uploaded, and where the broadcast stages explain
+    the activations best.
+
+    Surrogate stages are trained on public labelled data below the server's layers, from the
+    broadcast ones and in the withheld coordinates alone; of several trainings the one counts
+    under which images explain the activations best. From there every victim's stages and images
+    are fitted jointly, with a Gaussian prior of images (`Frame`), kept in [0, 1], and one of the
+    withheld coordinates, centred on the surrogate and as wide as it drifted, tensor by tensor.
+    A fixed seed draws the training batches, so that an attack may ask twice; `ctx.rng` is left
+    alone. Raises ValueError for smashed data that is not finite, naming the client.
+    Source: surrogates: Gao, Zhang, PCAT, USENIX Security 2023; the joint fit: Erdogan, Kupcu,
+    Cicek, UnSplit, WPES 2022. Departures: the path of the server's layers, the priors, and the
+    broadcast stages as a common frame.
+    """
+    view = split_view(seen, dtype=torch.float64, device=ctx.device)
+    if view is None or seen.of(seen.clients[0], SMASHED)[0].round == 0:
+        return seen
+    drift = Drift(seen, ctx, view)
+    best = drift.surrogate() if drift.any else None
+    return seen if best is None else drift.translated(best)
+
+
+def withheld(seen: Seen, names: Iterable[str]) -> dict[str, Tensor]:
+    """Which coordinates each client kept to itself at the observed upload: bool [V, ...] by
+    name, for those of `names` of which anyone kept any. Sealed ones were sent."""
+    kind = seen.upload_kind()
+    kept = {}
+    for name in names:
+        rows = []
+        for client in seen.clients:
+            absent = torch.ones_like(seen.before[name], dtype=torch.bool)
+            for message in seen.of(client, kind) if kind else ():
+                if name in message.parts:
+                    absent = absent & ~message.parts[name].presence()
+                if name in message.sealed:
+                    absent = absent & ~message.sealed[name].covers
+            rows.append(absent)
+        if any(bool(row.any()) for row in rows):
+            kept[name] = torch.stack(rows)
+    return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate:
+    """variables: trained ones, of every tensor that was withheld. centre: network weights of the
+    stages [V, ...]: the surrogate's where the victim withheld them, else the broadcast ones.
+    scale: by name, of the prior around the centre, [V, ...], 0 where nothing was withheld."""
+
+    variables: State
+    centre: State
+    scale: State
+
+
+class Drift:
+    """The estimate for one `Seen`. kept: see `withheld`, of the stages up to the cut and of a
+    private head. any: whether a coordinate of the stages was withheld."""
+
+    def __init__(self, seen: Seen, ctx: Context, view: SplitView) -> None:
+        self.seen, self.ctx, self.view = seen, ctx, view
+        self.network, self.head = ctx.network, ctx.network.head
+        self.const = {n: v.to(ctx.device) for n, v in seen.const.items()}
+        before = {n: v.to(ctx.device) for n, v in seen.before.items()}
+        self.start = dict(ctx.defense.receive(before, self.const))
+        self.buffers = {n: v.double().to(ctx.device) for n, v in seen.buffers.items()}
+        self.broadcast = self._stages(self.start)
+        own = [*self.broadcast, *(self.head if seen.labels == "private" else ())]
+        self.kept = {n: k.to(ctx.device) for n, k in withheld(seen, own).items()}
+        self.any = bool(set(self.kept) & set(self.broadcast))
+        self.shape = tuple(ctx.network.shape)
+        self.batch, self.pixels = view.values.shape[1], math.prod(self.shape)
+        self.spread = float(view.values[view.present].std(correction=0))
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The prior of images; costly, so made when first needed."""
+        ctx = self.ctx
+        aux_x = ctx.aux_x.double().to(ctx.device)
+        return Frame.fit(aux_x, ctx.aux_y.to(ctx.device), ctx.network.classes)
+
+    def _stages(self, variables: State) -> dict[str, Tensor]:
+        """Float64 network weights up to the cut, without the defense's randomness."""
+        weights = self.ctx.defense.mean_realize(variables, self.const)
+        cuts = self.network.cuts
+        prefixes = tuple(f"{s}." for s in cuts[: cuts.index(self.view.cut) + 1])
+        return {n: v.detach().double() for n, v in weights.items() if n.startswith(prefixes)}
+
+    # --- surrogates -------------------------------------------------------------------------
+    def surrogate(self) -> Surrogate | None:
+        """The one that explains the activations best, or None if the broadcast stages do."""
+        found: list[Surrogate | None] = [None]
+        losses = [self._unexplained(self.around(self.start))]
+        for steps in STEPS:
+            for path in (True, False):
+                one = self.around(self.trained(steps, path=path))
+                found.append(one)
+                losses.append(self._unexplained(one))
+        losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
+        return found[min(range(len(found)), key=losses.__getitem__)]
+
+    def trained(self, steps: int, *, path: bool) -> dict[str, Tensor]:
+        """Variables after SGD on public data in the withheld coordinates. path: the server's
+        layers move from where they began to where they were seen, as they did for the clients,
+        or stay there."""
+        present = self.start
+        rng = torch.Generator().manual_seed(_SEED)
+        aux_x = self.ctx.aux_x.to(self.ctx.device)
+        aux_y = torch.nn.functional.one_hot(self.ctx.aux_y, self.network.classes).float()
+        aux_y = aux_y.to(self.ctx.device)
+        first = {
+            n: self.seen.initial[n].to(v)
+            for n, v in present.items()
+            if n not in self.kept and n not in self.const and n not in self.broadcast
+        }
+        free = {n: k.any(dim=0) for n, k in self.kept.items()}
+        leaves = {n: present[n].detach().clone().requires_grad_() for n in free}
+        lr = float(self.seen.known["lr"])
+        for step in range(1, steps + 1):
+            share = min(1.0, step / (_ARRIVED * steps)) if path else 1.0
+            top = {n: torch.lerp(v, present[n], share) for n, v in first.items()}
+            pick = torch.randint(len(aux_x), (_BATCH,), generator=rng).to(self.ctx.device)
+            weights = self.ctx.defense.mean_realize({**present, **top, **leaves}, self.const)
+            logits = self.network.apply(weights, aux_x[pick], mode="train")
+            loss = soft_cross_entropy(logits, aux_y[pick])
+            slopes = torch.autograd.grad(loss, list(leaves.values()))
+            # Without the path the clients' rate would go on shaking at the end.
+            rate = lr if path else lr * (1 + math.cos(math.pi * step / steps)) / 2
+            with torch.no_grad():
+                for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
+                    leaf -= rate * torch.where(free[name], slope, 0.0)
+        return {**present, **{n: v.detach() for n, v in leaves.items()}}
+
+    def around(self, variables: State) -> Surrogate:
+        """The surrogate that has these variables in place of the broadcast ones."""
+        weights = self._stages(variables)
+        victims = len(self.seen.clients)
+        centre, scale = {}, {}
+        for name, value in self.broadcast.items():
+            kept = self.kept.get(name)
+            if kept is None:
+                centre[name] = value.expand(victims, *value.shape)
+                continue
+            drift = weights[name] - value
+            free = kept.any(dim=0)
+            rms = (drift[free].square().sum() / free.sum().clamp_min(1)).sqrt()
+            centre[name] = torch.where(kept, weights[name], value)
+            scale[name] = kept * (_LOOSE * rms)
+        return Surrogate(variables={n: variables[n] for n in self.kept}, centre=centre, scale=scale)
+
+    # --- images and stages ------------------------------------------------------------------
+    def _unexplained(self, one: Surrogate) -> float:
+        """Mean loss of the best images under the surrogate as it is."""
+        return float(self._fit(replace(one, scale={}), noises=(0.1,))[1].mean())
+
+    def translated(self, one: Surrogate) -> Seen:
+        """See `with_private_parts`."""
+        seen, known = self.seen, dict(self.seen.known)
+        vectors, _ = self._fit(one, noises=_NOISES)
+        images, stages = self._decoded(vectors, one, slice(None))
+        victims = len(seen.clients)
+        same = {n: v.expand(victims, *v.shape) for n, v in self.broadcast.items()}
+        with torch.no_grad():
+            own = self._cut(stages, images)
+            move = self._cut(same, images) - own
+        left = (own - self.view.values)[self.view.present].square().mean() - self.view.std**2
+        messages = list(seen.messages)
+        for i, message in enumerate(messages):
+            if message.kind == SMASHED and message.step == 0 and message.sender in seen.clients:
+                part = message.parts[SMASHED]
+                values = part.values + move[seen.clients.index(message.sender)].to(part.values)
+                messages[i] = message.with_parts({SMASHED: replace(part, values=values)})
+        std = max(math.sqrt(max(float(left), 0.0)), _NOISES[-1] * self.spread)
+        noise = SmashedNoise(of=SMASHED, std=std)
+        known["mechanisms"] = [*known["mechanisms"], noise.to_dict()]
+        # Where a defense has variables of its own, the broadcast is not what was trained here.
+        plain = "variables" not in self.ctx.defense.owns
+        head = {n: v.to(seen.before[n]) for n, v in one.variables.items() if n in self.head}
+        return replace(
+            seen, messages=tuple(messages), known=known,
+            before={**seen.before, **(head if plain else {})},
+        )  # fmt: skip
+
+    def _noise(self, share: float) -> float:
+        return max(share * self.spread, self.view.std)
+
+    def _fit(self, one: Surrogate, *, noises: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Vectors [V, N] of images and stages, and their losses [V]."""
+        width = sum(v[0].numel() for v in one.scale.values())
+        start = self.view.values.new_zeros(len(self.seen.clients), self.batch * self.pixels + width)
+        found, losses = torch.empty_like(start), start.new_empty(len(start))
+
+        def work(part: slice) -> None:
+            vectors = start[part]
+            for share in noises:
+                minimum = self._descend(vectors, one, part, std=self._noise(share))
+                vectors = minimum[0]
+            found[part], losses[part] = minimum
+
+        in_chunks(
+            work, len(start), bytes_each=_BYTES * start.shape[1] * (2 * _HISTORY + 32),
+            device=self.ctx.device,
+        )  # fmt: skip
+        return found, losses
+
+    def _descend(
+        self, vectors: Tensor, one: Surrogate, part: slice, *, std: float
+    ) -> tuple[Tensor, Tensor]:
+        values, present = self.view.values[part], self.view.present[part]
+
+        def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                z = z.detach().requires_grad_()
+                rows = torch.arange(len(self.seen.clients), device=z.device)[part][problems]
+                images, stages = self._decoded(z, one, rows)
+                rest = self._cut(stages, images) - values[problems]
+                rest = torch.where(present[problems], rest, 0.0)
+                loss = rest.flatten(1).square().sum(dim=1) / (2 * std**2)
+                loss = loss + z.square().sum(dim=1) / 2
+                if len(self.shape) == 3:
+                    outside = (images - images.clamp(0, 1)).flatten(1).square().sum(dim=1)
+                    loss = loss + outside / (2 * _OUTSIDE**2)
+                gradient = torch.autograd.grad(loss.sum(), z)[0]
+            return loss.detach(), gradient
+
+        stop = vectors.new_full((len(vectors),), -torch.inf)
+        minimum = minimise(
+            [Phase(evaluate=evaluate, stop=stop, dtype=torch.float64)], vectors,
+            max_evaluations=_EVALUATIONS, history=_HISTORY, least_gain=_LEAST_GAIN,
+        )  # fmt: skip
+        return minimum.x, minimum.loss
+
+    def _decoded(
+        self, z: Tensor, one: Surrogate, rows: Tensor | slice
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Images [P, B, *shape] and stages [P, ...] of vectors [P, N] for the victims `rows`."""
+        inner = z[:, : self.batch * self.pixels].unflatten(1, (self.batch, self.pixels))
+        images = (self.frame.mean + inner @ self.frame.total.mT).unflatten(2, self.shape)
+        stages = {n: v[rows] for n, v in one.centre.items()}
+        at = self.batch * self.pixels
+        for name, scale in one.scale.items():
+            width = scale[0].numel()
+            moved = z[:, at : at + width].view(-1, *scale.shape[1:]) * scale[rows]
+            stages[name] = stages[name] + moved
+            at += width
+        return images, stages
+
+    def _cut(self, stages: State, images: Tensor) -> Tensor:
+        """Activations before noise [P, B, ...], every victim's under its own stages."""
+
+        def one(stages: State, images: Tensor) -> Tensor:
+            return self.view.sent(
+                self.network.run(
+                    stages, images, last=self.view.cut, mode=str(self.seen.known["mode"]),
+                    buffers=self.buffers,
+                )
+            )  # fmt: skip
+
+        return vmap(one)(stages, images)

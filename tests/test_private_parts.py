@@ -1,0 +1,233 @@
+"""Client stages that are never uploaded, estimated from what the client shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import attacks.engine.channel
+import attacks.engine.matching
+from attacks.dlg import DLG
+from attacks.engine.matching import Matcher
+from attacks.engine.observation import split_view
+from attacks.engine.private import Drift, with_private_parts, withheld
+from attacks.engine.wire_labels import labels_by_slope
+from attacks.ridge import Ridge
+from bench.api import Attack, Client, Context, Defense, Part, Seen, fresh
+from bench.data.dataset import Dataset
+from bench.metrics.images import ssim
+from bench.models import Network
+from bench.privacy.events import Mechanism
+from bench.protocols.federation import Work
+from bench.protocols.observe import Truth, observe, play_shadow
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.seeding import generator
+from defenses.lg_fedavg import LGFedAvg
+from defenses.pm_sfl import PMSFL
+from defenses.splitfed import SplitFedDP
+from defenses.standalone import Standalone
+from tests.conftest import context_for, federation_of, network_for
+
+CUT = "block1"
+
+
+def trained(
+    digits: Dataset, network: Network, defense: Defense, *, rounds: int = 10, seed: int = 0,
+    batch: int = 1,
+) -> tuple[Seen, Truth]:  # fmt: skip
+    """A round of four clients after `rounds` rounds of three epochs."""
+    federation = federation_of(
+        digits, network, defense, each=160, seed=seed, protocol="splitfed", cuts=(CUT,),
+        labels="private",
+    )  # fmt: skip
+    work = Work(protocol="splitfed", batch=32, lr=0.5, local_epochs=3)
+    everyone = [c.id for c in federation.clients]
+    for _ in range(rounds):
+        federation.play(work, everyone)
+    return observe(
+        federation,
+        protocol=ProtocolSettings(name="splitfed", clients=4, local_steps=1, lr=0.5, cut=CUT),
+        threat=ThreatSettings(victims=4, batch=batch),
+        aux_x=digits.aux_x,
+        defense_known={"name": "test", "settings": {}},
+        names=("final",),
+    )
+
+
+def context(digits: Dataset, network: Network, defense: Defense, seen: Seen) -> Context:
+    plain = context_for(digits, network, defense)
+    return replace(
+        plain,
+        shadow=lambda x, y: play_shadow(
+            seen, network=network, defense=fresh(defense), x=x, y=y,
+            rng=generator(0, "shadow"), device=plain.device,
+        ),
+    )  # fmt: skip
+
+
+def similarity(attack: Attack, seen: Seen, ctx: Context, truth: Truth) -> float:
+    answer = attack.run(seen, ctx)
+    assert answer.images is not None
+    return float(ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1)).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    seen: Seen
+    truth: Truth
+    ctx: Context
+    estimated: Seen
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def alone(digits: Dataset, request: pytest.FixtureRequest) -> Case:
+    """Clients that trained alone until the network works, two samples each."""
+    network, defense = network_for(digits), Standalone()
+    seen, truth = trained(digits, network, defense, rounds=30, seed=request.param, batch=2)
+    ctx = context(digits, network, defense, seen)
+    return Case(seen=seen, truth=truth, ctx=ctx, estimated=with_private_parts(seen, ctx))
+
+
+@pytest.mark.parametrize("attack", [Ridge(rows=360), DLG(restarts=0)])
+def test_private_first_stages_are_estimated(
+    alone: Case, monkeypatch: pytest.MonkeyPatch, attack: Attack
+) -> None:
+    """Over two seeds: broadcast stages 0.06 to 0.58, estimated 0.97 to 0.99."""
+    found = []
+    for answer in (alone.seen, alone.estimated):  # as if not estimated, and estimated
+        for module in (attacks.engine.channel, attacks.engine.matching):
+            monkeypatch.setattr(module, "with_private_parts", lambda seen, ctx, a=answer: a)
+        found.append(similarity(attack, alone.seen, alone.ctx, alone.truth))
+    assert found[0] < 0.7
+    assert found[1] > 0.9
+
+
+@pytest.mark.parametrize("alone", [0], indirect=True)
+def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -> None:
+    seen, one, ctx = alone.seen, alone.estimated, alone.ctx
+    state, before = ctx.rng.get_state(), smashed(seen)
+    two = with_private_parts(seen, ctx)
+    assert torch.equal(smashed(one), smashed(two))
+    assert torch.equal(ctx.rng.get_state(), state)
+    assert torch.equal(smashed(seen), before)
+    assert not torch.equal(smashed(one), before)
+    changed = {n for n in seen.before if not torch.equal(seen.before[n], one.before[n])}
+    assert changed == set(ctx.network.head)
+    view = split_view(one, dtype=torch.float32, device=ctx.device)
+    assert view is not None
+    assert view.std > 0  # what the fit leaves open is told to the attacks
+
+
+def test_a_withheld_head_is_estimated_too(alone: Case) -> None:
+    """Labels by the returned slopes: 0.38 and 0.50 with the broadcast head, 1.00 with this."""
+    right = [
+        float((labels_by_slope(s, alone.ctx)[0] == alone.truth.y).double().mean())
+        for s in (alone.seen, alone.estimated)
+    ]
+    assert right[0] < 0.7
+    assert right[1] > 0.85
+
+
+def smashed(seen: Seen) -> Tensor:
+    return seen.stack("smashed", seen.clients)[0]["smashed"]
+
+
+@pytest.mark.parametrize(
+    ("defense", "rounds"),
+    [(Standalone(), 0), (LGFedAvg(), 0), (Defense(), 2), (PMSFL(lr_scale=300.0), 2)],
+)
+def test_nothing_changes_where_nothing_has_drifted(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch, defense: Defense, rounds: int
+) -> None:
+    def refused(self: Drift) -> None:
+        raise AssertionError("nothing is to be estimated")
+
+    monkeypatch.setattr(Drift, "surrogate", refused)
+    network = network_for(digits)
+    seen, _ = trained(digits, network, defense, rounds=rounds)
+    assert with_private_parts(seen, context(digits, network, defense, seen)) is seen
+
+
+def test_stages_that_have_not_drifted_are_taken_as_broadcast(digits: Dataset) -> None:
+    """No surrogate explains the first round's activations as well, were it taken for a later."""
+    network, defense = network_for(digits), Standalone()
+    seen, _ = trained(digits, network, defense, rounds=0)
+    late = replace(seen, messages=tuple(replace(m, round=5) for m in seen.messages))
+    assert with_private_parts(late, context(digits, network, defense, seen)) is late
+
+
+def test_only_withheld_coordinates_are_free(digits: Dataset) -> None:
+    """PM-SFL sends half of its masks; what a victim sent is known and stays as it was sent."""
+    network = network_for(digits)
+    defense = PMSFL(lr_scale=300.0, personal=0.5, agreement_rounds=0, growth_rounds=1)
+    seen, _ = trained(digits, network, defense, rounds=2)
+    name = f"{CUT}.conv.weight"
+    kept = withheld(seen, [name, "block2.conv.weight"])
+    assert 0.1 < float(kept[name].double().mean()) < 0.9
+    _, present = seen.stack("weights", seen.clients)
+    assert torch.equal(kept[name], ~present[name])
+    ctx = context(digits, network, defense, seen)
+    view = split_view(seen, dtype=torch.float64, device=ctx.device)
+    assert view is not None
+    drift = Drift(seen, ctx, view)
+    one = drift.around(drift.trained(20, path=True))
+    broadcast = drift.broadcast[name].expand_as(one.centre[name])
+    assert torch.equal(one.centre[name][~kept[name]], broadcast[~kept[name]])
+    assert not torch.equal(one.centre[name][kept[name]], broadcast[kept[name]])
+    assert torch.equal(one.scale[name] > 0, kept[name])
+
+
+def test_an_upload_that_withholds_the_first_stages_does_not_silence_the_smashed_data(
+    digits: Dataset,
+) -> None:
+    """Its square, 0, was the unit of the smashed data's distance: 0.5 in place of 1.0."""
+    network, defense = network_for(digits), LGFedAvg()
+    seen, truth = trained(digits, network, defense, rounds=0)
+    ctx = context(digits, network, defense, seen)
+    assert similarity(DLG(restarts=0), seen, ctx, truth) > 0.95
+    assert Matcher(seen, ctx, dtype=torch.float32).observation is None
+
+
+def test_a_client_that_withholds_what_others_send_is_matched_too(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, _ = trained(digits, network, Defense(), rounds=0)
+    alone = seen.clients[0]
+    messages = [
+        m.with_parts({n: withholds(p) for n, p in m.parts.items()})
+        if m.sender == alone and m.kind == "update"
+        else m
+        for m in seen.messages
+    ]
+    seen = replace(seen, messages=tuple(messages))
+    ctx = context(digits, network, Defense(), seen)
+    matcher = Matcher(seen, ctx, dtype=torch.float32)
+    assert matcher.observation is not None
+    assert bool((matcher.smashed_unit > 0).all())
+
+
+def withholds(part: Part) -> Part:
+    absent = torch.zeros_like(part.values, dtype=torch.bool)
+    return replace(part, values=torch.zeros_like(part.values), present=absent)
+
+
+def test_noise_on_smashed_data_is_not_counted_twice(digits: Dataset) -> None:
+    class Both(Standalone):
+        def smashed(self, q: Tensor, client: Client) -> Part:
+            return noise.smashed(q, client)
+
+        def mechanisms(self) -> tuple[Mechanism, ...]:
+            return tuple(m for m in noise.mechanisms() if m.of == "smashed")
+
+    noise = SplitFedDP(epsilon=2000.0, smashed_clip=1000.0, update_clip=1.0)
+    network, defense = network_for(digits), Both()
+    seen, _ = trained(digits, network, defense, rounds=5)
+    ctx = context(digits, network, defense, seen)
+    stds = []
+    for this in (seen, with_private_parts(seen, ctx)):
+        view = split_view(this, dtype=torch.float32, device=ctx.device)
+        assert view is not None
+        stds.append(view.std)
+    assert stds[0] <= stds[1] < 1.05 * stds[0]
