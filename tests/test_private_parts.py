@@ -16,18 +16,17 @@ from attacks.engine.observation import split_view
 from attacks.engine.private import Drift, with_private_parts, withheld
 from attacks.engine.wire_labels import labels_by_slope
 from attacks.ridge import Ridge
-from bench.api import Attack, Client, Context, Defense, Part, Seen, fresh
+from bench.api import Attack, Context, Defense, Part, Seen, fresh
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
-from bench.privacy.events import Mechanism
+from bench.privacy.events import SmashedNoise
 from bench.protocols.federation import Work
 from bench.protocols.observe import Truth, observe, play_shadow
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
 from defenses.pm_sfl import PMSFL
-from defenses.splitfed import SplitFedDP
 from defenses.standalone import Standalone
 from tests.conftest import context_for, federation_of, network_for
 
@@ -82,11 +81,11 @@ class Case:
     estimated: Seen
 
 
-@pytest.fixture(scope="module", params=[0, 1])
-def alone(digits: Dataset, request: pytest.FixtureRequest) -> Case:
+@pytest.fixture(scope="module")
+def alone(digits: Dataset) -> Case:
     """Clients that trained alone until the network works, two samples each."""
     network, defense = network_for(digits), Standalone()
-    seen, truth = trained(digits, network, defense, rounds=30, seed=request.param, batch=2)
+    seen, truth = trained(digits, network, defense, rounds=30, batch=2)
     ctx = context(digits, network, defense, seen)
     return Case(seen=seen, truth=truth, ctx=ctx, estimated=with_private_parts(seen, ctx))
 
@@ -95,7 +94,7 @@ def alone(digits: Dataset, request: pytest.FixtureRequest) -> Case:
 def test_private_first_stages_are_estimated(
     alone: Case, monkeypatch: pytest.MonkeyPatch, attack: Attack
 ) -> None:
-    """Over two seeds: broadcast stages 0.06 to 0.58, estimated 0.97 to 0.99."""
+    """Broadcast stages 0.18 and 0.54, estimated 0.99; on another seed 0.06, 0.58 and 0.97."""
     found = []
     for answer in (alone.seen, alone.estimated):  # as if not estimated, and estimated
         for module in (attacks.engine.channel, attacks.engine.matching):
@@ -105,7 +104,6 @@ def test_private_first_stages_are_estimated(
     assert found[1] > 0.9
 
 
-@pytest.mark.parametrize("alone", [0], indirect=True)
 def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -> None:
     seen, one, ctx = alone.seen, alone.estimated, alone.ctx
     state, before = ctx.rng.get_state(), smashed(seen)
@@ -122,7 +120,7 @@ def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -
 
 
 def test_a_withheld_head_is_estimated_too(alone: Case) -> None:
-    """Labels by the returned slopes: 0.38 and 0.50 with the broadcast head, 1.00 with this."""
+    """Labels by the returned slopes: 0.38 with the broadcast head, 1.00 with the estimated one."""
     right = [
         float((labels_by_slope(s, alone.ctx)[0] == alone.truth.y).double().mean())
         for s in (alone.seen, alone.estimated)
@@ -213,21 +211,25 @@ def withholds(part: Part) -> Part:
     return replace(part, values=torch.zeros_like(part.values), present=absent)
 
 
-def test_noise_on_smashed_data_is_not_counted_twice(digits: Dataset) -> None:
-    class Both(Standalone):
-        def smashed(self, q: Tensor, client: Client) -> Part:
-            return noise.smashed(q, client)
+def test_noise_on_smashed_data_is_not_counted_twice(alone: Case) -> None:
+    std = 0.5 * float(smashed(alone.seen).std())
+    rng = generator(0, "noise")
+    messages = tuple(
+        m.with_parts({n: noised(p, std, rng) for n, p in m.parts.items()})
+        if m.kind == "smashed"
+        else m
+        for m in alone.seen.messages
+    )
+    mechanisms = [SmashedNoise(of="smashed", std=std).to_dict()]
+    known = {**alone.seen.known, "mechanisms": mechanisms}
+    seen = replace(alone.seen, messages=messages, known=known)
+    estimated = with_private_parts(seen, alone.ctx)
+    assert estimated is not seen
+    view = split_view(estimated, dtype=torch.float32, device=alone.ctx.device)
+    assert view is not None
+    assert std < view.std < 1.05 * std
 
-        def mechanisms(self) -> tuple[Mechanism, ...]:
-            return tuple(m for m in noise.mechanisms() if m.of == "smashed")
 
-    noise = SplitFedDP(epsilon=2000.0, smashed_clip=1000.0, update_clip=1.0)
-    network, defense = network_for(digits), Both()
-    seen, _ = trained(digits, network, defense, rounds=5)
-    ctx = context(digits, network, defense, seen)
-    stds = []
-    for this in (seen, with_private_parts(seen, ctx)):
-        view = split_view(this, dtype=torch.float32, device=ctx.device)
-        assert view is not None
-        stds.append(view.std)
-    assert stds[0] <= stds[1] < 1.05 * stds[0]
+def noised(part: Part, std: float, rng: torch.Generator) -> Part:
+    noise = std * torch.randn(part.values.shape, generator=rng)
+    return replace(part, values=part.values + noise)
