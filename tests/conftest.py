@@ -21,7 +21,16 @@ from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
 from bench.seeding import generator
 
-torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker per core; none for benchmarks, whose timings a neighbour would disturb, or with
+    the one GPU."""
+    alone = config.option.benchmark_only or config.option.markexpr == "gpu"
+    return 0 if alone else len(os.sched_getaffinity(0))
+
+
+def pytest_configure() -> None:
+    spread = "PYTEST_XDIST_WORKER" in os.environ
+    torch.set_num_threads(1 if spread else max(1, (os.cpu_count() or 2) // 2))
 
 
 @pytest.fixture(scope="session")
