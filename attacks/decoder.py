@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.engine.channel import Channel, distance, no_sample_channel
+from attacks.engine.channel import Blocks, Channel, distance, no_sample_channel
+from attacks.engine.grid import uncut
 from attacks.ridge import Inverter, reconstruction
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -22,9 +23,9 @@ class Corrector(nn.Module):
     """Base image [B, C, H, W] and features -> image of the same shape, equal to the base at
     first (the last layer begins at 0).
 
-    features: a map [B, c, h, w], or flat [B, F], which is projected to a small map. Tabular
-    samples [B, P] go through a perceptron instead. level: size of the correction, so that the
-    network's own numbers are near 1.
+    features: on a grid [B, D, h, w] over the image, or flat [B, F], which are projected to a
+    small map. Tabular samples [B, P] go through a perceptron instead. level: size of the
+    correction, so that the network's own numbers are near 1.
     """
 
     def __init__(
@@ -41,14 +42,17 @@ class Corrector(nn.Module):
             self.last: nn.Module = nn.Linear(4 * channels, math.prod(shape))
             return
         self.size = shape[1:]
+        self.flat, self.channels = len(features) == 1, channels // 2
         self.small = (-(-shape[1] // 4), -(-shape[2] // 4))
-        self.flat = len(features) == 1
+        if not self.flat:
+            self.small = features[1], features[2]
+        self.block = (-(-shape[1] // self.small[0]), -(-shape[2] // self.small[1]))
         if self.flat:
-            self.project: nn.Module = nn.Linear(features[0], channels // 2 * math.prod(self.small))
+            self.project: nn.Module = nn.Linear(features[0], self.channels * math.prod(self.small))
         else:
-            self.project = nn.Conv2d(features[0], channels // 2, 3, padding=1)
+            self.project = nn.Conv2d(features[0], self.channels * math.prod(self.block), 1)
         self.body = nn.Sequential(
-            nn.Conv2d(channels // 2 + shape[0], channels, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(self.channels + shape[0], channels, 3, padding=1), nn.ReLU(),
             nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(),
         )  # fmt: skip
         self.last = nn.Conv2d(channels, shape[0], 3, padding=1)
@@ -57,12 +61,21 @@ class Corrector(nn.Module):
         if not self.image:
             rest = self.last(self.body(torch.cat([base, features.flatten(1)], dim=1)))
             return base + self.level * rest
+        inputs = torch.cat([4 * (base - 0.5), self.upsampled(features)], dim=1)
+        return base + self.level * self.last(self.body(inputs))
+
+    def upsampled(self, features: Tensor) -> Tensor:
+        """[B, channels / 2, H, W]: each pixel of a block has its own linear map from the cell, as a
+        token is made of a block's pixels. (Of neighbours' numbers it would learn the noise.)"""
         small = self.project(features)
         if self.flat:
-            small = small.view(len(base), -1, *self.small)
-        upsampled = nn.functional.interpolate(small, size=self.size, mode="bilinear")
-        inputs = torch.cat([4 * (base - 0.5), upsampled], dim=1)
-        return base + self.level * self.last(self.body(inputs))
+            small = small.view(len(features), -1, *self.small)
+        else:
+            height, width = (n * b for n, b in zip(self.small, self.block, strict=True))
+            small = uncut(small.flatten(2).mT, self.small, (self.channels, height, width))
+        if small.shape[2:] == self.size:
+            return small
+        return nn.functional.interpolate(small, size=self.size, mode="bilinear")
 
 
 def initial(module: nn.Module, rng: torch.Generator, device: torch.device) -> dict[str, Tensor]:
@@ -81,9 +94,10 @@ def initial(module: nn.Module, rng: torch.Generator, device: torch.device) -> di
 class Decoder(Attack):
     """Network trained on public images that went through the deployed defense.
 
-    It starts from the ridge inverter's answer and learns what that leaves over, from the smashed
-    map or from the update's principal components; on a training image that answer is the one of
-    a ridge fit without this image, as it will be for a victim. AdamW with cosine decay over
+    It starts from the ridge inverter's answer and learns what that leaves over, from smashed data
+    on its grid over the image (a map, or tokens, and which of them are present), or from the
+    principal components of other messages; on a training image that answer is the one of a ridge
+    fit without this image, as it will be for a victim. AdamW with cosine decay over
     `steps` steps (0: twice `ctx.budget`) on batches of `batch` pairs; loss: squared error in units
     of the public variance plus 1 - SSIM. A fifth of the public images is held out in all its plays;
     the parameters of least held-out loss are kept, so it may end as the ridge it started from.
@@ -179,27 +193,36 @@ class Data:
         pieces = list({id(p.pairs): p for p in inverter.pieces}.values())
         pairs = [p.pairs for p in pieces]
         self.x = torch.cat([p.x for p in pairs])
-        self.base = torch.cat([p.fit.left_out.float() for p in pieces]).view_as(self.x)
+        self.base = torch.cat([p.left_out.float() for p in pieces]).view_as(self.x)
         image = torch.cat([torch.arange(len(p.x)) // p.group for p in pairs])
         order = torch.randperm(len(ctx.aux_x), generator=ctx.rng)
         out = torch.isin(image, order[: max(1, len(order) // 5)]).to(ctx.device)
         self.held = (out & torch.cat([p.judged for p in pieces])).nonzero()[:, 0]
         self.train = (~out).nonzero()[:, 0]
         self.level = float((self.base - self.x)[self.train].square().mean().sqrt())
-        flat = torch.cat([inverter.standard(p.blocks) for p in pairs])
-        victims = inverter.standard(channel.blocks)
-        place = channel.map_shape[1:] if channel.map_shape else ()
-        mapped = len(place) == 2 and len(inverter.shape) == 3
-        if mapped and flat.shape[1] % math.prod(channel.map_shape or ()) == 0:
-            self.feature_shape = (flat.shape[1] // math.prod(place), *place)
-        else:
-            flat, victims = _principal(flat, self.train, victims)
-            self.feature_shape = (flat.shape[1],)
-        self.features = flat.view(-1, *self.feature_shape)
-        self.victims = inverter.predict()[0], victims.view(-1, *self.feature_shape)
+        views = [inverter.standard(b) for b in (*(p.blocks for p in pairs), channel.blocks)]
+        maps = [_on_grid(channel, v) for v in views] if len(inverter.shape) == 3 else [None]
+        *parts, told = [m for m in maps if m is not None] or [_side_by_side(v) for v in views]
+        self.features = torch.cat(parts)
+        if self.features.ndim == 2:
+            self.features, told = _principal(self.features, self.train, told)
+        self.feature_shape = tuple(self.features.shape[1:])
+        self.victims = inverter.predict()[0], told
 
     def of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.base[rows], self.features[rows]
+
+
+def _side_by_side(blocks: Blocks) -> Tensor:
+    return torch.cat(list(blocks.values()), dim=1)
+
+
+def _on_grid(channel: Channel, blocks: Blocks) -> Tensor | None:
+    """Smashed data and presence as one map [M, D, h, w], or None."""
+    grid = channel.grid(blocks)
+    if grid is None:
+        return None
+    return torch.cat([grid.values] if grid.present is None else [grid.values, grid.present], dim=1)
 
 
 def _principal(x: Tensor, train: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import Blocks, Channel, Pairs, distance, no_sample_channel
+from attacks.engine.local import FOLDS, fit_local
+from attacks.engine.observation import SMASHED
 from bench.api import Attack, Context, Reconstruction, Seen
 
 LAMBDAS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e4)
 """Penalties tried, in units of the mean eigenvalue of the features' Gram matrix."""
 NARROW = 2048
 """Width up to which smashed data gets four times the pairs: a regression costs little then."""
+DRAWS = 16
+"""Most plays of a public image, where each draws other noise on its smashed data."""
+SOLVED = 1e-3
+"""Loss below which no other regression is tried."""
 SHADOWED = 300_000_000
 """Uploaded coordinates (plays * upload size) that shadow rounds may take, beyond one play of
 each public image."""
@@ -66,7 +72,8 @@ def fit(
     inner, target = x - centres[strata], y - offsets[strata]
     narrow = x.shape[1] <= len(x)
     values, vectors = torch.linalg.eigh(inner.mT @ inner if narrow else inner @ inner.mT)
-    values = values.clamp_min(0)
+    # The intercepts' directions have eigenvalue 0: of rounding, a tiny penalty would make much.
+    values = torch.where(values > 1e-12 * values.max(), values, 0.0)
     z = inner @ vectors if narrow else vectors * values.sqrt()
     ztarget, unit = z.mT @ target, values.mean().clamp_min(1e-300)
     blocks = z.view(-1, group, z.shape[1])
@@ -80,7 +87,7 @@ def fit(
         part = blocks[some] * inverse
         rest = targets[some] - part @ ztarget
         # A group that alone holds a stratum or a direction has no equation left: keep it finite.
-        alone = eye * (1 + 1e-10) - part @ blocks[some].mT - shared[some]
+        alone = eye * (1 + 1e-13) - part @ blocks[some].mT - shared[some]
         return outcomes[some] - torch.linalg.solve(alone, rest)
 
     some = judged.view(-1, group).any(dim=1)
@@ -139,22 +146,19 @@ def joined(blocks: Blocks, choice: str, scale: dict[str, float]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Some of the victims' samples with the regression that serves them.
+    """Some of the victims' samples with the answer of the regression that serves them.
 
-    rows: int64 [M'], which samples. x [M', F]: their features. stratum: of them. pairs,
-    features [R, F]: what the fit was trained on. judged: bool [R], rows like the samples.
+    rows: int64 [M'], which samples. predicted [M', P]: their images. pairs: what the fit was
+    trained on. left_out [R, P]: each pair's image by a fit without it. judged: bool [R], rows
+    like the samples; loss: of their left-out images.
     """
 
     rows: Tensor
-    x: Tensor
-    stratum: int
+    predicted: Tensor
     pairs: Pairs
-    features: Tensor
+    left_out: Tensor
     judged: Tensor
-    fit: Fit
-
-    def predict(self) -> Tensor:
-        return self.fit(self.x, self.stratum)
+    loss: float
 
 
 class Inverter:
@@ -165,6 +169,10 @@ class Inverter:
     are played under that label. Every class of images has its own intercept in that regression:
     the less the message says, the closer the answer is to the label's class mean. Where labels
     cannot be read well enough, or that would cost too many plays, one regression serves all.
+
+    Smashed data that lies on a grid over the image, such as tokens, is also inverted place by
+    place (`fit_local`), and by a regression from those answers to the whole image: the one of
+    least left-out loss is the answer.
     """
 
     def __init__(self, channel: Channel, ctx: Context, *, rows: int) -> None:
@@ -181,7 +189,8 @@ class Inverter:
             if channel.per_sample
             else min(rows, SHADOWED // channel.sent)
         )
-        self.group = min(4, max(1, limit // len(ctx.aux_x)))
+        most = DRAWS if channel.per_sample and channel.random else 4
+        self.group = min(most, max(1, limit // len(ctx.aux_x)))
         self.pooled = channel.pairs(group=self.group)
         self.scale = scales(self.pooled.blocks)
         self.samples = len(next(iter(channel.blocks.values())))
@@ -193,19 +202,18 @@ class Inverter:
         images = torch.empty(self.samples, *self.shape, dtype=torch.float64, device=self.ctx.device)
         loss = torch.empty(self.samples, device=self.ctx.device)
         for piece in self.pieces:
-            images[piece.rows] = piece.predict().view(-1, *self.shape)
-            loss[piece.rows] = piece.fit.loss
+            images[piece.rows] = piece.predicted.double().view(-1, *self.shape)
+            loss[piece.rows] = piece.loss
         return images.float(), loss
 
-    def standard(self, blocks: Blocks) -> Tensor:
-        """All blocks side by side [M, F] float32, centred on the public pairs, each block's
-        features at unit mean square."""
-        parts = []
+    def standard(self, blocks: Blocks) -> Blocks:
+        """The blocks centred on the public pairs, each block's features at unit mean square."""
+        out = {}
         for name, value in blocks.items():
             reference = self.pooled.blocks[name]
             unit = self.scale[name] / reference.shape[1] ** 0.5
-            parts.append((value - reference.mean(dim=0)) / unit)
-        return torch.cat(parts, dim=1)
+            out[name] = (value - reference.mean(dim=0)) / unit
+        return out
 
     # --- labels --------------------------------------------------------------------------------
     def _read_labels(self) -> tuple[Tensor, float]:
@@ -232,10 +240,11 @@ class Inverter:
     def _pieces(self) -> list[Piece]:
         everything = torch.arange(self.samples, device=self.ctx.device)
         sets = tuple(feature_sets(self.pooled.blocks))
-        pooled, shared = self._best(self.pooled, everything, self.pooled.turn, 0, sets)
+        pooled, _ = self._best(self.pooled, everything, self.pooled.turn, 0, sets)
+        if self.channel.per_sample:
+            return [self._by_place(pooled)]
         labels = self.labels.unique()
-        cost = len(labels) * len(self.ctx.aux_x) * self.channel.sent
-        if self.channel.per_sample or cost > SHADOWED:
+        if len(labels) * len(self.ctx.aux_x) * self.channel.sent > SHADOWED:
             return [pooled]
         pieces: list[Piece] = []
         for label in labels.tolist():
@@ -246,22 +255,60 @@ class Inverter:
             strata = pairs.own * 4 + pairs.turn
             piece, choice = self._best(pairs, rows, strata, 4 * label, sets)
             sets = (choice,)  # one label settles the set for all: trying costs a fit each
-            victims = joined(self.channel.blocks, shared, self.scale)[rows]
-            promise = self._promise(piece, pooled, label)
-            pieces.append(piece if promise else replace(pooled, rows=rows, x=victims))
+            if not self._promise(piece, pooled, label):
+                piece = replace(pooled, rows=rows, predicted=pooled.predicted[rows])
+            pieces.append(piece)
         return pieces
 
-    def _best(
-        self, pairs: Pairs, rows: Tensor, strata: Tensor, stratum: int, sets: Sequence[str]
-    ) -> tuple[Piece, str]:
-        judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
+    def _by_place(self, flat: Piece) -> Piece:
+        """`flat`, the regression that all places share, or a flat one on top of this one's
+        left-out answers: whichever loses least."""
+        pairs, shown = flat.pairs, f"presence {SMASHED}"
+        if flat.loss < SOLVED or len(pairs.x) < 2 * FOLDS * pairs.group:
+            return flat
+        seen = self.channel.grid(pairs.blocks)
+        victims = self.channel.grid(self.channel.blocks)
+        if seen is None or victims is None or not seen.tiles(self.shape):
+            return flat
+        judge = self._judge(pairs, flat.judged)
+        found = fit_local(
+            seen, pairs.x, victims, group=pairs.group, turn=pairs.turn, judged=flat.judged,
+            judge=judge, factors=LAMBDAS,
+        )  # fmt: skip
+        local = replace(
+            flat, predicted=found.predicted.flatten(1), left_out=found.left_out.flatten(1),
+            loss=found.loss,
+        )  # fmt: skip
+        if local.loss < SOLVED:
+            return local
+        features, targets = {"local": local.left_out}, {"local": local.predicted}
+        if shown in pairs.blocks:
+            features[shown], targets[shown] = pairs.blocks[shown], self.channel.blocks[shown]
+        scale = scales(features)
+        stacked = fit(
+            joined(features, "raw", scale), pairs.x.flatten(1), group=pairs.group,
+            strata=pairs.turn, judged=flat.judged, judge=judge,
+        )  # fmt: skip
+        above = replace(
+            flat, predicted=stacked(joined(targets, "raw", scale), 0), left_out=stacked.left_out,
+            loss=stacked.loss,
+        )  # fmt: skip
+        return min((flat, local, above), key=lambda piece: piece.loss)
+
+    def _judge(self, pairs: Pairs, judged: Tensor) -> Callable[[Tensor], Tensor]:
         truth = pairs.x[judged]
 
         def judge(left_out: Tensor) -> Tensor:
             guess = left_out.float().view_as(truth)
             return distance(guess, truth, variance=self.variance).mean()
 
-        pieces = {}
+        return judge
+
+    def _best(
+        self, pairs: Pairs, rows: Tensor, strata: Tensor, stratum: int, sets: Sequence[str]
+    ) -> tuple[Piece, str]:
+        judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
+        judge, pieces = self._judge(pairs, judged), {}
         for choice in sets:
             features = joined(pairs.blocks, choice, self.scale)
             found = fit(
@@ -270,10 +317,10 @@ class Inverter:
             )  # fmt: skip
             victims = joined(self.channel.blocks, choice, self.scale)[rows]
             pieces[choice] = Piece(
-                rows=rows, x=victims, stratum=stratum, pairs=pairs, features=features,
-                judged=judged, fit=found,
+                rows=rows, predicted=found(victims, stratum), pairs=pairs,
+                left_out=found.left_out, judged=judged, loss=found.loss,
             )  # fmt: skip
-        choice = min(pieces, key=lambda c: pieces[c].fit.loss)
+        choice = min(pieces, key=lambda c: pieces[c].loss)
         return pieces[choice], choice
 
     def _promise(self, piece: Piece, pooled: Piece, label: int) -> bool:
@@ -285,11 +332,11 @@ class Inverter:
         others = pooled.pairs.x[(pooled.pairs.y != label) & pooled.judged]
         if not bool(own.any()) or len(others) == 0:
             return True
-        guess = pooled.fit.left_out[own].float().view(-1, *self.shape)
+        guess = pooled.left_out[own].float().view(-1, *self.shape)
         shared = float(distance(guess, pooled.pairs.x[own], variance=self.variance).mean())
         mean = pooled.pairs.x[own].mean(dim=0).expand_as(others)
         wrong = float(distance(mean, others, variance=self.variance).mean())
-        return self.accuracy * piece.fit.loss + (1 - self.accuracy) * wrong <= shared
+        return self.accuracy * piece.loss + (1 - self.accuracy) * wrong <= shared
 
 
 class Ridge(Attack):
@@ -298,7 +345,9 @@ class Ridge(Attack):
     The pairs are made by playing the deployed defense on public images (`ctx.shadow`), so that
     it adapts to any defense. rows: pairs per regression, public images times plays (mirrored
     images, or draws of the defense's randomness). max_features: wider messages are sketched.
-    Penalty, feature set and weights are chosen by leave-one-image-out on public images.
+    Penalty, feature set and weights are chosen by leave-one-image-out on public images. Smashed
+    data that lies on a grid over the image is also inverted place by place, with the same weights
+    everywhere: of tokens, a hundred public images are enough.
     Applies to one sample per message: smashed data, or updates of one sample.
     Source: Hoerl, Kennard 1970; as a floor for learned inversion, leakbench.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.estimate import gradient_estimate
+from attacks.engine.grid import Grid, grid_shape, on_grid
 from attacks.engine.observation import SMASHED, smashed_of, unusable
 from attacks.engine.private import with_private_parts
 from bench.api import Context, Part, Seen
@@ -87,6 +89,7 @@ class Channel:
             gradient_estimate(seen)  # refuses values that are not finite, naming the client
         # Which tensors may be sent in part is learnt from the victims and a few plays.
         self.partial: set[str] = set()
+        self.scattered = False  # whether parts of a patch of smashed data are
         self.discovering = True
         self.features(seen)
         few = slice(0, 4)
@@ -150,7 +153,29 @@ class Channel:
         assert found is not None
         value, there = (t.flatten(0, 1) for t in found)
         self.map_shape = tuple(value.shape[1:])
-        return self._shown(SMASHED, value, there)
+        shown = self._shown(SMASHED, value, there)
+        axis = 1 if there.ndim == 4 else -1
+        if self.discovering:
+            self.scattered |= not bool((there == there.narrow(axis, 0, 1)).all())
+        elif f"presence {SMASHED}" in shown and not self.scattered:
+            # Patches are absent as a whole: one number for each says it.
+            shown[f"presence {SMASHED}"] = there.to(value).mean(dim=axis).flatten(1)
+        return shown
+
+    def grid(self, blocks: Blocks) -> Grid | None:
+        """The smashed data of `blocks` (features, standardised or not) on its grid over the
+        image, or None if it has none or was sketched."""
+        shape = self.map_shape
+        if shape is None or grid_shape(shape) is None:
+            return None
+        if blocks[SMASHED].shape[1] != math.prod(shape):
+            return None
+        shown, present = blocks.get(f"presence {SMASHED}"), None
+        if shown is not None and self.scattered:
+            present = on_grid(shown, shape).mean(dim=1, keepdim=True)
+        elif shown is not None:
+            present = on_grid(shown, (shape[0], 1) if len(shape) == 2 else (1, *shape[1:]))
+        return Grid(values=on_grid(blocks[SMASHED], shape), present=present)
 
     def _update(self, seen: Seen) -> dict[str, Tensor]:
         """Gradient tensors in units of the loss's slope, and the inputs of linear layers.
