@@ -21,6 +21,7 @@ from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
 from bench.seeding import generator
 
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One worker per core; none for benchmarks, whose timings a neighbour would disturb, or with
     the one GPU."""
