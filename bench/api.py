@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from bench.privacy.events import Event, Facts, Mechanism
+from bench.privacy.events import Event, Facts, Mechanism, Round
 
 State = Mapping[str, Tensor]
 """Named tensors: trained variables, network weights, or one client's update."""
@@ -299,6 +299,15 @@ class Defense:
         """Gradient of one local step. Role: gradient. An empty `draw` means no noise."""
         return torch.func.grad(loss)(variables, x, y)
 
+    def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
+        """What a client learns of its own data at the start of a round, before it trains: a sum
+        over a chunk of samples x [B, ...] with soft labels y [B, C], added over all of them and
+        put into `client.memory["inspected"]`. Rows of y that are 0 are padding, whose loss is
+        0, and the loss is a mean over B. Not called under split protocols, where a client
+        cannot compute the loss of its data alone.
+        """
+        return {}
+
     # --- client, one at a time; may read its own data ------------------------------------
     def joins(self, client: Client, sampled: bool) -> bool:
         """Whether the client takes part in this round. Role: joins."""
@@ -343,6 +352,16 @@ class Defense:
     # --- what is known and what is proven -------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """How an upload is randomised, in order. Public: attackers are told (Kerckhoffs)."""
+        return ()
+
+    def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
+        """As `mechanisms`, for a round of which more is known."""
+        return self.mechanisms()
+
+    def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        """What a round's messages to the server say of its clients' plans, one per client. An
+        attacker who plays the defense on public data gives them to its clients in turn, as
+        `client.plan`: what was agreed stays agreed."""
         return ()
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:

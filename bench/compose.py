@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from bench.api import (
     Stage,
     State,
 )
-from bench.privacy.events import BernoulliMask, Event, Facts, Mechanism
+from bench.privacy.events import BernoulliMask, Event, Facts, Mechanism, Round
 
 ROLES = ("variables", "gradient", "joins", "batch", "mix", "aggregate")
 
@@ -103,6 +104,12 @@ class Composed(Defense):
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
         return self._by("gradient").gradient(loss, variables, x, y, draw)
 
+    def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
+        found: dict[str, Tensor] = {}
+        for member in self.members.values():
+            found |= member.inspect(loss, variables, x, y)
+        return found
+
     def joins(self, client: Client, sampled: bool) -> bool:
         return self._by("joins").joins(client, sampled)
 
@@ -148,6 +155,14 @@ class Composed(Defense):
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         return tuple(m for d in self.members.values() for m in d.mechanisms())
+
+    def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
+        return tuple(m for d in self.members.values() for m in d.mechanisms_in(round))
+
+    def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        found = [plans for d in self.members.values() if (plans := d.public_plans(messages))]
+        most = max((len(plans) for plans in found), default=0)
+        return [{k: v for p in found for k, v in p[i % len(p)].items()} for i in range(most)]
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Events of all members, which the ledger adds up: a valid bound, not a tight one,

@@ -25,7 +25,7 @@ from bench.data.partition import dirichlet, iid
 from bench.metrics.score import floors, score
 from bench.privacy.events import Facts
 from bench.privacy.ledger import account
-from bench.protocols.evaluate import evaluate, sends_anything
+from bench.protocols.evaluate import Reached, evaluate
 from bench.protocols.export import load_seen, load_truth, save_seen, save_truth
 from bench.protocols.federation import Federation, Work
 from bench.protocols.observe import observe, play_shadow
@@ -130,7 +130,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
     up = down = 0
     seconds = 0.0
     client_rounds = 0
-    shared = False
+    reached = Reached()
     diverged: str | None = None
     sampling = generator(job.seed, "participation")
     rounds = 0
@@ -141,7 +141,8 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         down += result.wire.bytes_down
         seconds += result.client_seconds
         client_rounds += len(result.joined)
-        shared = shared or any(sends_anything(c) for c in result.joined)
+        for client in result.joined:
+            reached.add(client, federation.held(client))
         diverged = _diverged(federation.state, norm_before, rounds)
         if diverged and "not finite" in diverged:
             break
@@ -154,7 +155,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         }
     utility = evaluate(
         federation, test_x=dataset.test_x, test_y=dataset.test_y, aux_x=dataset.aux_x,
-        has_global=shared or not client_rounds,
+        has_global=reached.everything(),
     )  # fmt: skip
     facts = Facts(
         parameters=max(
@@ -169,6 +170,7 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         participations=max(federation.uploads.values(), default=0),
         fewest=federation.fewest,
         split=bool(job.protocol.cuts),
+        broadcast=any(t.hears_broadcast for t in job.threats),
         delta=job.delta,
     )
     return {

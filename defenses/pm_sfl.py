@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from bench.privacy.events import (
     Unprotected,
 )
 from bench.toolkit.aggregation import mean_over_present
+from bench.toolkit.per_sample import per_sample_gradients
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like, uniform_like
 from defenses import pm_sfl_claims as claims
 
@@ -320,10 +321,7 @@ class PMSFL(Defense):
         if self.noise != "local":
             return super().gradient(loss, variables, x, y, draw)
 
-        def of_one(x: Tensor, y: Tensor) -> State:
-            return torch.func.grad(loss)(variables, _as_batch(x), _as_batch(y))
-
-        each = torch.func.vmap(of_one)(x, y)
+        each = per_sample_gradients(loss, variables, x, y)
         size = len(next(iter(each.values())))
         noise = {n: draw[_NOISE + n] for n in each if _NOISE + n in draw}
         clipped = list(noise or each)
@@ -478,11 +476,6 @@ class PMSFL(Defense):
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
                 }
         return found
-
-
-def _as_batch(sample: Tensor | tuple[Tensor, ...]) -> Any:
-    """A batch of one. Split protocols hand in tuples of what a client's two parts need."""
-    return tuple(v[None] for v in sample) if isinstance(sample, tuple) else sample[None]
 
 
 def _withhold(part: Part, personal: Tensor | None) -> Part:

@@ -21,7 +21,7 @@ LAYERS = (
     ("data", "models", "compose"),
     ("toolkit", "seeding", "names"),
     ("api",),
-    ("privacy.events",),
+    ("privacy.events", "privacy.gaussian"),
 )
 ALLOWED_TO_PLUGINS = ("bench.api", "bench.toolkit", "bench.privacy")
 

@@ -17,7 +17,8 @@ class Facts:
     samples of the smallest client. local_steps: gradient steps per round. participations: most
     uploads of any one client; `rounds` when unknown, the worst case. fewest: clients in the step
     with the fewest, in which others had done theirs; a round's, if not given. split: whether
-    smashed data was sent too. delta: target delta.
+    smashed data was sent too. broadcast: whether the server learns the state after a round.
+    delta: target delta.
     """
 
     parameters: int
@@ -30,6 +31,7 @@ class Facts:
     participations: int | None = None
     fewest: int | None = None
     split: bool = False
+    broadcast: bool = True
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -104,6 +106,14 @@ class Withheld(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Encrypted(Event):
+    """Something that the server gets as ciphertexts alone, so that its values cost nothing
+    against a server without the key. what: noun phrase."""
+
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unprotected(Event):
     """Something that leaves the client with no proven protection. what: noun phrase; why."""
 
@@ -112,6 +122,16 @@ class Unprotected(Event):
 
 
 # --- public mechanisms, as an attacker models them ------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What everybody knows of an observed round: clients that take part, their batch size and
+    local steps."""
+
+    clients: int = 1
+    batch: int = 1
+    local_steps: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ _CHUNK = 1000
 class Utility:
     """Right answers on the common test set.
 
-    correct: of the one model, or None where no upload of the run held a value, so that there is
-    none. personal_accuracies: per client, that of its own network on test samples with its
-    training labels' shares; None for a client none of whose classes is tested. personal_accuracy:
-    their mean. personal_chance: mean accuracy of always guessing a client's commonest class.
-    keeping_clients: clients whose network differs from the one model by what they withheld.
+    correct: of the one model, or None where some of its values came up in no upload of the run,
+    so that there is none. personal_accuracies: per client, that of its own network on test samples
+    with its training labels' shares; None for a client none of whose classes is tested.
+    personal_accuracy: their mean. personal_chance: mean accuracy of always guessing a client's
+    commonest class. keeping_clients: clients whose network differs from the one model by what
+    they withheld.
     """
 
     correct: int | None
@@ -42,8 +44,8 @@ def evaluate(
 ) -> Utility:
     """Evaluate every client's network; clients that withheld nothing share one evaluation.
 
-    aux_x: public data that normalisation statistics come from. has_global: whether any upload
-    of the run held a value.
+    aux_x: public data that normalisation statistics come from. has_global: whether the run's
+    uploads made one model (`Reached`).
     """
     classes = federation.network.classes
 
@@ -70,9 +72,28 @@ def evaluate(
     )
 
 
-def sends_anything(client: Client) -> bool:
-    """Whether the client's last upload held any value that it had trained."""
-    return client.kept is None or not all(bool(k.all()) for k in client.kept.values())
+@dataclass
+class Reached:
+    """Which of the coordinates that clients train came up in any upload of a run.
+
+    A model with values that nobody ever uploaded is no model of the federation's: it has no
+    accuracy of its own.
+    """
+
+    missing: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, client: Client, held: Sequence[str]) -> None:
+        """Count a client's last upload; held: names of what it trains."""
+        for name in held:
+            kept = (client.kept or {}).get(name)
+            if kept is None:
+                kept = torch.zeros((), dtype=torch.bool)
+            before = self.missing.get(name)
+            self.missing[name] = kept if before is None else before & kept
+
+    def everything(self) -> bool:
+        """Whether nothing is missing; true of a run without uploads, whose model is the first."""
+        return not any(bool(m.any()) for m in self.missing.values())
 
 
 def _right_by_class(

@@ -37,6 +37,8 @@ from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.losses import NetworkLoss
 
 STREAMS = ("joins", "batch", "defense")
+_INSPECTED = 64
+"""Samples of a client that `Defense.inspect` sees at a time: per-sample gradients take memory."""
 Mode = Literal["train", "eval"]
 
 
@@ -110,7 +112,8 @@ class Federation:
 
     buffers: normalisation statistics of public data for eval mode. queues: samples of a client's
     present epoch that are still to come. uploads: how often a client has sent any. fewest: clients
-    in the step that had the fewest, None before the first.
+    in the step that had the fewest, None before the first. pinned: whether who takes part and
+    with which samples is given, as in an observed round, instead of the defense's to decide.
     """
 
     network: Network
@@ -127,6 +130,7 @@ class Federation:
     queues: dict[str, Tensor] = field(default_factory=dict)
     uploads: dict[str, int] = field(default_factory=dict)
     fewest: int | None = None
+    pinned: bool = False
 
     @classmethod
     def start(
@@ -210,7 +214,7 @@ class Federation:
     def play(self, work: Work, sampled: Sequence[str], *, observed: bool = False) -> RoundResult:
         """Play one round in which the server samples the clients `sampled`, and advance.
         observed: whether the result's wire keeps a log of the messages."""
-        joined = [c for c in self.clients if self.defense.joins(c, c.id in sampled)]
+        joined = [c for c in self.clients if self._joins(c, c.id in sampled)]
         roster = [c.id for c in joined]
         wire = Wire(self.parties, roster, keeps=observed)
         before = self.state
@@ -229,6 +233,7 @@ class Federation:
         for client in joined:
             wire.collect(client.id)
         began = time.perf_counter()
+        self._inspect(joined, work)
         locals_, used = self._train(joined, work, wire)
         seconds = time.perf_counter() - began
         self._coordinate("upload", wire, joined, locals_)
@@ -280,6 +285,9 @@ class Federation:
         for members in step.groups.values():
             self._step(step, members)
 
+    def _joins(self, client: Client, sampled: bool) -> bool:
+        return sampled if self.pinned else self.defense.joins(client, sampled)
+
     # --- phases -------------------------------------------------------------------------------
     def _coordinate(
         self,
@@ -310,8 +318,45 @@ class Federation:
         }
         return received, start
 
+    def _inspect(self, joined: Sequence[Client], work: Work) -> None:
+        """`Defense.inspect` over every client's data, chunk by chunk, for all clients at once."""
+        if type(self.defense).inspect is Defense.inspect:
+            return
+        sizes = [len(c.y) for c in joined]
+        starts = [self._begin_at(c)[1] for c in joined]
+        names = list(starts[0]) if starts else []
+        variables = {n: torch.stack([s[n] for s in starts]) for n in names}
+        loss = self.loss(work.mode)
+        pads = not (self.network.normalises and work.mode == "train")
+        sums: dict[str, Tensor] = {}
+
+        def inspect(variables: State, x: Tensor, y: Tensor) -> State:
+            return self.defense.inspect(loss, variables, x, y)
+
+        for first in range(0, max(sizes, default=0), _INSPECTED):
+            left: dict[int, list[int]] = {}
+            for i, size in enumerate(sizes):
+                if size > first:
+                    # Batch statistics would be moved by padding.
+                    left.setdefault(0 if pads else min(size - first, _INSPECTED), []).append(i)
+            for members in left.values():
+                width = min(max(sizes[i] for i in members) - first, _INSPECTED)
+                rows = [_padded(joined[i], first, width, self.network.classes) for i in members]
+                found = vmap(inspect, chunk_size=self._chunk())(
+                    {n: v[members] for n, v in variables.items()},
+                    torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]),
+                )  # fmt: skip
+                if not found:
+                    return
+                for name, value in found.items():
+                    if name not in sums:
+                        sums[name] = value.new_zeros(len(joined), *value.shape[1:])
+                    sums[name][members] += value.detach()
+        for i, client in enumerate(joined):
+            client.memory["inspected"] = {n: v[i] for n, v in sums.items()}
+
     def _next_batch(self, client: Client, size: int) -> Tensor:
-        chosen = self.defense.batch(client, size)
+        chosen = None if self.pinned else self.defense.batch(client, size)
         if chosen is not None:
             return chosen.to(client.y.device)
         size = min(size, len(client.y))
@@ -463,6 +508,17 @@ class Federation:
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)
         return detached(chosen)
+
+
+def _padded(client: Client, first: int, width: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Samples first .. first + width of a client and their one-hot labels, 0 beyond its last."""
+    x, y = client.x[first : first + width], client.y[first : first + width]
+    one_hot = torch.nn.functional.one_hot(y, classes).float()
+    missing = width - len(y)
+    return (
+        torch.cat([x, x.new_zeros(missing, *x.shape[1:])]),
+        torch.cat([one_hot, one_hot.new_zeros(missing, classes)]),
+    )
 
 
 def names_in(stages: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.api import SERVER, Defense, Seen, State, detached
 from bench.models import Network
+from bench.privacy.events import Round
 from bench.protocols.federation import Federation, Work
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
@@ -37,8 +38,9 @@ def observe(
     """Play one round of `threat.victims` clients on a fork of the federation.
 
     The victims are drawn by the seed among the clients that hold enough distinct samples
-    (batch * local_steps). names: labels of the random streams, e.g. the checkpoint. Raises
-    ValueError if too few clients qualify.
+    (batch * local_steps); all of them take part, with distinct samples, whatever the defense
+    draws elsewhere: the server attacks those who did. names: labels of the random streams, e.g.
+    the checkpoint. Raises ValueError if too few clients qualify.
     """
     need = threat.batch * threat.local_steps
     place = protocol.cuts[0] if protocol.cuts else None
@@ -58,7 +60,7 @@ def observe(
     order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
     victims = [able[i] for i in order[: threat.victims]]
     copy = federation.fork(*streams)
-    copy.queues = {}
+    copy.queues, copy.pinned = {}, True
     copy.buffers = copy.network.calibrate(copy.mean_weights(), aux_x.to(copy.device))
     work = Work(
         protocol=protocol.name,
@@ -76,6 +78,7 @@ def observe(
         x=torch.stack([by_id[v].x[chosen[v]] for v in present]).cpu(),
         y=torch.stack([by_id[v].y[chosen[v]] for v in present]).cpu(),
     )
+    known_round = Round(clients=len(present), batch=threat.batch, local_steps=threat.local_steps)
     known: dict[str, Any] = {
         "batch": threat.batch,
         "local_steps": threat.local_steps,
@@ -83,7 +86,7 @@ def observe(
         "mode": threat.mode,
         "threat": threat.describe(),
         "defense": dict(defense_known),
-        "mechanisms": [m.to_dict() for m in federation.defense.mechanisms()],
+        "mechanisms": [m.to_dict() for m in federation.defense.mechanisms_in(known_round)],
     }
     if place is not None:
         known["cut"] = place
@@ -99,7 +102,7 @@ def observe(
         const=detached(copy.const),
         buffers=detached(copy.buffers),
         before=detached(result.before),
-        after=detached(copy.state),
+        after=detached(copy.state) if threat.hears_broadcast else None,
         messages=result.wire.seen_by(SERVER),
         clients=tuple(present),
         known=known,
@@ -159,6 +162,11 @@ def play_shadow(
     before: State = shadow.state
     own = {c.id for c in shadow.clients[:asked]}
     shadow.queues = {c.id: torch.arange(len(c.y)) for c in shadow.clients}
+    shadow.pinned = True
+    plans = defense.public_plans(seen.messages)
+    if plans:
+        for i, client in enumerate(shadow.clients):
+            client.plan.update(plans[i % len(plans)])
     result = shadow.play(work, [c.id for c in shadow.clients], observed=True)
     return Seen(
         protocol=seen.protocol,
@@ -170,7 +178,7 @@ def play_shadow(
         const=seen.const,
         buffers=seen.buffers,
         before=detached(before),
-        after=detached(shadow.state),
+        after=None if seen.after is None else detached(shadow.state),
         messages=result.wire.seen_by(seen.party),
         clients=tuple(c.id for c in result.joined if c.id in own),
         known={k: v for k, v in seen.known.items() if k != "truth_labels"},

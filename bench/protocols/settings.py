@@ -60,9 +60,11 @@ class ThreatSettings(BaseModel):
     One round is observed from each checkpoint: `victims` clients, each with local_steps steps
     on batches of `batch` distinct samples. labels: whether the private labels are granted.
     mode: train or eval, how the network normalises in that round (eval uses statistics of
-    public data). aux: number of public auxiliary samples, or null for all. Always granted:
-    batch size, steps, learning rate, and the defense with its public settings. Of clients that
-    are cut at several places, those with the first cut are observed.
+    public data). hears_broadcast: whether the server learns the state after the round, also
+    where it aggregated ciphertexts that only a key server can open. aux: number of public
+    auxiliary samples, or null for all. Always granted: batch size, steps, learning rate, and the
+    defense with its public settings. Of clients that are cut at several places, those with the
+    first cut are observed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,12 +76,14 @@ class ThreatSettings(BaseModel):
     labels: bool = False
     mode: Literal["train", "eval"] = "eval"
     aux: int | None = Field(None, ge=1)
+    hears_broadcast: bool = True
 
     def describe(self) -> str:
         """One line for a report's row."""
         labels = "labels granted" if self.labels else "labels unknown"
         aux = "all public data" if self.aux is None else f"{self.aux} public samples"
+        unheard = "" if self.hears_broadcast else ", the new state unheard"
         return (
             f"{self.name}: one round of {self.victims} clients, batch {self.batch}, "
-            f"{self.local_steps} step(s), {self.mode} mode, {labels}, {aux}"
+            f"{self.local_steps} step(s), {self.mode} mode, {labels}, {aux}{unheard}"
         )

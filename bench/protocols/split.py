@@ -20,7 +20,7 @@ from torch.func import grad, vmap
 
 from bench.api import SERVER, Client, Message, Mixture, Part, State, detached
 from bench.models import Network
-from bench.protocols.federation import Federation, Step, names_in
+from bench.protocols.federation import Federation, Step, Work, names_in
 from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
@@ -140,6 +140,9 @@ class SplitFederation(Federation):
             for n in (*m.sealed, *(n for n, p in m.parts.items() if _any_present(p)))
         }
         return {n: v if n in sent else self.server.get(n, v) for n, v in aggregated.items()}
+
+    def _inspect(self, joined: Sequence[Client], work: Work) -> None:
+        """A client cannot compute the loss of its data without the server."""
 
     # --- one step -------------------------------------------------------------------------------
     def _take_step(self, step: Step) -> None:

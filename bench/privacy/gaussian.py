@@ -1,0 +1,75 @@
+"""The Gaussian mechanism without sampling, exactly.
+
+n releases with standard deviations s_i of vectors with L2 sensitivities d_i are one release with
+mu = sqrt(sum (d_i / s_i)^2): its worst pair is N(0, 1) against N(mu, 1).
+Source: Balle, Wang, arXiv:1805.06530, Theorem 8; Dong, Roth, Su, arXiv:1905.02383, Corollary 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy import optimize, special
+
+
+def gaussian_delta(*, mu: float, epsilon: float) -> float:
+    """Smallest delta of N(0, 1) against N(mu, 1) at `epsilon`; any real epsilon, mu >= 0.
+
+    Raises ValueError for a mu that is negative or not a number.
+    """
+    if not mu >= 0:
+        raise ValueError(f"mu must be >= 0 (sensitivity over std), got {mu}.")
+    if mu == 0:
+        return max(0.0, -math.expm1(epsilon))
+    if math.isinf(mu):
+        return 1.0
+    low, high = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    # Both terms in logs: e^epsilon alone overflows from 710 on.
+    ratio = epsilon + float(special.log_ndtr(high)) - float(special.log_ndtr(low))
+    return float(special.ndtr(low)) * -math.expm1(min(ratio, 0.0))
+
+
+def exact_gaussian_epsilon(*, mu: float, delta: float) -> float:
+    """Smallest epsilon >= 0 of N(0, 1) against N(mu, 1) at `delta` in (0, 1); inf for mu = inf."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}.")
+    if math.isinf(mu):
+        return math.inf
+    if gaussian_delta(mu=mu, epsilon=0.0) <= delta:
+        return 0.0
+    # At this epsilon the first term alone is delta.
+    high = mu * mu / 2 - mu * float(special.ndtri(delta))
+
+    def excess(epsilon: float) -> float:
+        found = gaussian_delta(mu=mu, epsilon=epsilon)
+        return math.log(max(found, 1e-300)) - math.log(delta)
+
+    root = optimize.brentq(excess, 0.0, max(high, 1e-12), xtol=1e-12, rtol=1e-12)
+    return float(root)
+
+
+def gaussian_std(*, sensitivity: float, epsilon: float, delta: float) -> float:
+    """Smallest standard deviation with (epsilon, delta)-DP for an L2 sensitivity.
+
+    Valid for every epsilon > 0, unlike sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for
+    epsilon <= 1. Source: the analytic Gaussian mechanism of Balle, Wang.
+    """
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be > 0, got {epsilon}.")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}.")
+
+    def excess(log_mu: float) -> float:
+        found = gaussian_delta(mu=math.exp(log_mu), epsilon=epsilon)
+        return math.log(max(found, 1e-300)) - math.log(delta)
+
+    root = optimize.brentq(excess, math.log(1e-9), math.log(1e9), xtol=1e-13)
+    return sensitivity / math.exp(float(root))
+
+
+def classic_gaussian_std(*, sensitivity: float, epsilon: float, delta: float) -> float:
+    """sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, proven for epsilon <= 1 alone.
+
+    Source: Dwork, Roth 2014, Theorem 3.22.
+    """
+    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon

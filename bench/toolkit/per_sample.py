@@ -1,0 +1,39 @@
+"""Gradients sample by sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.api import Loss, State
+
+
+def per_sample_gradients(loss: Loss, variables: State, x: Any, y: Any) -> State:
+    """The loss's gradient on every sample of a batch alone, [B, ...] by name.
+
+    x, y: [B, ...], or the tuples of such that split protocols have.
+    """
+
+    def of_one(x: Any, y: Any) -> State:
+        return torch.func.grad(loss)(variables, _as_batch(x), _as_batch(y))
+
+    return torch.func.vmap(of_one)(x, y)
+
+
+def clipped_to(gradients: State, *, norm: float) -> tuple[State, Tensor]:
+    """Mean over samples of gradients [B, ...], each scaled down to an L2 norm of `norm` over all
+    names; and the norms [B] before."""
+    square = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()])
+    # The square root's slope is infinite at 0, and 0 is never clipped.
+    length = square.sum(dim=0).clamp_min(1e-30).sqrt()
+    factor = (norm / length).clamp_max(1.0)
+    size = len(length)
+    return {n: torch.tensordot(factor, g, dims=1) / size for n, g in gradients.items()}, length
+
+
+def _as_batch(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(v[None] for v in value)
+    return value[None]
