@@ -28,6 +28,7 @@ from attacks.engine.observation import (
     mechanisms_of,
     noise_of,
     observe,
+    opened,
     split_view,
 )
 from attacks.engine.prior import Frame
@@ -96,9 +97,11 @@ class Matcher:
         self.gradients = layered(ctx.network, ctx.defense, self.work) or Simulated(
             ctx.network, ctx.defense, self.work
         )
-        mechanisms = mechanisms_of(seen)
+        # Beside coordinates that were opened, and are exact, noised ones add nothing.
+        self.opened = opened(seen)
+        mechanisms = [] if self.opened else mechanisms_of(seen)
         self.clips = [m for m in mechanisms if isinstance(m, Clip)]
-        self.noise = noise_of(seen)
+        self.noise = None if self.opened else noise_of(seen)
         self.split = split_view(seen, dtype=dtype, device=ctx.device)
         self.returned: Returned | None = None
         if self.split is not None and self.split.slopes is not None:
@@ -120,6 +123,9 @@ class Matcher:
             found = gradient_estimate(self.seen, dtype=self.dtype)
         else:
             found = observe(self.seen, kind, dtype=self.dtype)
+        if self.opened:
+            shown = {n: p & self.opened.get(n, p.new_zeros(())) for n, p in found.present.items()}
+            found = replace(found, present=shown)
         # With the returned slopes the first stages' upload needs no labels, and the head's tells
         # nothing of the images that the features do not.
         names = [n for n in found.values if self.returned is None or n in self.returned.start]
@@ -334,19 +340,42 @@ class Matcher:
         scale = -self.work.lr * self.work.steps
         if self.distance == "likelihood":
             for clip in self.clips:
-                factor = scale if clip.of == "update" else 1.0
-                flat = torch.cat([g.flatten(1) for g in gradient.values()], dim=1) * factor
-                # The square root's slope is infinite at 0, and 0 is never clipped.
-                length = flat.abs().sum(1) if clip.order == 1 else (
-                    flat.square().sum(1) + _TINY
-                ).sqrt()  # fmt: skip
-                shrink = torch.clamp(clip.norm / length.clamp_min(_TINY), max=1.0)
-                gradient = {n: g * _column(shrink, g) for n, g in gradient.items()}
+                gradient = self._clipped(gradient, clip, victims)
         found = {n: gradient[n] for n in self.observation.values}
         if kind == "gradient":
             return found
         update = {n: scale * g for n, g in found.items()}
         return update if kind == "update" else {n: self.start[n] + u for n, u in update.items()}
+
+    def _clipped(self, gradient: State, clip: Clip, victims: Tensor | None) -> dict[str, Tensor]:
+        """Gradients [P, ...] whose gradient, update or weights, as the clip has it, were scaled
+        down to its norm over the coordinates that the victims sent."""
+        assert self.observation is not None
+        scale = -self.work.lr * self.work.steps
+        slope = 1.0 if clip.of == "gradient" else scale
+        base = self.start if clip.of == "weights" else {}
+        sent, shown = {}, []
+        for name, g in gradient.items():
+            sent[name] = slope * g + base[name] if base else slope * g
+            present = self.observation.present.get(name)
+            if present is None or self._all_present:
+                shown.append(sent[name].flatten(1))
+                continue
+            rows = present.any(dim=0, keepdim=True) if victims is None else present[victims]
+            shown.append(torch.where(rows, sent[name], 0.0).flatten(1))
+        flat = torch.cat(shown, dim=1)
+        # The square root's slope is infinite at 0, and 0 is never clipped.
+        length = flat.abs().sum(1) if clip.order == 1 else (flat.square().sum(1) + _TINY).sqrt()
+        shrink = torch.clamp(clip.norm / length.clamp_min(_TINY), max=1.0)
+        return {
+            n: (v * _column(shrink, v) - (base[n] if base else 0.0)) / slope
+            for n, v in sent.items()
+        }
+
+    @cached_property
+    def _all_present(self) -> bool:
+        assert self.observation is not None
+        return all(bool(p.all()) for p in self.observation.present.values())
 
     def activations(self, x: Tensor) -> list[Tensor]:
         """The first step's smashed data before noise, x [P, K, *shape] -> [P, B, ...]: under the

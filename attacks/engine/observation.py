@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.api import UPLOAD_KINDS, Kind, Part, Seen, as_kind
+from bench.api import UPLOAD_KINDS, Kind, Message, Part, Seen, State, as_kind
 from bench.privacy.events import (
     BernoulliMask,
     Clip,
@@ -93,7 +93,7 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
     if masks is not None:
         base = {n: torch.logit(v.clamp(masks.clip, 1 - masks.clip)) if n in seen.const else v
                 for n, v in base.items()}  # fmt: skip
-    rows = []
+    rows, zone = [], opened(seen)
     for client in seen.clients:
         message = seen.of(client, sent)[0]
         wide = message.with_parts(
@@ -107,6 +107,8 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
                 for n, p in message.parts.items()
             }
         )
+        if zone:
+            wide = _with_opened(wide, zone, seen, base=base, lr=lr)
         rows.append(as_kind(wide, kind or sent, base=base, lr=lr).parts)
         for name, part in rows[-1].items():
             if not bool(torch.isfinite(part.values[part.presence()]).all()):
@@ -118,6 +120,21 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
     )
 
 
+def _with_opened(
+    message: Message, zone: Mapping[str, Tensor], seen: Seen, *, base: State, lr: float
+) -> Message:
+    """The upload with the coordinates `zone` as the state after the round shows them."""
+    assert seen.after is not None
+    plain = as_kind(message, "weights", base=base, lr=lr)
+    parts = dict(plain.parts)
+    for name, covers in zone.items():
+        part, after = parts[name], seen.after[name].to(parts[name].values)
+        parts[name] = Part(
+            values=torch.where(covers, after, part.values), present=part.presence() | covers
+        )
+    return plain.with_parts(parts)
+
+
 def unusable(seen: Seen) -> str | None:
     """Why the uploads cannot be matched, or None."""
     if not seen.clients:
@@ -125,7 +142,24 @@ def unusable(seen: Seen) -> str | None:
     kind = seen.upload_kind()
     if kind is None:
         return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
+    shown = [p for c in seen.clients for p in seen.of(c, kind)[0].parts.values()]
+    if not any(p.present is None or bool(p.present.any()) for p in shown) and not opened(seen):
+        return "no coordinate of any upload is visible"
     return None
+
+
+def opened(seen: Seen) -> dict[str, Tensor]:
+    """Encrypted coordinates of the only client that uploaded, bool by name: the sum that was
+    opened is its own, and the state after the round tells it. Empty for several clients, and
+    where the server does not learn that state."""
+    kind = seen.upload_kind()
+    if kind is None or seen.after is None:
+        return {}
+    senders = {m.sender for m in seen.messages if m.kind == kind}
+    if len(senders) != 1 or len(seen.clients) != 1:
+        return {}
+    sealed = seen.of(seen.clients[0], kind)[0].sealed
+    return {n: s.covers for n, s in sealed.items() if n in seen.after}
 
 
 SMASHED, SLOPES, PATCHES = "smashed", "smashed_gradient", "patches"

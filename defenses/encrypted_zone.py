@@ -1,0 +1,252 @@
+"""What defenses share that send a part of every update as CKKS ciphertexts.
+
+Three parties: clients, who hold the public key; the aggregation server (the protocol's server),
+who adds ciphertexts and cannot open them; and the key server, a third party that opens sums.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.api import (
+    EVERYONE,
+    SERVER,
+    UPLOAD_KINDS,
+    Client,
+    Defense,
+    Local,
+    Message,
+    Part,
+    Party,
+    Sealed,
+    Server,
+    Stage,
+    State,
+    as_kind,
+)
+from defenses import ckks
+
+KEY_SERVER = "key_server"
+MASK, CIPHERTEXT = "mask", "ciphertext"
+_PUBLIC_KEY, _OPEN, _SUM = "public_key", "open", "sum"
+_KEY, _MINE = "encrypted_zone.key", "encrypted_zone.mask"
+Masks = Mapping[str, Tensor]
+GAIN = 64.0
+"""What values are multiplied by before they are encrypted: updates are far below 1, the
+ciphertexts' grid is made for sums up to hundreds."""
+
+
+class KeyHolder(Party):
+    """Makes the key pair, gives the public key to each client once, opens sums for the server.
+
+    That it opens nothing but sums, and does not collude with the server, is assumed.
+    """
+
+    def __init__(self, parameters: ckks.Parameters) -> None:
+        self.keys = ckks.KeyServer(parameters)
+        self.told: set[str] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeyHolder:
+        twin = copy.copy(self)  # keys never change
+        twin.told = set(self.told)
+        return twin
+
+    def begin(self, when: Stage, roster: Sequence[str], round: int, step: int) -> list[Message]:
+        if when != "round":
+            return []
+        new = [client for client in roster if client not in self.told]
+        self.told.update(new)
+        return [self._public_key(client, round) for client in new]
+
+    def reply(self, message: Message) -> list[Message]:
+        if message.kind == _PUBLIC_KEY:
+            return [self._public_key(message.sender, message.round)]
+        if message.kind != _OPEN:
+            return []
+        sealed = message.sealed[CIPHERTEXT]
+        values = self.keys.decrypt(sealed.box, length=int(sealed.covers.sum())) / GAIN
+        answer = Message(
+            kind=_SUM, sender=KEY_SERVER, receiver=message.sender, round=message.round,
+            parts={_SUM: Part(values=values, bits=64)},
+        )  # fmt: skip
+        return [answer]
+
+    def _public_key(self, receiver: str, round: int) -> Message:
+        box = self.keys.public_context()
+        sealed = Sealed(n_bytes=len(box), covers=torch.zeros(0, dtype=torch.bool), box=box)
+        return Message(
+            kind=_PUBLIC_KEY, sender=KEY_SERVER, receiver=receiver, round=round,
+            sealed={_PUBLIC_KEY: sealed},
+        )  # fmt: skip
+
+
+class EncryptedZone(Defense):
+    """Base: clients agree on coordinates to encrypt (`agree`) from the masks that each proposes
+    (`propose`) in plain sight, and `show` what is done with all others.
+
+    parameters: `additive` or `standard` (`ckks.ADDITIVE`, `ckks.STANDARD`). The server adds
+    ciphertexts and asks the key server for the sum; it divides by the number of clients.
+    """
+
+    owns = frozenset({"aggregate"})
+
+    def __init__(self, *, parameters: str = "additive") -> None:
+        if parameters not in ("additive", "standard"):
+            raise ValueError(f"parameters must be additive or standard, got '{parameters}'.")
+        self.parameters = parameters
+
+    # --- what a subclass says -------------------------------------------------------------------
+    def propose(self, client: Client, local: Local) -> Masks:
+        """Coordinates that the client wants encrypted, bool by name."""
+        raise TypeError(f"{type(self).__name__} must define propose(client, local).")
+
+    def proposal_parts(self, proposal: Masks) -> dict[str, Part]:
+        """A proposal on the wire."""
+        return {n: Part(values=m, bits=1) for n, m in proposal.items()}
+
+    def agree(self, masks: Sequence[Masks]) -> Masks:
+        """The coordinates that all encrypt, from the clients' masks."""
+        raise TypeError(f"{type(self).__name__} must define agree(masks).")
+
+    def show(self, parts: Mapping[str, Part], client: Client) -> dict[str, Part]:
+        """What is sent in the open of the coordinates present in `parts` of an update."""
+        return dict(parts)
+
+    # --- the protocol ---------------------------------------------------------------------------
+    @property
+    def _ckks(self) -> ckks.Parameters:
+        return ckks.ADDITIVE if self.parameters == "additive" else ckks.STANDARD
+
+    def third_parties(self, seed: int) -> Mapping[str, Party]:
+        return {KEY_SERVER: KeyHolder(self._ckks)}
+
+    def say(self, when: Stage, client: Client, local: Local | None, round: int) -> list[Message]:
+        if when != "upload":
+            return []
+        assert local is not None
+        given = client.plan.get("mask")
+        mask = self.propose(client, local) if given is None else given
+        client.memory[_MINE] = mask
+        parts = self.proposal_parts(mask)
+        return [Message(kind=MASK, sender=client.id, receiver=EVERYONE, round=round, parts=parts)]
+
+    def hear(self, when: Stage, client: Client, heard: Sequence[Message]) -> None:
+        for message in heard:
+            if message.kind == _PUBLIC_KEY:
+                client.memory[_KEY] = message.sealed[_PUBLIC_KEY].box
+        if when != "upload" or "pinned" in client.plan:
+            return
+        masks = _in_order({**_masks(heard), client.id: client.memory[_MINE]})
+        client.plan["encrypted"] = self.agree(masks)
+        client.plan["company"] = len(masks)
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        return [
+            self._protect(as_kind(m, "update", base=local.broadcast, lr=local.lr), client)
+            if m.kind in UPLOAD_KINDS
+            else m
+            for m in messages
+        ]
+
+    def _protect(self, message: Message, client: Client) -> Message:
+        zone = client.plan["encrypted"]
+        mine = client.memory.get(_MINE, zone)
+        hidden = {n: p.presence() & zone[n] for n, p in message.parts.items()}
+        rest = {
+            n: _shown(p, ~hidden[n] & ~self.withheld(n, mine)) for n, p in message.parts.items()
+        }
+        sealed = {n: Sealed(n_bytes=0, covers=h) for n, h in hidden.items() if bool(h.any())}
+        if sealed:
+            values = torch.cat([message.parts[n].values[hidden[n]] for n in sealed])
+            sealed[CIPHERTEXT] = self._seal(values, client)
+        return replace(message, parts=self.show(rest, client), sealed=sealed)
+
+    def withheld(self, name: str, mask: Masks) -> Tensor:
+        """Coordinates outside the encrypted zone that stay with a client of this mask."""
+        return torch.zeros((), dtype=torch.bool, device=mask[name].device)
+
+    def _seal(self, values: Tensor, client: Client) -> Sealed:
+        covers = torch.ones(len(values), dtype=torch.bool)
+        if "pinned" in client.plan:  # an attacker's rehearsal: nobody will open it
+            return Sealed(n_bytes=0, covers=covers)
+        box = ckks.encrypt(GAIN * values.double().cpu(), client.memory[_KEY])
+        return Sealed(n_bytes=sum(map(len, box)), covers=covers, box=box)
+
+    def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        """The zone that was agreed, and every client's mask."""
+        masks = _in_order(_masks(messages))
+        if not masks:
+            return ()
+        shared = {"encrypted": self.agree(masks), "company": len(masks), "pinned": True}
+        return [{**shared, **self.rehearsed(mask)} for mask in masks]
+
+    def rehearsed(self, mask: Masks) -> dict[str, Any]:
+        """What of a client's mask an attacker's rehearsal keeps: all, where it comes from more
+        data than the rehearsed batch."""
+        return {"mask": mask}
+
+    # --- server -------------------------------------------------------------------------------
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
+        """Per coordinate the mean update, of the encrypted zone by the key server's sum."""
+        uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
+        state = {**server.state, **(server.trained or {})}
+        sent = {n for m in uploads for n in m.parts}
+        new = {n: v if n in sent else state[n] for n, v in server.state.items()}
+        for name in sent:
+            parts = [m.parts[name] for m in uploads if name in m.parts]
+            present = torch.stack([p.presence() for p in parts])
+            total = torch.stack([p.values for p in parts]).where(present, 0.0).sum(dim=0)
+            new[name] = new[name] + total / self.divisor(present)
+        for name, values in self._opened(server, uploads).items():
+            covers = next(m.sealed[name].covers for m in uploads if name in m.sealed)
+            moved = torch.zeros_like(new[name])
+            moved[covers] = values.to(moved)
+            new[name] = new[name] + moved / len(uploads)
+        return new
+
+    def divisor(self, present: Tensor) -> Tensor:
+        """What the sum over clients, present [K, ...], is divided by."""
+        return present.sum(dim=0).clamp_min(1)
+
+    def _opened(self, server: Server, uploads: Sequence[Message]) -> dict[str, Tensor]:
+        """Sums of the encrypted coordinates by name; empty where nothing was encrypted."""
+        boxes = [m.sealed[CIPHERTEXT].box for m in uploads if CIPHERTEXT in m.sealed]
+        if not boxes or any(box is None for box in boxes):
+            return {}
+        assert server.ask is not None
+        number = uploads[0].round
+        question = Message(kind=_PUBLIC_KEY, sender=SERVER, receiver=KEY_SERVER, round=number)
+        (key,) = server.ask(question)
+        added = ckks.AggregationServer(key.sealed[_PUBLIC_KEY].box).add(boxes)
+        covers = {n: s.covers for n, s in uploads[0].sealed.items() if n != CIPHERTEXT}
+        length = sum(int(c.sum()) for c in covers.values())
+        sealed = Sealed(
+            n_bytes=sum(map(len, added)), covers=torch.ones(length, dtype=torch.bool), box=added
+        )
+        (answer,) = server.ask(replace(question, kind=_OPEN, sealed={CIPHERTEXT: sealed}))
+        pieces = answer.parts[_SUM].values.split([int(c.sum()) for c in covers.values()])
+        return dict(zip(covers, pieces, strict=True))
+
+
+def _masks(messages: Sequence[Message]) -> dict[str, Masks]:
+    """What was proposed, by sender."""
+    return {
+        m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK
+    }
+
+
+def _in_order(masks: Mapping[str, Masks]) -> list[Masks]:
+    """The same order for every client, since what is agreed may depend on it."""
+    return [masks[sender] for sender in sorted(masks)]
+
+
+def _shown(part: Part, shown: Tensor) -> Part:
+    """The part with these coordinates present alone; what is absent is 0, so it tells nothing."""
+    present = part.presence() & shown
+    return replace(part, values=torch.where(present, part.values, 0.0), present=present)

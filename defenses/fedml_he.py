@@ -1,0 +1,133 @@
+"""FedML-HE: the parameters most sensitive to the labels are encrypted, the rest is sent plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.api import EVERYONE, Client, Local, Loss, Message, Part, Party, Sealed, Stage, State
+from bench.privacy.events import Encrypted, Event, Facts, Unprotected
+from bench.toolkit.per_sample import per_sample_gradients
+from defenses import ckks
+from defenses.encrypted_zone import (
+    CIPHERTEXT,
+    KEY_SERVER,
+    MASK,
+    EncryptedZone,
+    KeyHolder,
+    Masks,
+)
+
+_MAP = "sensitivity"
+
+
+def largest(values: State, share: float) -> dict[str, Tensor]:
+    """Mask of the `share` of coordinates with the largest values over all names; ties go to the
+    first."""
+    flat = torch.cat([v.flatten() for v in values.values()])
+    chosen = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+    count = round(share * len(flat))
+    chosen[flat.argsort(descending=True, stable=True)[:count]] = True
+    pieces = chosen.split([v.numel() for v in values.values()])
+    return {n: p.view(v.shape) for (n, v), p in zip(values.items(), pieces, strict=True)}
+
+
+class MapHolder(KeyHolder):
+    """The key server of FedML-HE: opens the sum of the clients' sensitivity maps once, and tells
+    everyone which coordinates are encrypted."""
+
+    def __init__(self, parameters: ckks.Parameters, share: float) -> None:
+        super().__init__(parameters)
+        self.share = share
+        self.roster: list[str] = []
+        self.maps: dict[str, Message] = {}
+        self.mask: Mapping[str, Tensor] = {}
+
+    def begin(self, when: Stage, roster: Sequence[str], round: int, step: int) -> list[Message]:
+        self.roster, self.maps = list(roster), {}
+        announced = [self._announcement(round)] if self.mask and when == "round" else []
+        return announced + super().begin(when, roster, round, step)
+
+    def reply(self, message: Message) -> list[Message]:
+        if message.kind != _MAP:
+            return super().reply(message)
+        self.maps = {**self.maps, message.sender: message}
+        if self.mask or set(self.maps) != set(self.roster):
+            return []
+        boxes = [m.sealed[CIPHERTEXT].box for m in self.maps.values()]
+        shapes = {n: s.covers for n, s in message.sealed.items() if n != CIPHERTEXT}
+        added = ckks.AggregationServer(self.keys.public_context()).add(boxes)
+        total = self.keys.decrypt(added, length=sum(c.numel() for c in shapes.values()))
+        pieces = total.split([c.numel() for c in shapes.values()])
+        maps = {n: p.view(shapes[n].shape) for n, p in zip(shapes, pieces, strict=True)}
+        self.mask = largest(maps, self.share)
+        return [self._announcement(message.round)]
+
+    def _announcement(self, round: int) -> Message:
+        parts = {n: Part(values=m, bits=1) for n, m in self.mask.items()}
+        return Message(kind=MASK, sender=KEY_SERVER, receiver=EVERYONE, round=round, parts=parts)
+
+
+class FedMLHE(EncryptedZone):
+    """A common mask of the `share` of parameters most sensitive to the labels is encrypted, all
+    others are sent as they are.
+
+    share: in [0, 1]. The sensitivity of a parameter is the mean over a client's samples of
+    |d/dy (d loss / dw)|, y being the true class's entry of the label: for cross entropy the
+    absolute gradient on the sample. The clients' maps, each over its largest value, are sent
+    encrypted in the first round, and the mask of the largest sums holds from then on.
+    Departures: the key server adds the maps (there, the aggregation server adds ciphertexts);
+    under split protocols the update's absolute value stands for the map.
+    Source: Jin et al., arXiv:2303.10837, Sec. 2.4.
+    """
+
+    source = "Jin et al., arXiv:2303.10837 (FedML-HE)"
+
+    def __init__(self, *, share: float = 0.1, parameters: str = "additive") -> None:
+        super().__init__(parameters=parameters)
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must lie in [0, 1] (of parameters, encrypted), got {share}.")
+        self.share = share
+
+    def third_parties(self, seed: int) -> Mapping[str, Party]:
+        return {KEY_SERVER: MapHolder(self._ckks, self.share)}
+
+    def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
+        each = per_sample_gradients(loss, variables, x, y)
+        return {n: g.abs().sum(dim=0) for n, g in each.items()}
+
+    def say(self, when: Stage, client: Client, local: Local | None, round: int) -> list[Message]:
+        if when != "upload" or "encrypted" in client.plan:
+            return []
+        assert local is not None
+        found = client.memory.get("inspected") or {n: g.abs() for n, g in local.grad_sum.items()}
+        flat = torch.cat([found[n].flatten() for n in local.broadcast]).double()
+        sealed = {
+            n: Sealed(n_bytes=0, covers=torch.ones_like(v, dtype=torch.bool))
+            for n, v in local.broadcast.items()
+        }
+        sealed[CIPHERTEXT] = self._seal(flat / flat.max().clamp_min(1e-300), client)
+        return [
+            Message(kind=_MAP, sender=client.id, receiver=KEY_SERVER, round=round, sealed=sealed)
+        ]
+
+    def hear(self, when: Stage, client: Client, heard: Sequence[Message]) -> None:
+        super().hear("round", client, heard)  # the public key
+        for message in heard:
+            if message.kind == MASK:
+                client.plan["encrypted"] = {n: p.values for n, p in message.parts.items()}
+
+    def agree(self, masks: Sequence[Masks]) -> Masks:
+        return masks[0]
+
+    def rehearsed(self, mask: Masks) -> dict[str, Any]:
+        return {}
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        return (
+            Encrypted(what="each client's values in the encrypted zone"),
+            Unprotected(what="all other values", why="they are sent without noise"),
+        )

@@ -1,0 +1,77 @@
+"""MaskCrypt: clients vote for what to encrypt by how much it would help an attacker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bench.api import Client, Local, Part
+from bench.privacy.events import Encrypted, Event, Facts, Unprotected
+from defenses.encrypted_zone import EncryptedZone, Masks
+from defenses.fedml_he import largest
+
+
+def ranks(values: Masks, share: float) -> dict[str, Tensor]:
+    """int64 by name: 1 for the largest value, 2 for the next, ... and 0 beyond the `share` of
+    coordinates that are listed."""
+    listed = largest(values, share)
+    flat = torch.cat([v.flatten() for v in values.values()])
+    order = torch.empty_like(flat, dtype=torch.int64)
+    order[flat.argsort(descending=True, stable=True)] = torch.arange(
+        1, len(flat) + 1, device=flat.device
+    )
+    pieces = order.split([v.numel() for v in values.values()])
+    return {
+        n: torch.where(listed[n], p.view(listed[n].shape), 0)
+        for n, p in zip(values, pieces, strict=True)
+    }
+
+
+class MaskCrypt(EncryptedZone):
+    """The `share` of parameters that the clients' priority lists name first is encrypted, all
+    others are sent as they are.
+
+    share: in [0, 1]. A client's priority is |gradient * (trained - broadcast)|: how much the
+    loss would tell whoever replaced the value by the one he knows. Each round the lists are
+    exchanged and merged in turn, one entry of every client after the other, until the share is
+    full.
+    Departure: the gradient is the mean of the local training's, not one at its end.
+    Source: Hu, Li, MaskCrypt, IEEE TDSC 2024 (gradient-guided mask selection, mask consensus).
+    """
+
+    source = "Hu, Li 2024 (MaskCrypt)"
+
+    def __init__(self, *, share: float = 0.1, parameters: str = "additive") -> None:
+        super().__init__(parameters=parameters)
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must lie in [0, 1] (of parameters, encrypted), got {share}.")
+        self.share = share
+
+    def propose(self, client: Client, local: Local) -> Masks:
+        priority = {
+            n: (g * (local.end[n] - local.broadcast[n])).abs() for n, g in local.grad_sum.items()
+        }
+        return ranks(priority, self.share)
+
+    def proposal_parts(self, proposal: Masks) -> dict[str, Part]:
+        """A list of indices by falling priority: 32 bits per entry."""
+        return {n: Part(values=r, present=r > 0, bits=32) for n, r in proposal.items()}
+
+    def agree(self, masks: Sequence[Masks]) -> Masks:
+        names, count = list(masks[0]), len(masks)
+        turn: dict[str, Tensor] = {}
+        for name in names:
+            every = torch.stack([m[name] for m in masks]).double()
+            place = torch.arange(count, device=every.device).view(-1, *[1] * (every.ndim - 1))
+            turn[name] = torch.where(every > 0, every * count + place, torch.inf).amin(dim=0)
+        chosen = largest({n: -t for n, t in turn.items()}, self.share)
+        return {n: chosen[n] & turn[n].isfinite() for n in names}
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        return (
+            Encrypted(what="each client's values in the encrypted zone"),
+            Unprotected(what="the priority lists", why="they are computed from the data"),
+            Unprotected(what="all other values", why="they are sent without noise"),
+        )

@@ -1,0 +1,289 @@
+"""CKKS primitives: exact sums, who can decrypt, what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from defenses.ckks import (
+    ADDITIVE,
+    STANDARD,
+    AggregationServer,
+    Encryptor,
+    KeyServer,
+    Parameters,
+    _header,
+    _load,
+    ciphertexts_for,
+    encrypt,
+    encrypt_all,
+    rounded,
+)
+
+PRESETS = {"standard": STANDARD, "additive": ADDITIVE}
+
+
+class Parties:
+    """Key server, public context and aggregation server of one preset."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self.key_server = KeyServer(parameters)
+        self.public = self.key_server.public_context()
+        self.server = AggregationServer(self.public)
+
+    def total(self, vectors: list[Tensor]) -> Tensor:
+        uploads = [encrypt(vector, self.public) for vector in vectors]
+        return self.key_server.decrypt(self.server.add(uploads), length=len(vectors[0]))
+
+
+@pytest.fixture(scope="module")
+def both() -> dict[str, Parties]:
+    return {name: Parties(parameters) for name, parameters in PRESETS.items()}
+
+
+@pytest.fixture(params=list(PRESETS))
+def parties(request: pytest.FixtureRequest, both: dict[str, Parties]) -> Parties:
+    return both[request.param]
+
+
+def uniform(n: int, seed: int, limit: float = 8.0) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return (2 * torch.rand(n, generator=rng, dtype=torch.float64) - 1) * limit
+
+
+def exact_sum(vectors: list[Tensor], parameters: Parameters) -> Tensor:
+    return torch.stack([rounded(vector, parameters) for vector in vectors]).sum(0)
+
+
+@pytest.mark.parametrize("length", ["0", "1", "slots", "slots + 1", "10000"])
+def test_sum_is_the_exact_sum_of_rounded_vectors(parties: Parties, length: str) -> None:
+    slots = parties.parameters.slots
+    n = {"slots": slots, "slots + 1": slots + 1}.get(length) or int(length)
+    vectors = [uniform(n, seed) for seed in range(5)]
+    total = parties.total(vectors)
+    assert total.dtype == torch.float64
+    assert total.equal(exact_sum(vectors, parties.parameters))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(sorted(PRESETS)),
+    st.integers(0, 40).flatmap(
+        lambda n: st.lists(
+            st.lists(st.floats(-90, 90), min_size=n, max_size=n), min_size=1, max_size=4
+        )
+    ),
+)
+def test_sum_is_exact_for_any_short_vectors(
+    both: dict[str, Parties], preset: str, rows: list[list[float]]
+) -> None:
+    vectors = [torch.tensor(row, dtype=torch.float64) for row in rows]
+    expected = exact_sum(vectors, PRESETS[preset])
+    assert both[preset].total(vectors).equal(expected)
+
+
+def test_sum_of_many_uploads_is_exact(parties: Parties) -> None:
+    vectors = [uniform(50, seed) for seed in range(60)]
+    assert parties.total(vectors).equal(exact_sum(vectors, parties.parameters))
+
+
+def test_error_has_the_stated_standard_deviation(parties: Parties) -> None:
+    """Theory to a tenth: a slot's own deviation makes 16 ciphertexts count as few samples."""
+    parameters = parties.parameters
+    zeros = encrypt(torch.zeros(16 * parameters.slots), parties.public)
+    context = parties.key_server._context
+    noise = torch.tensor([_load(c, context).decrypt() for c in zeros], dtype=torch.float64)
+    assert float(noise.std()) == pytest.approx(parameters.error_std(1), rel=0.1)
+
+
+def test_margin_of_a_thousand_uploads_is_at_least_20_standard_deviations() -> None:
+    for parameters in PRESETS.values():
+        assert math.log2(parameters.resolution).is_integer()
+        assert 20 <= parameters.resolution / 2 / parameters.error_std(1000) < 40
+
+
+def test_every_slot_at_the_largest_magnitude_comes_back(parties: Parties) -> None:
+    largest = parties.parameters.max_magnitude
+    for values in (
+        torch.full((parties.parameters.slots,), largest, dtype=torch.float64),
+        -uniform(parties.parameters.slots, 0).sign() * largest,
+    ):
+        assert parties.total([values]).equal(values)
+
+
+@pytest.mark.parametrize("times", [2, 3, 8, 100])
+def test_a_sum_beyond_the_largest_magnitude_is_refused(parties: Parties, times: int) -> None:
+    values = torch.full((parties.parameters.slots,), parties.parameters.max_magnitude)
+    upload = encrypt(values, parties.public)
+    total = parties.server.add([upload] * times)
+    with pytest.raises(ValueError, match="Decrypted sum must"):
+        parties.key_server.decrypt(total, length=len(values))
+
+
+@pytest.mark.parametrize(
+    ("n", "standard", "double"),
+    [
+        (0, 0, 0),
+        (541, 1, 1),
+        (11757, 3, 2),
+        (75388, 19, 10),
+        (2463, 1, 1),
+        (53549, 14, 7),
+        (343358, 84, 42),
+    ],
+)
+def test_number_of_ciphertexts_is_values_over_slots_rounded_up(
+    n: int, standard: int, double: int
+) -> None:
+    assert (ciphertexts_for(n, 4096), ciphertexts_for(n, 8192)) == (standard, double)
+
+
+def test_encrypt_sends_that_many_ciphertexts(parties: Parties) -> None:
+    slots = parties.parameters.slots
+    for n in (0, 1, slots, slots + 1):
+        assert len(encrypt(torch.zeros(n), parties.public)) == ciphertexts_for(n, slots)
+
+
+def test_aggregation_server_cannot_decrypt(parties: Parties) -> None:
+    data = encrypt(torch.ones(3), parties.public)
+    with pytest.raises(PermissionError, match="holds no secret key"):
+        parties.server.decrypt(data, length=3)
+    context = parties.server._context
+    assert not context.has_secret_key()
+    assert not context.has_galois_keys()
+    assert not context.has_relin_keys()
+    with pytest.raises(ValueError, match="secret_key"):
+        _load(data[0], context).decrypt()
+    with pytest.raises(ValueError, match="Secret key"):
+        context.data.secret_key()
+
+
+def test_aggregation_server_refuses_a_context_with_a_secret_key(parties: Parties) -> None:
+    private = parties.key_server._context.serialize(save_secret_key=True)
+    with pytest.raises(ValueError, match="must hold no secret key"):
+        AggregationServer(_header(parties.parameters) + private)
+
+
+def test_a_context_that_is_damaged_or_belies_its_header_is_refused(parties: Parties) -> None:
+    for bad in (b"", b"junk", b"{}\njunk", parties.public[:200]):
+        with pytest.raises(ValueError, match="public_context must be bytes from KeyServer"):
+            AggregationServer(bad)
+    body = parties.public.partition(b"\n")[2]
+    other = Parameters(poly_modulus_degree=8192, coeff_mod_bit_sizes=(50, 50), log2_scale=40)
+    with pytest.raises(ValueError, match="keys its header names"):
+        AggregationServer(_header(other) + body)
+
+
+@pytest.mark.parametrize(
+    ("degree", "bits", "limit"), [(4096, (60, 50), 109), (8192, (60, 60, 60, 60), 218)]
+)
+def test_moduli_beyond_128_bit_security_are_refused(
+    degree: int, bits: tuple[int, ...], limit: int
+) -> None:
+    with pytest.raises(ValueError, match=rf"at most {limit} bits.*got {sum(bits)}\."):
+        Parameters(poly_modulus_degree=degree, coeff_mod_bit_sizes=bits, log2_scale=30)
+
+
+def test_presets_have_128_bit_security() -> None:
+    assert [p.security_bits for p in PRESETS.values()] == [128, 128]
+
+
+def test_other_impossible_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="poly_modulus_degree must be one of"):
+        Parameters(poly_modulus_degree=5000, coeff_mod_bit_sizes=(40, 40), log2_scale=30)
+    with pytest.raises(ValueError, match="at least 2 primes"):
+        Parameters(poly_modulus_degree=4096, coeff_mod_bit_sizes=(40,), log2_scale=30)
+    with pytest.raises(ValueError, match="log2_scale must leave room"):
+        Parameters(poly_modulus_degree=4096, coeff_mod_bit_sizes=(40, 40), log2_scale=45)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e12])
+def test_a_value_that_cannot_be_sent_is_named(parties: Parties, bad: float) -> None:
+    values = torch.zeros(7, dtype=torch.float64)
+    values[4] = bad
+    with pytest.raises(ValueError, match=r"values must be finite.*got .* at 4\.") as error:
+        encrypt(values, parties.public)
+    assert f"{bad:g}" in str(error.value)
+
+
+def test_a_matrix_is_refused(parties: Parties) -> None:
+    with pytest.raises(ValueError, match="one dimension"):
+        encrypt(torch.zeros(2, 3), parties.public)
+
+
+def test_two_encryptions_of_one_vector_differ(parties: Parties) -> None:
+    values = uniform(100, 0)
+    first, second = (encrypt(values, parties.public)[0] for _ in range(2))
+    same = sum(a == b for a, b in zip(first, second, strict=False)) / min(len(first), len(second))
+    assert same < 0.5  # zstd's tables and the words' zero bytes are alike, the rest is not
+
+
+def test_size_does_not_depend_on_the_values_or_their_number(parties: Parties) -> None:
+    slots, largest = parties.parameters.slots, parties.parameters.max_magnitude
+    vectors = [torch.zeros(1), torch.zeros(slots), torch.full((slots,), largest), uniform(slots, 0)]
+    sizes = [len(encrypt(vector, parties.public)[0]) for vector in vectors]
+    assert max(sizes) < 1.01 * min(sizes)
+
+
+def test_bytes_per_value_stay_within_their_budget(parties: Parties) -> None:
+    slots = parties.parameters.slots
+    n_bytes = sum(len(c) for c in encrypt(torch.zeros(10 * slots), parties.public))
+    assert n_bytes / (10 * slots) <= {STANDARD: 85, ADDITIVE: 25}[parties.parameters]
+
+
+def test_damaged_ciphertexts_are_refused(parties: Parties) -> None:
+    good = encrypt(uniform(10, 0), parties.public)[0]
+    damaged = [b"", b"junk", good[:-1], good[1:], good + b"x"]
+    for at in (0, 10, 100, len(good) // 2, len(good) - 1):
+        damaged.append(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    for bad in damaged:
+        with pytest.raises(ValueError, match="Ciphertext must be"):
+            parties.key_server.decrypt([bad], length=10)
+        with pytest.raises(ValueError, match="Ciphertext must be"):
+            parties.server.add([[good], [bad]])
+
+
+def test_ciphertexts_of_other_parameters_or_another_key_are_refused(
+    both: dict[str, Parties],
+) -> None:
+    foreign = encrypt(torch.ones(5), both["standard"].public)
+    with pytest.raises(ValueError, match="of this context's parameters"):
+        both["additive"].key_server.decrypt(foreign, length=5)
+    for parties in both.values():
+        ours = encrypt(torch.ones(5), parties.public)
+        with pytest.raises(ValueError, match="another key"):
+            KeyServer(parties.parameters).decrypt(ours, length=5)
+
+
+def test_wrong_numbers_of_ciphertexts_or_uploads_are_refused(parties: Parties) -> None:
+    slots = parties.parameters.slots
+    short, long = (encrypt(torch.zeros(n), parties.public) for n in (slots, slots + 1))
+    with pytest.raises(ValueError, match=r"equally many ciphertexts each, got \[1, 2\]"):
+        parties.server.add([short, long])
+    with pytest.raises(ValueError, match="must come in 1 ciphertexts"):
+        parties.key_server.decrypt(long, length=slots)
+    with pytest.raises(ValueError, match="1 to 1000 lists, got 0"):
+        parties.server.add([])
+    with pytest.raises(ValueError, match="1 to 1000 lists, got 1001"):
+        parties.server.add([[]] * 1001)
+    with pytest.raises(ValueError, match="processes must be >= 1"):
+        encrypt_all([], parties.public, processes=0)
+
+
+def test_two_processes_send_the_same_as_one(both: dict[str, Parties]) -> None:
+    parties = both["additive"]
+    vectors = [uniform(n, n) for n in (0, 1, 70_000, 2049)]
+    one = encrypt_all(vectors, parties.public, processes=1)
+    with Encryptor(parties.public, processes=2) as encryptor:
+        two = encryptor.encrypt_all(vectors)
+    for vector, a, b in zip(vectors, one, two, strict=True):
+        assert len(a) == len(b)
+        for data in (a, b):
+            got = parties.key_server.decrypt(data, length=len(vector))
+            assert got.equal(rounded(vector, ADDITIVE))

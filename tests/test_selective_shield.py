@@ -1,0 +1,486 @@
+"""SelectiveShield and the other defenses with an encrypted zone: zones, wire, sums, ledger."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.api import EVERYONE, SERVER, Client, Defense, Local, Message, Part, Server, Stage
+from bench.data.dataset import Dataset
+from bench.privacy.events import Facts, GaussianNoise, Round
+from bench.privacy.gaussian import exact_gaussian_epsilon
+from bench.privacy.ledger import account
+from bench.protocols.export import load_seen, save_seen
+from bench.protocols.federation import Federation, Work
+from bench.protocols.wire import Wire
+from bench.registry import Registry
+from bench.seeding import generator
+from defenses import ckks
+from defenses.encrypted_zone import CIPHERTEXT, GAIN, KEY_SERVER, MASK, EncryptedZone, KeyHolder
+from defenses.fedml_he import FedMLHE, largest
+from defenses.mask_crypt import MaskCrypt, ranks
+from defenses.selective_shield import (
+    SelectiveShield,
+    consensus,
+    fisher_scores,
+    normalised_by_layer,
+    sensitive,
+)
+from tests.conftest import context_for, federation_of, network_for, seen_under
+
+ORACLE = json.loads((Path(__file__).parent / "oracle" / "selective_shield.json").read_text())
+CASES = {c["name"]: c for c in ORACLE["cases"]}
+WORK = Work(protocol="fedavg", batch=8, lr=0.3, local_steps=2)
+FACTS = Facts(parameters=100, rounds=10, clients=20, batch=32, records=100, local_steps=5)
+STEPS = ("joins", "batch", "defense")
+
+
+def tensor(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def bits(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool)
+
+
+def play(run: Federation, work: Work = WORK, rounds: int = 1) -> Any:
+    for _ in range(rounds):
+        result = run.play(work, [c.id for c in run.clients], observed=True)
+    return result
+
+
+# --- Fisher scores and zones ---------------------------------------------------------------------
+
+
+def scores_of(grads: Any, score: Any) -> dict[str, Tensor]:
+    each = tensor(grads)
+    total = each.square().sum(dim=0) if score == "eq3" else each.sum(dim=0)
+    return fisher_scores({"layer.weight": total}, samples=len(each), score=score)
+
+
+@pytest.mark.parametrize("score", ["eq3", "eq12"])
+@pytest.mark.parametrize("name", ["ss_fisher", "ss_fisher_cancel"])
+def test_fisher_scores_and_masks_of_the_oracle(name: str, score: str) -> None:
+    case = CASES[name]
+    found = scores_of(case["inputs"]["grads"], score)
+    expected = case["expected"]
+    assert found["layer.weight"].tolist() == pytest.approx(expected[score], rel=1e-5)
+    if f"{score}_norm" in expected:
+        scaled = normalised_by_layer(found)["layer.weight"]
+        assert scaled.tolist() == pytest.approx(expected[f"{score}_norm"], rel=1e-5)
+    mask = sensitive(found, tau=case["inputs"]["tau"])["layer.weight"]
+    assert mask.int().tolist() == expected[f"mask_{score}"]
+
+
+def test_a_constant_layer_is_not_sensitive_and_layers_are_scaled_apart() -> None:
+    scores = {
+        "a.weight": tensor([5.0, 5.0]), "b.weight": tensor([0.0, 1e-9]), "b.bias": tensor([5e-10])
+    }  # fmt: skip
+    scaled = normalised_by_layer(scores)
+    assert scaled["a.weight"].tolist() == CASES["ss_fisher"]["expected"]["const_layer"]
+    assert scaled["b.weight"].tolist() == [0.0, 1.0]
+    assert scaled["b.bias"].tolist() == pytest.approx([0.5])
+
+
+def test_one_replaced_record_flips_the_mask() -> None:
+    case = CASES["ss_mask_not_dp"]
+    for name in ("D", "D_prime"):
+        found = scores_of(case["inputs"][name], "eq12")
+        mask = sensitive(found, tau=case["inputs"]["tau"])["layer.weight"]
+        assert mask.int().tolist() == case["expected"][f"mask_{name}"]
+
+
+@pytest.mark.parametrize("name", ["ss_negotiate_rho0.25", "ss_negotiate_rho1"])
+def test_negotiated_zones_of_the_oracle(name: str) -> None:
+    case = CASES[name]
+    masks = [{"w": bits(m)} for m in case["inputs"]["masks"]]
+    zone = consensus(masks, rho=case["inputs"]["rho"])["w"]
+    expected = case["expected"]
+    assert zone.int().tolist() == expected["enc"]
+    personal = [m["w"] & ~zone for m in masks]
+    noised = [~(m["w"] | zone) for m in masks]
+    assert [p.int().tolist() for p in personal] == expected["pers"]
+    assert [n.int().tolist() for n in noised] == expected["noise"]
+    assert torch.stack(noised).sum(dim=0).tolist() == expected["n_noise_contributors"]
+
+
+def test_rho_is_met_by_the_exact_share_despite_rounding() -> None:
+    masks = [{"w": bits([i < 3])} for i in range(10)]
+    assert 3 / 10 < 0.1 + 0.2
+    assert consensus(masks, rho=0.1 + 0.2)["w"].tolist() == [True]
+    assert consensus(masks, rho=0.31)["w"].tolist() == [False]
+    assert consensus(masks, rho=0.0)["w"].tolist() == [True]
+
+
+@pytest.mark.parametrize("score", ["eq12", "eq3"])
+def test_scores_of_all_clients_in_one_batch_equal_a_loop_over_samples(
+    digits: Dataset, score: Any
+) -> None:
+    """Clients of unequal sizes, more samples than a chunk; the padding adds nothing."""
+    network = network_for(digits, "mlp_spm")
+    run = federation_of(digits, network, SelectiveShield(score=score), clients=3, each=70)
+    run.clients[1].x, run.clients[1].y = run.clients[1].x[:13], run.clients[1].y[:13]
+    play(run)
+    start = run.network.init(generator(0, "init"))
+    for client in run.clients:
+        total = {n: torch.zeros_like(v) for n, v in start.items()}
+        for x, y in zip(client.x, client.y, strict=True):
+            leaves = {n: v.clone().requires_grad_() for n, v in start.items()}
+            loss = torch.nn.functional.cross_entropy(network.apply(leaves, x[None]), y[None])
+            for name, grad in zip(
+                leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
+            ):
+                total[name] += grad.square() if score == "eq3" else grad
+        found = client.memory["inspected"]
+        for name, value in total.items():
+            assert torch.allclose(found[name], value, rtol=1e-3, atol=1e-5), name
+
+
+# --- the round -----------------------------------------------------------------------------------
+
+
+class Given(SelectiveShield):
+    """Proposes given masks, by client."""
+
+    def __init__(self, masks: Sequence[Tensor], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.masks = masks
+
+    def propose(self, client: Client, local: Local) -> dict[str, Tensor]:
+        return {"w": self.masks[int(client.id[-1])]}
+
+
+def a_round(defense: EncryptedZone, updates: Tensor) -> tuple[Any, list[Message], KeyHolder]:
+    """The defense's hooks around updates [K, D] of one tensor, in the order of the protocol."""
+    keys = defense.third_parties(0)[KEY_SERVER]
+    assert isinstance(keys, KeyHolder)
+    ids = [f"client-{i}" for i in range(len(updates))]
+    clients = [
+        Client(id=n, x=torch.zeros(1, 1), y=torch.zeros(1, dtype=torch.int64),
+               rng={s: generator(0, n, s) for s in STEPS})
+        for n in ids
+    ]  # fmt: skip
+    base = {"w": torch.zeros_like(updates[0])}
+    locals_ = [
+        Local(broadcast=base, start=base, end={"w": u}, const={}, grad_sum={"w": -u}, lr=1.0,
+              steps=1)
+        for u in updates
+    ]  # fmt: skip
+    told = keys.begin("round", ids, 0, 0)
+    for client in clients:
+        defense.hear("round", client, [m for m in told if m.receiver == client.id])
+    stage: Stage = "upload"
+    said = {c.id: defense.say(stage, c, u, 0) for c, u in zip(clients, locals_, strict=True)}
+    for client in clients:
+        heard = [m for sender, ms in said.items() for m in ms if sender != client.id]
+        defense.hear(stage, client, heard)
+    messages = [
+        defense.upload(
+            [Message(kind="update", sender=c.id, receiver=SERVER, round=0,
+                     parts={"w": Part(values=u.end["w"])})], u, c)[0]
+        for c, u in zip(clients, locals_, strict=True)
+    ]  # fmt: skip
+    server = Server(state=base, const={}, lr=1.0, ask=keys.reply)
+    return defense.aggregate(server, messages), messages, keys
+
+
+@pytest.mark.parametrize("average", ["count", "all"])
+def test_aggregation_of_the_oracle(average: Any) -> None:
+    """Through the real ciphertexts; no noise, a clip that never binds."""
+    given, expected = CASES["ss_aggregate"]["inputs"], CASES["ss_aggregate"]["expected"]
+    masks = [bits(m) for m in given["masks"]]
+    defense = Given(masks, rho=given["rho"], noise_multiplier=0.0, clip_norm=100.0, average=average)
+    state, messages, _ = a_round(defense, tensor(given["updates"]))
+    key = "corrected" if average == "count" else "printed_eta1"
+    assert state["w"].tolist() == pytest.approx(expected[key], abs=2e-6)
+    for message, mask in zip(messages, expected["sent"], strict=True):
+        covered = message.parts["w"].presence() | message.sealed["w"].covers
+        assert covered.int().tolist() == mask
+
+
+def test_the_noised_zone_is_clipped_as_the_oracle_says_and_noised_per_number_of_clients() -> None:
+    case = CASES["ss_clip"]
+    value = tensor(case["inputs"]["v"])
+    nothing = torch.zeros(2, dtype=torch.bool)
+    quiet = Given([nothing], clip_norm=case["inputs"]["C"], noise_multiplier=0.0)
+    _, (message,), _ = a_round(quiet, value[None])
+    assert message.parts["w"].values.tolist() == pytest.approx(case["expected"]["out"])
+    assert message.sealed == {}
+    size, clients = 4000, 4
+    none = [torch.zeros(size, dtype=torch.bool)] * clients
+    for scale, factor in (("times_K", 2.0), ("plain", 1.0), ("div_K", 0.5)):
+        loud = Given(none, clip_norm=2.0, noise_multiplier=3.0, noise_scale=scale)
+        _, messages, _ = a_round(loud, torch.zeros(clients, size))
+        noise = torch.cat([m.parts["w"].values for m in messages])
+        std = 2.0 * 3.0 * factor
+        assert loud.std(clients) == std
+        assert abs(float(noise.std()) / std - 1) < 5 / math.sqrt(2 * len(noise))
+        assert GaussianNoise(of="update", std=std) in loud.mechanisms_in(Round(clients=clients))
+
+
+def test_the_encrypted_sum_is_exact_and_the_same_at_every_run() -> None:
+    updates = torch.randn(5, 3000, generator=generator(0, "updates"))
+    everything = [torch.ones(3000, dtype=torch.bool)] * 5
+    means = [a_round(Given(everything), updates)[0]["w"] for _ in range(2)]
+    assert torch.equal(means[0], means[1])
+    error = (means[0].double() - updates.double().mean(dim=0)).abs().max()
+    assert float(error) < ckks.ADDITIVE.resolution / GAIN
+
+
+def test_the_aggregation_server_cannot_open_what_it_adds() -> None:
+    everything = [torch.ones(10, dtype=torch.bool)] * 2
+    _, messages, keys = a_round(Given(everything), torch.ones(2, 10))
+    server = ckks.AggregationServer(keys.keys.public_context())
+    added = server.add([m.sealed[CIPHERTEXT].box for m in messages])
+    with pytest.raises(PermissionError, match="holds no secret key"):
+        server.decrypt(added, length=10)
+
+
+@pytest.mark.parametrize(("tau", "rho"), [(1.0, 1.0), (0.0, 0.0)])
+def test_empty_zones_do_no_harm(digits: Dataset, tau: float, rho: float) -> None:
+    """tau = 1 marks nothing; rho = 0 encrypts everything, so that nothing is noised."""
+    defense = SelectiveShield(tau=tau, rho=rho, noise_multiplier=0.0, clip_norm=1e6)
+    network = network_for(digits)
+    run, plain = (federation_of(digits, network, d) for d in (defense, Defense()))
+    result = play(run)
+    play(plain)
+    update = [m for m in result.wire.log if m.kind == "update"]
+    assert bool(update[0].sealed) == (rho == 0.0)
+    for name, value in run.state.items():
+        assert torch.allclose(value, plain.state[name], atol=1e-5), name
+
+
+def test_the_personal_zone_is_merged_back_and_nothing_else(digits: Dataset) -> None:
+    """Eq. 27."""
+    network = network_for(digits)
+    run = federation_of(digits, network, SelectiveShield(tau=0.05, rho=1.0, noise_multiplier=0.0))
+    play(run, rounds=2)
+    for client in run.clients:
+        assert client.kept is not None
+        mine = run.weights_of(client)
+        for name, value in run.state.items():
+            mask = client.memory["encrypted_zone.mask"][name] & ~client.plan["encrypted"][name]
+            assert torch.equal(client.kept[name], mask)
+            assert torch.equal(mine[name][~mask], value[~mask])
+            assert client.own is not None
+            assert torch.equal(mine[name][mask], client.own[name][mask])
+
+
+def test_what_the_server_sees_is_noised_values_masks_and_sizes(
+    digits: Dataset, tmp_path: Path
+) -> None:
+    seen, _ = seen_under(digits, network_for(digits), SelectiveShield(tau=0.05, rho=0.5), victims=4)
+    save_seen(seen, tmp_path / "seen")
+    seen = load_seen(tmp_path / "seen")
+    kinds = [m.kind for m in seen.messages]
+    assert set(kinds) == {MASK, "update", "public_key", "sum"}
+    masks = [m for m in seen.messages if m.kind == MASK]
+    assert all(m.receiver == EVERYONE for m in masks)
+    zone = consensus([{n: p.values for n, p in m.parts.items()} for m in masks], rho=0.5)
+    for mask in masks:
+        client = mask.sender
+        (update,) = seen.of(client, "update")
+        assert update.sealed[CIPHERTEXT].box is None
+        assert update.sealed[CIPHERTEXT].n_bytes > 10_000
+        for name, part in update.parts.items():
+            hidden = zone[name] | mask.parts[name].values
+            assert part.present is not None
+            assert torch.equal(part.present, ~hidden)
+            assert bool((part.values[hidden] == 0).all())
+
+
+def test_bytes_count_masks_once_up_and_ciphertexts_whole(digits: Dataset) -> None:
+    network = network_for(digits)
+    run = federation_of(digits, network, SelectiveShield(tau=0.05, rho=0.5), clients=3)
+    result = play(run)
+    update = next(m for m in result.wire.log if m.kind == "update")
+    mask = next(m for m in result.wire.log if m.kind == MASK)
+    parts = sum(-(-p.values.numel() // 8) for p in mask.parts.values())
+    assert mask.n_bytes == parts
+    shown = sum(int(p.presence().sum()) for p in update.parts.values())
+    assert update.n_bytes == 4 * shown + update.sealed[CIPHERTEXT].n_bytes
+
+
+def test_threats_say_whether_the_server_hears_the_broadcast(digits: Dataset) -> None:
+    for hears in (True, False):
+        seen, _ = seen_under(
+            digits, network_for(digits), SelectiveShield(), victims=3, hears_broadcast=hears
+        )
+        assert (seen.after is not None) == hears
+
+
+def test_one_clients_encrypted_zone_is_read_off_the_broadcast(
+    digits: Dataset, registry: Registry
+) -> None:
+    """The mean of one is its update: the worst case that a threat with one victim shows."""
+    network = network_for(digits)
+    results = {}
+    for hears in (True, False):
+        defense = SelectiveShield(tau=0.5, rho=0.0)
+        seen, truth = seen_under(
+            digits, network, defense, victims=1, clients=4, hears_broadcast=hears
+        )
+        answer = registry.attack("idlg", {}).applies(seen)
+        if not hears:
+            assert answer is not None
+            continue
+        assert answer is None
+        found = registry.attack("idlg", {}).run(seen, context_for(digits, network, defense))
+        assert found.images is not None
+        results[hears] = float((found.images - truth.x).square().mean())
+    assert results[True] < 0.01
+
+
+def test_a_rehearsal_keeps_what_was_agreed(digits: Dataset) -> None:
+    seen, _ = seen_under(digits, network_for(digits), SelectiveShield(tau=0.05, rho=0.5), victims=3)
+    plans = SelectiveShield(tau=0.05, rho=0.5).public_plans(seen.messages)
+    assert len(plans) == 3
+    shared = [p["encrypted"] for p in plans]
+    assert all(torch.equal(shared[0][n], s[n]) for s in shared for n in s)
+    own = SelectiveShield(tau=0.05, rho=0.5, score="update").public_plans(seen.messages)
+    assert all("mask" in p for p in plans)
+    assert not any("mask" in p for p in own)
+
+
+def test_forked_federations_share_keys_and_not_who_was_told() -> None:
+    keys = KeyHolder(ckks.ADDITIVE)
+    twin = copy.deepcopy(keys)
+    assert len(keys.begin("round", ["client-0"], 0, 0)) == 1
+    assert keys.begin("round", ["client-0"], 1, 0) == []
+    assert len(twin.begin("round", ["client-0"], 1, 0)) == 1
+    assert keys.keys.public_context() == twin.keys.public_context()
+
+
+@pytest.mark.parametrize("protocol", ["fedsgd", "fedavg", "splitfed"])
+@pytest.mark.parametrize("name", ["selective_shield", "fedml_he", "mask_crypt"])
+def test_they_run_under_all_protocols(
+    digits: Dataset, registry: Registry, name: str, protocol: str
+) -> None:
+    split = {"cuts": ("block1",)} if protocol == "splitfed" else {}
+    run = federation_of(
+        digits, network_for(digits), registry.defense(name, {}), protocol=protocol, **split
+    )
+    work = replace(WORK, protocol=protocol, local_steps=1 if protocol == "fedsgd" else 2)
+    result = play(run, work, rounds=2)
+    assert any(m.sealed for m in result.wire.log if m.sender == "client-0")
+    assert all(bool(v.isfinite().all()) for v in run.state.values())
+
+
+# --- selective encryption without noise ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedml_he", "mask_crypt"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_a_share_is_encrypted_and_the_model_is_the_plain_mean(
+    digits: Dataset, registry: Registry, name: str, share: float
+) -> None:
+    network = network_for(digits)
+    run = federation_of(digits, network, registry.defense(name, {"share": share}))
+    plain = federation_of(digits, network, Defense())
+    result = play(run, rounds=2)
+    play(plain, rounds=2)
+    update = next(m for m in result.wire.log if m.kind == "update")
+    hidden = sum(int(s.covers.sum()) for n, s in update.sealed.items() if n != CIPHERTEXT)
+    assert hidden == round(share * network.n_parameters)
+    for name_, value in run.state.items():
+        assert torch.allclose(value, plain.state[name_], atol=1e-5)
+
+
+def test_fedml_he_tells_the_server_the_mask_and_no_map(digits: Dataset) -> None:
+    run = federation_of(digits, network_for(digits), FedMLHE(share=0.2))
+    result = play(run)
+    seen = result.wire.seen_by(SERVER)
+    assert {m.kind for m in seen} == {MASK, "update", "public_key", "sum"}
+    (mask,) = (m for m in seen if m.kind == MASK)
+    assert mask.sender == KEY_SERVER
+    again = play(run)
+    assert not any(m.kind == "sensitivity" for m in again.wire.log)
+    later = next(m for m in again.wire.seen_by(SERVER) if m.kind == MASK)
+    assert all(torch.equal(p.values, later.parts[n].values) for n, p in mask.parts.items())
+
+
+def test_fedml_hes_mask_has_the_largest_mean_absolute_gradients(digits: Dataset) -> None:
+    network = network_for(digits)
+    run = federation_of(digits, network, FedMLHE(share=0.1), clients=2)
+    result = play(run)
+    maps = []
+    for client in run.clients:
+        sums = torch.cat([v.flatten() for v in client.memory["inspected"].values()]).double()
+        maps.append(sums / sums.max())
+    order = sum(maps).argsort(descending=True)
+    (mask,) = (m for m in result.wire.log if m.kind == MASK)
+    flat = torch.cat([p.values.flatten() for p in mask.parts.values()])
+    expected = torch.zeros_like(flat)
+    expected[order[: int(flat.sum())]] = True
+    # The grid of the ciphertexts may swap neighbours at the border.
+    assert int((flat != expected).sum()) <= 4
+
+
+def test_mask_crypt_merges_priority_lists_in_turn() -> None:
+    lists = [{"w": tensor([9.0, 8.0, 1.0, 0.0])}, {"w": tensor([0.0, 1.0, 9.0, 8.0])}]
+    proposals = [ranks(v, 0.5) for v in lists]
+    assert [p["w"].tolist() for p in proposals] == [[1, 2, 0, 0], [0, 0, 1, 2]]
+    assert MaskCrypt(share=0.5).agree(proposals)["w"].tolist() == [True, False, True, False]
+    assert MaskCrypt(share=0.75).agree(proposals)["w"].tolist() == [True, True, True, False]
+
+
+def test_largest_takes_the_share_and_the_first_of_equals() -> None:
+    values = {"a": tensor([1.0, 3.0]), "b": tensor([[3.0, 2.0]])}
+    assert {n: m.flatten().tolist() for n, m in largest(values, 0.25).items()} == {
+        "a": [False, True], "b": [False, False],
+    }  # fmt: skip
+
+
+# --- ledger --------------------------------------------------------------------------------------
+
+
+def test_masks_in_plain_sight_prove_nothing_unless_they_are_granted() -> None:
+    for granted in (False, True):
+        for hears in (False, True):
+            defense = SelectiveShield(noise_multiplier=5.0, public_masks=granted)
+            entry = account(defense, replace(FACTS, broadcast=hears))
+            assert math.isfinite(entry.eps_record) == (granted and not hears)
+            assert entry.eps_claimed == pytest.approx(2.81363, rel=1e-4)
+            assert any("masks" in r for r in entry.reasons) == (not granted)
+            assert any("new model" in r for r in entry.reasons) == hears
+    # times_K: 20 clients of 20; replacing moves by 2C: mu = sqrt(10) * 2 / (5 sqrt(20)).
+    proven = account(
+        SelectiveShield(noise_multiplier=5.0, public_masks=True), replace(FACTS, broadcast=False)
+    )
+    exact = exact_gaussian_epsilon(mu=math.sqrt(10) * 2 / (5 * math.sqrt(20)), delta=1e-5)
+    assert proven.eps_record == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tau": 1.1}, r"tau must lie in \[0, 1\], got 1\.1"),
+        ({"rho": -0.1}, r"rho must lie in \[0, 1\], got -0\.1"),
+        ({"score": "fisher"}, "'eq12', 'eq3' or 'update', got 'fisher'"),
+        ({"noise_scale": "K"}, "'times_K', 'plain' or 'div_K', got 'K'"),
+        ({"average": "mean"}, "'count' or 'all', got 'mean'"),
+        ({"parameters": "tiny"}, "parameters must be additive or standard, got 'tiny'"),
+        ({"noise_multiplier": -1.0}, r"noise_multiplier must be >= 0 .* got -1\.0"),
+        ({"clip_norm": 0.0}, r"clip_norm must be > 0 .* got 0\.0"),
+    ],
+)
+def test_bad_settings_are_named(registry: Registry, settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        registry.defense("selective_shield", settings)
+
+
+def test_a_wire_counts_a_mask_to_everyone_once_up(digits: Dataset) -> None:
+    wire = Wire({}, ["client-0", "client-1", "client-2"])
+    part = Part(values=torch.ones(16, dtype=torch.bool), bits=1)
+    wire.send([Message(kind=MASK, sender="client-0", receiver=EVERYONE, round=0,
+                       parts={"w": part})])  # fmt: skip
+    assert (wire.bytes_up, wire.bytes_down) == (2, 4)
