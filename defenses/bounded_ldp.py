@@ -1,0 +1,306 @@
+"""Local DP per uploaded value on a bounded interval: the mechanisms that SPM-FL compares with.
+
+Each maps v in [-1, 1] to an unbiased random value, v being an uploaded value after clipping to
+a public interval [centre - radius, centre + radius]. Clipping is the only bias: a value outside
+is released around the nearer end. NaN counts as 0, so that it is as hidden as any other value.
+
+E = e^epsilon throughout. Probabilities are those of float64 uniforms, exact to 2^-53: ratios
+hold up to epsilon of about 36, beyond which a release cannot be told from a deterministic one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bench.api import Client, Defense, Kind, Local, Message, as_kind
+from bench.privacy.events import (
+    Event,
+    Facts,
+    GaussianNoise,
+    Mechanism,
+    RandomisedResponse,
+    SignPerturbation,
+    Unprotected,
+)
+from bench.toolkit.vectors import replace_values, uniform_like
+from defenses.spm import keep_probability, moments, perturb, scale_range
+
+Target = Literal["update", "gradient", "weights"]
+
+
+# --- the mechanisms, on [-1, 1] -------------------------------------------------------------
+
+
+def duchi(v: Tensor, u: Tensor, *, epsilon: float) -> Tensor:
+    """+-(E+1)/(E-1), with the plus sign iff u < P(+) = ((E-1) v + E + 1) / (2E + 2).
+
+    v in [-1, 1], u uniform in [0, 1), of one shape. P(+) is 1/2 + v/2 tanh(epsilon/2).
+    """
+    slope = math.tanh(epsilon / 2)
+    plus = u < 0.5 + v * (slope / 2)
+    return torch.where(plus, 1 / slope, -1 / slope).to(v)
+
+
+def duchi_variance(v: float, *, epsilon: float) -> float:
+    """((E+1)/(E-1))^2 - v^2."""
+    return math.tanh(epsilon / 2) ** -2 - v * v
+
+
+def piecewise_shape(epsilon: float) -> tuple[float, float, float]:
+    """(C, width, near): outputs lie in [-C, C]; with probability `near` in a window of `width`
+    around the value, C - 1 wide, else in the rest, C + 1 wide; uniform in each.
+
+    C = (e^{eps/2}+1)/(e^{eps/2}-1), near = e^{eps/2}/(e^{eps/2}+1); the density is E times as
+    high in the window as outside.
+    """
+    small = math.exp(-epsilon / 2)
+    rest = -math.expm1(-epsilon / 2)
+    return (1 + small) / rest, 2 * small / rest, 1 / (1 + small)
+
+
+def piecewise(v: Tensor, u_near: Tensor, u_place: Tensor, *, epsilon: float) -> Tensor:
+    """Piecewise mechanism: in the window [l(v), l(v) + C - 1] iff u_near < near.
+
+    v in [-1, 1], u_near and u_place uniform in [0, 1), of one shape. l(v) = (C+1)/2 v - (C-1)/2.
+    """
+    edge, width, near = piecewise_shape(epsilon)
+    left = (edge + 1) / 2 * v - width / 2
+    inside = left + width * u_place
+    outside = (edge + 1) * u_place - edge
+    outside = torch.where(outside < left, outside, outside + width)
+    return torch.where(u_near < near, inside, outside).clamp(-edge, edge)
+
+
+def piecewise_variance(v: float, *, epsilon: float) -> float:
+    """v^2/(e^{eps/2}-1) + (e^{eps/2}+3)/(3 (e^{eps/2}-1)^2)."""
+    small = math.exp(-epsilon / 2)
+    rest = -math.expm1(-epsilon / 2)
+    return v * v * small / rest + small * (1 + 3 * small) / (3 * rest * rest)
+
+
+def adaptive_range(
+    broadcast: Tensor, *, slack: float, floor: float, max_radius: float
+) -> tuple[float, float]:
+    """(centre, radius) of one tensor's weights: mean c of the broadcast ones, and
+    slack * max |w - c| within [floor, max_radius]."""
+    wide = broadcast.detach().double()
+    centre = float(wide.mean())
+    spread = float((wide - centre).abs().max())
+    return centre, min(max(slack * spread, floor), max_radius)
+
+
+# --- the defenses ---------------------------------------------------------------------------
+
+
+class _PerValue(Defense):
+    """Release every value of the upload by itself, with `epsilon` each.
+
+    radius: half the widest interval that values are clipped to; it scales the noise.
+    """
+
+    def __init__(self, *, epsilon: float, radius: float, target: Target) -> None:
+        if not 0 < epsilon <= 700:
+            raise ValueError(f"epsilon must lie in (0, 700] (budget of one value), got {epsilon}.")
+        if target not in ("update", "gradient", "weights"):
+            raise ValueError(f"target must be update, gradient or weights, got '{target}'.")
+        self.epsilon, self.radius = epsilon, radius
+        self.target: Kind = target
+
+    def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
+        """v in [-1, 1], float64, to its random unbiased value."""
+        raise TypeError("a subclass names its mechanism")
+
+    def _variance(self, v: float) -> float:
+        raise TypeError("a subclass names its mechanism")
+
+    def _range(self, broadcast: Tensor) -> tuple[float, float]:
+        """(centre, radius) of one tensor, from what is public: its broadcast weights."""
+        return 0.0, self.radius
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        out = []
+        for message in messages:
+            plain = as_kind(message, self.target, base=local.broadcast, lr=local.lr)
+            values = {}
+            for name, part in plain.parts.items():
+                centre, radius = self._range(local.broadcast[name])
+                v = ((part.values.double() - centre) / radius).clamp(-1, 1).nan_to_num(nan=0.0)
+                released = self._release(v, client.rng["defense"])
+                values[name] = (centre + radius * released).to(part.values)
+            out.append(replace_values(plain, values))
+        return out
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """Attackers model the release as Gaussian with the std that it has at v = 0; none of
+        the descriptions at hand has the true, bounded law, or the clipping of single values."""
+        return (GaussianNoise(of=self.target, std=self.noise_std),)
+
+    @property
+    def noise_std(self) -> float:
+        """Std of a released 0 (of the centre), in the target's own scale."""
+        return self.radius * math.sqrt(self._variance(0.0))
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """As usually stated: one release of one value."""
+        return self.epsilon, 0.0, "coordinate"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Replacing one record may change every value of every upload."""
+        return (
+            RandomisedResponse(
+                epsilon=self.epsilon, coordinates=facts.parameters, covers="values",
+                unit="record", count=facts.releases,
+            ),
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        square = self.radius**2
+        return {
+            "variance_at_0": self._variance(0.0) * square,
+            "variance_at_bound": self._variance(1.0) * square,
+            "noise_std": self.noise_std,
+            "eps_one_value": self.epsilon,
+            "eps_one_round": self.epsilon * facts.parameters,
+            "eps_all_rounds": self.epsilon * facts.parameters * facts.releases,
+        }
+
+
+class _Bounded(_PerValue):
+    """The interval is [-bound, bound] for every value.
+
+    bound: > 0, in the target's own scale. target: what is clipped and perturbed.
+    """
+
+    def __init__(self, *, epsilon: float, bound: float, target: Target = "update") -> None:
+        if not 0 < bound < math.inf:
+            raise ValueError(f"bound must be > 0 (largest value of one upload), got {bound}.")
+        super().__init__(epsilon=epsilon, radius=bound, target=target)
+        self.bound = bound
+
+
+class Duchi(_Bounded):
+    """Two-point mechanism on every value clipped to [-bound, bound].
+
+    Even for large epsilon a value is rounded at random to one of the ends.
+    Source: Duchi, Jordan, Wainwright, arXiv:1302.3203 and JASA 2018, in one dimension.
+    """
+
+    source = "Duchi, Jordan, Wainwright, arXiv:1302.3203"
+
+    def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
+        return duchi(v, uniform_like(v, rng=rng), epsilon=self.epsilon)
+
+    def _variance(self, v: float) -> float:
+        return duchi_variance(v, epsilon=self.epsilon)
+
+
+class PMPiecewise(_Bounded):
+    """Piecewise mechanism (PM) on every value clipped to [-bound, bound].
+
+    SPM-FL compares with PM in one dimension per weight; PM's own sampling of a few of d
+    dimensions (Alg. 4 of its paper) is left out, as there.
+    Source: Wang et al., ICDE 2019, arXiv:1907.00782, Algorithm 2.
+    """
+
+    source = "Wang et al., arXiv:1907.00782, Algorithm 2"
+
+    def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
+        u_near, u_place = uniform_like(v, rng=rng), uniform_like(v, rng=rng)
+        return piecewise(v, u_near, u_place, epsilon=self.epsilon)
+
+    def _variance(self, v: float) -> float:
+        return piecewise_variance(v, epsilon=self.epsilon)
+
+
+class PNPM(_Bounded):
+    """PNPM as SPM-FL quotes it: random sign and magnitude factor with the variance it prints.
+
+    From SPM-FL: the variance 4 (E + 1/3) / (E-1)^2 w^2 (Appendix, proof of Lemma 1) and that the
+    boundaries of the perturbation domain "are set based on empirical data" (Table 1). Ours: the
+    mechanism itself, the sign kept with probability E/(E+1) and a factor uniform on
+    [1, (E+3)/(E-1)], which is unbiased and has just this variance; and the clipping to
+    [-bound, bound]. The original (Ren et al., J. Electron. Inf. Technol. 2023) may differ.
+    Magnitudes are not hidden, and 0 stays 0.
+    """
+
+    source = "Ren et al. 2023 as quoted by SPM-FL, Lemma A1"
+
+    def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
+        u_sign, u_scale = uniform_like(v, rng=rng), uniform_like(v, rng=rng)
+        return perturb(v, u_sign, u_scale, epsilon=self.epsilon, variant="unbiased")
+
+    def _variance(self, v: float) -> float:
+        return moments(self.epsilon, "unbiased")[1] * v * v
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """Exact but for the clipping. An update is the gradient times a public constant, so that
+        perturbing the signs of either is the same; attackers know it of gradients."""
+        low, high = scale_range(self.epsilon, "unbiased")
+        of: Kind = "weights" if self.target == "weights" else "gradient"
+        return (SignPerturbation(of=of, keep=keep_probability(self.epsilon), low=low, high=high),)
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """As for SPM: signs compose over values and rounds, magnitudes have no protection."""
+        return (
+            RandomisedResponse(
+                epsilon=self.epsilon, coordinates=facts.parameters, covers="signs",
+                unit="record", count=facts.releases,
+            ),
+            Unprotected(
+                what="the magnitude of every uploaded value",
+                why="|upload| lies in [|v|, C' |v|], so values whose ranges do not overlap are "
+                "told apart with certainty",
+            ),
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        """The noise is multiplicative: its std is given for a value at the bound."""
+        constants = super().constants(facts)
+        at_bound = self.bound * math.sqrt(self._variance(1.0))
+        return {**constants, "noise_std": at_bound, "magnitude": "no DP"}
+
+
+class SunAdaptive(Duchi):
+    """LDP-FL: Duchi's mechanism on the weights, in a range of its own for each tensor.
+
+    w in [c-r, c+r] becomes c +- r (E+1)/(E-1), with the plus sign with probability
+    ((w-c)(E-1) + r(E+1)) / (2r(E+1)).
+
+    slack: radius over the largest distance of a broadcast weight from the tensor's mean, > 0;
+    at 1 a weight that training moves outwards from the edge is clipped back to it. floor: least
+    radius, > 0; a tensor of equal values, e.g. fresh biases, has no spread. max_radius: largest
+    radius, >= floor; without it every round's noise widens the next one's range by
+    (E+1)/(E-1), so that training diverges.
+
+    Departures. LDP-FL's c and r are set per layer and public, how is left to experience; here
+    they follow the broadcast weights (slack, floor and max_radius are ours), since a range from
+    a client's own weights would tell of them unprotected. The broadcast is what the server
+    already has, so c and r cost no privacy. Clipping biases weights outside of the range towards
+    the centre, by their distance from it. LDP-FL's splitting and shuffling, which hides from
+    whom a value comes, is left out: here the server sees every client's upload.
+    Attackers are told the std for max_radius, the most that it can be.
+    Source: Sun, Qian, Chen, "LDP-FL", IJCAI 2021, arXiv:2007.15789.
+    """
+
+    source = "Sun, Qian, Chen, arXiv:2007.15789"
+
+    def __init__(
+        self, *, epsilon: float, slack: float = 1.5, floor: float = 0.01, max_radius: float = 0.1
+    ) -> None:
+        if not 0 < slack < math.inf:
+            raise ValueError(
+                f"slack must be > 0 (radius over the spread of the broadcast), got {slack}."
+            )
+        if not 0 < floor < math.inf:
+            raise ValueError(f"floor must be > 0 (least radius), got {floor}.")
+        if not floor <= max_radius < math.inf:
+            raise ValueError(f"max_radius must be finite and >= floor={floor}, got {max_radius}.")
+        super().__init__(epsilon=epsilon, bound=max_radius, target="weights")
+        self.slack, self.floor = slack, floor
+
+    def _range(self, broadcast: Tensor) -> tuple[float, float]:
+        return adaptive_range(broadcast, slack=self.slack, floor=self.floor, max_radius=self.radius)

@@ -1,0 +1,56 @@
+"""DP-FedAvg with noise at the clients, who do not trust the server."""
+
+from __future__ import annotations
+
+import math
+
+from bench.privacy.events import Clip, Event, Facts, Gaussian, GaussianNoise, Mechanism
+from bench.privacy.ledger import subsampled_gaussian_epsilon
+from defenses.noise import GaussianUpdate
+
+
+class DPFedAvg(GaussianUpdate):
+    """Client updates clipped to L2 norm clip_norm, with Gaussian noise that protects their sum.
+
+    noise_multiplier: std of the sum's noise over clip_norm. shared_by: clients of a round that
+    bear it together, each with a std of noise_multiplier clip_norm / sqrt(shared_by); 1 gives
+    each upload the whole noise. The original server adds it once and sees updates without any;
+    against that server nothing would be proven.
+    Source: Geyer, Klein, Nabi, arXiv:1712.07557; McMahan et al., arXiv:1710.06963.
+    """
+
+    source = "Geyer et al., arXiv:1712.07557, noise shared by the clients"
+
+    def __init__(self, *, noise_multiplier: float, clip_norm: float, shared_by: int = 1) -> None:
+        super().__init__(noise_multiplier=noise_multiplier, clip_norm=clip_norm)
+        if not shared_by >= 1:
+            raise ValueError(f"shared_by must be >= 1 (clients of a round), got {shared_by}.")
+        self.shared_by = shared_by
+
+    @property
+    def level(self) -> float:
+        return self.noise_multiplier * self.clip_norm / math.sqrt(self.shared_by)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (
+            Clip(of="update", norm=self.clip_norm),
+            GaussianNoise(of="update", std=self.level),
+        )
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """For the model, against those who see no upload: adding or removing one client, with
+        amplification by the sampling of clients."""
+        epsilon = subsampled_gaussian_epsilon(
+            noise_multiplier=self.noise_multiplier, rate=facts.participation,
+            steps=facts.rounds, delta=facts.delta,
+        )  # fmt: skip
+        return epsilon, facts.delta, "client"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Against the server, who sees each upload: its own share of the noise alone."""
+        return (
+            Gaussian(
+                sensitivity=2 * self.clip_norm, std=self.level, unit="record",
+                count=facts.releases,
+            ),
+        )  # fmt: skip

@@ -1,0 +1,94 @@
+"""DP-SGD: per-sample gradients clipped and noised in every local step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bench.api import Defense, Loss, State
+from bench.privacy.events import Event, Facts, Gaussian, GaussianNoise, Mechanism, Round
+from bench.privacy.ledger import subsampled_gaussian_epsilon
+from bench.toolkit.per_sample import clipped_to, per_sample_gradients
+from bench.toolkit.vectors import gaussian_like
+
+_NOISE = "noise."
+
+
+class DPSGD(Defense):
+    """Every step: mean of per-sample gradients clipped to L2 norm clip_norm, plus Gaussian noise.
+
+    noise_multiplier: the noise's std on the sum of a batch over clip_norm. The clip and noise are
+    those of opacus' optimizer; its module hooks do not see vmapped clients, its accountant is
+    used for the claim.
+    Departure: batches are cut from shuffled epochs, not Poisson-sampled as the accountant
+    supposes; the proof therefore counts how often a record can be used, without amplification.
+    Source: Abadi et al., arXiv:1607.00133, Algorithm 1.
+    """
+
+    owns = frozenset({"gradient"})
+    source = "Abadi et al., arXiv:1607.00133"
+
+    def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
+        if not noise_multiplier >= 0:
+            raise ValueError(
+                f"noise_multiplier must be >= 0 (noise over clip_norm), got {noise_multiplier}."
+            )
+        if not clip_norm > 0:
+            raise ValueError(
+                f"clip_norm must be > 0 (L2 norm of one sample's gradient), got {clip_norm}."
+            )
+        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+
+    def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
+        return {_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in variables.items()}
+
+    def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
+        each = per_sample_gradients(loss, variables, x, y)
+        mean, lengths = clipped_to(each, norm=self.clip_norm)
+        std = self.noise_multiplier * self.clip_norm / len(lengths)
+        return {n: g + std * draw[_NOISE + n] if draw else g for n, g in mean.items()}
+
+    def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
+        """The mean of a round's noised gradients. That samples were clipped is in `gradient`,
+        which attackers are given."""
+        std = self.noise_multiplier * self.clip_norm / round.batch / math.sqrt(round.local_steps)
+        return (GaussianNoise(of="gradient", std=std),)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return self.mechanisms_in(Round())
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """Subsampled Gaussian for adding or removing a record, sampled at batch / records."""
+        epsilon = subsampled_gaussian_epsilon(
+            noise_multiplier=self.noise_multiplier, rate=min(1.0, facts.batch / facts.records),
+            steps=facts.releases * facts.local_steps, delta=facts.delta,
+        )  # fmt: skip
+        return epsilon, facts.delta, "record"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Replacing a record moves the clipped sum of each batch it is in by up to 2 clip_norm."""
+        return (
+            Gaussian(
+                sensitivity=2 * self.clip_norm, std=self.noise_multiplier * self.clip_norm,
+                unit="record", count=uses_of_a_record(facts),
+            ),
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        return {
+            "noise_std_of_a_step": self.noise_multiplier
+            * self.clip_norm
+            / min(facts.batch, facts.records),
+            "uses_of_a_record": float(uses_of_a_record(facts)),
+            "sampling_rate": min(1.0, facts.batch / facts.records),
+        }
+
+
+def uses_of_a_record(facts: Facts) -> int:
+    """Most batches that one record can be in over the run: epochs are shuffled whole, so that it
+    is in each once, and the run may begin and end within one."""
+    steps = facts.releases * facts.local_steps
+    epochs = steps * min(facts.batch, facts.records) / facts.records
+    return min(steps, math.ceil(epochs) + 1) if steps else 0

@@ -1,0 +1,316 @@
+"""MS-PAFL: clients check in by chance, keep half of their model and noise the other half.
+
+A round: client i takes part with probability p_i, trains on subsampled batches, keeps its
+private parameters, clips the public ones AS WEIGHTS to norm C (Eq. 15), adds Gaussian noise
+(Eq. 16) and uploads them. The server averages (Eq. 17); what was kept is put back (Eq. 18).
+
+Where the paper contradicts itself: an empty round keeps the old model (Eq. 17 divides by 0);
+Eq. 17's correction nu is off unless asked for, since it is unbiased only for equal p_i and
+empty rounds counted as 0; the next round starts from the new public half, not Eq. 18's old one.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bench.api import (
+    UPLOAD_KINDS,
+    Client,
+    Defense,
+    Local,
+    Message,
+    Part,
+    Server,
+    Stage,
+    State,
+    as_kind,
+)
+from bench.privacy.events import (
+    Clip,
+    Event,
+    Facts,
+    Gaussian,
+    GaussianNoise,
+    Mechanism,
+    Withheld,
+)
+from bench.privacy.gaussian import (
+    classic_gaussian_std,
+    exact_gaussian_epsilon,
+    gaussian_std,
+)
+from bench.toolkit.aggregation import mean_over_present
+from bench.toolkit.vectors import clip, gaussian_like, replace_values
+from defenses import ms_pafl_claims as claims
+
+Sampling = Literal["wor", "wr"]
+_ROUND, _QUEUE = "ms_pafl.round", "ms_pafl.queue"
+
+
+def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:
+    """Check-in probabilities by round and client: `0.5`, `"0.1,0.9"` for clients in turn,
+    `"0.1,0.9;0.5"` with rounds in turn. Raises ValueError for one outside [0, 1]."""
+    rows = []
+    for row in str(text).split(";"):
+        try:
+            values = tuple(float(v) for v in row.split(","))
+        except ValueError:
+            raise ValueError(
+                f"check_in must be numbers, `,` between clients and `;` between rounds, "
+                f"got '{text}'."
+            ) from None
+        for value in values:
+            if not 0 <= value <= 1:
+                raise ValueError(f"check_in must lie in [0, 1] (probabilities), got {value}.")
+        rows.append(values)
+    return tuple(rows)
+
+
+def private_coordinates(values: State, private: float | str) -> dict[str, Tensor]:
+    """Which coordinates stay with the client, bool by name.
+
+    private: a share in [0, 1], the first coordinates in the order of the parameters, rounded
+    down (Sec. V-A: the first half); or stages and parameters by name, separated by commas.
+    Raises ValueError for a name that is none, naming those there are.
+    """
+    if isinstance(private, str):
+        names = [n.strip() for n in private.split(",")]
+        known = {n.split(".", 1)[0] for n in values} | set(values)
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"private names '{name}', but the client trains {', '.join(sorted(known))}."
+                )
+        return {
+            n: torch.full_like(v, n in names or n.split(".", 1)[0] in names, dtype=torch.bool)
+            for n, v in values.items()
+        }
+    left = math.floor(private * sum(v.numel() for v in values.values()) + 1e-9)
+    out = {}
+    for name, value in values.items():
+        out[name] = (torch.arange(value.numel(), device=value.device) < left).view(value.shape)
+        left = max(0, left - value.numel())
+    return out
+
+
+class MSPAFL(Defense):
+    """Check-in, subsampling, and noise on the public parameters alone.
+
+    epsilon, delta: the local budget of one upload, for which Lemma 1 calibrates the noise (its
+    sensitivity is 2 clip_norm). noise: `lemma1`, std 2C sqrt(2 ln(1.25/delta))/epsilon, proven
+    for epsilon <= 1; `analytic`, the smallest std that keeps the budget at any epsilon.
+    clip_norm: C, L2 norm of the public weights. check_in: see `check_in_table`; it takes the
+    place of the suite's participation. sampling: a round's batches together `wor` (distinct
+    samples, until all were drawn) or `wr` (every sample drawn from all). private: see
+    `private_coordinates`. nu_clients: N of Eq. 17's correction, 0 to leave it out.
+    beta, delta_tilde: of the paper's Theorems 2 and 4, for its claim alone.
+    An observed round is the server's view of clients that did check in, with distinct samples.
+    Source: MS-PAFL, Algorithm 1, Eq. 14-18.
+    """
+
+    owns = frozenset({"joins", "batch"})
+    source = "MS-PAFL, Algorithm 1"
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float = 1e-4,
+        noise: Literal["lemma1", "analytic"] = "lemma1",
+        clip_norm: float = 1.0,
+        check_in: float | str = 0.5,
+        sampling: Sampling = "wor",
+        private: float | str = 0.5,
+        nu_clients: int = 0,
+        beta: float = 0.25,
+        delta_tilde: float = 1e-4,
+    ) -> None:
+        if not 0 < epsilon < math.inf:
+            raise ValueError(f"epsilon must be > 0 (budget of one upload), got {epsilon}.")
+        for name, value in (("delta", delta), ("delta_tilde", delta_tilde)):
+            if not 0 < value < 1:
+                raise ValueError(f"{name} must lie in (0, 1), got {value}.")
+        if noise not in ("lemma1", "analytic"):
+            raise ValueError(f"noise must be lemma1 or analytic, got '{noise}'.")
+        if not clip_norm > 0:
+            raise ValueError(
+                f"clip_norm must be > 0 (L2 norm of the public weights), got {clip_norm}."
+            )
+        if sampling not in ("wor", "wr"):
+            raise ValueError(f"sampling must be wor or wr, got '{sampling}'.")
+        if not isinstance(private, str) and not 0 <= private <= 1:
+            raise ValueError(f"private must lie in [0, 1] (share of parameters), got {private}.")
+        if nu_clients < 0:
+            raise ValueError(f"nu_clients must be >= 0 (N of Eq. 17), got {nu_clients}.")
+        if not beta > 0:
+            raise ValueError(f"beta must be > 0 (Theorem 2), got {beta}.")
+        self.epsilon, self.delta, self.noise = epsilon, delta, noise
+        self.clip_norm, self.check_in, self.sampling = clip_norm, check_in, sampling
+        self.private, self.nu_clients = private, nu_clients
+        self.beta, self.delta_tilde = beta, delta_tilde
+        self.table = check_in_table(check_in)
+        if nu_clients:
+            self.owns = self.owns | {"aggregate"}
+        exact = self.local_epsilon
+        if noise == "lemma1" and exact > epsilon:
+            warnings.warn(
+                f"epsilon {epsilon:g} is beyond Lemma 1, which is proven up to 1: its noise of std "
+                f"{self.std:.4g} gives epsilon {exact:.4g}; noise = \"analytic\", of std "
+                f"{self._std('analytic'):.4g}, keeps {epsilon:g}.",
+                stacklevel=2,
+            )
+
+    def _std(self, noise: str) -> float:
+        rule = classic_gaussian_std if noise == "lemma1" else gaussian_std
+        return rule(sensitivity=2 * self.clip_norm, epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def std(self) -> float:
+        """The noise's standard deviation per public coordinate."""
+        return self._std(self.noise)
+
+    @property
+    def local_epsilon(self) -> float:
+        """Exact epsilon of one upload at `delta`."""
+        return exact_gaussian_epsilon(mu=2 * self.clip_norm / self.std, delta=self.delta)
+
+    @property
+    def variant(self) -> str:
+        return "printed" if self.noise == "lemma1" else "corrected"
+
+    # --- client -------------------------------------------------------------------------------
+    def joins(self, client: Client, sampled: bool) -> bool:
+        """Eq. 14, a coin of the client's own; the server's sampling is not asked."""
+        number = client.memory.get(_ROUND, 0)
+        client.memory[_ROUND] = number + 1
+        chance = torch.rand((), generator=client.rng["joins"])
+        return bool(chance < self.probability(int(client.id.rsplit("-", 1)[1]), number))
+
+    def probability(self, client: int, round: int) -> float:
+        """p of a client in a round, both numbered from 0."""
+        row = self.table[round % len(self.table)]
+        return row[client % len(row)]
+
+    def say(self, when: Stage, client: Client, local: Local | None, round: int) -> list[Message]:
+        if when == "round":
+            client.memory.pop(_QUEUE, None)  # a round's subsample is drawn afresh
+        return []
+
+    def batch(self, client: Client, size: int) -> Tensor:
+        rng, records = client.rng["batch"], len(client.y)
+        if self.sampling == "wr":
+            return torch.randint(records, (size,), generator=rng)
+        size = min(size, records)
+        queue = client.memory.get(_QUEUE, torch.empty(0, dtype=torch.int64))
+        if len(queue) < size:
+            order = torch.randperm(records, generator=rng)
+            queue = torch.cat([queue, order[~torch.isin(order, queue)]])
+        client.memory[_QUEUE] = queue[size:]
+        return queue[:size]
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        kept = private_coordinates(local.broadcast, self.private)
+        return [
+            self._publish(m, kept, local, client) if m.kind in UPLOAD_KINDS else m for m in messages
+        ]
+
+    def _publish(
+        self, message: Message, kept: Mapping[str, Tensor], local: Local, client: Client
+    ) -> Message:
+        weights = as_kind(message, "weights", base=local.broadcast, lr=local.lr)
+        public = {n: _without(p, kept[n]) for n, p in weights.parts.items()}
+        if not any(bool(p.presence().any()) for p in public.values()):
+            return weights.with_parts(public)
+        noised = {}
+        for name, part in clip(public, norm=self.clip_norm).items():
+            noise = gaussian_like(part.values, std=self.std, rng=client.rng["defense"])
+            noised[name] = torch.where(part.presence(), part.values + noise, 0.0)
+        return replace_values(weights.with_parts(public), noised)
+
+    # --- server -------------------------------------------------------------------------------
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        """Eq. 17 with nu where asked for, else the plain mean."""
+        if not self.nu_clients:
+            return None
+        number = next((m.round for m in messages), 0)
+        nu = claims.correction([self.probability(i, number) for i in range(self.nu_clients)])
+        mean = mean_over_present(server, messages)
+        sent = {n: torch.zeros_like(v, dtype=torch.bool) for n, v in mean.items()}
+        for message in messages:
+            if message.kind in UPLOAD_KINDS:
+                for name, part in message.parts.items():
+                    sent[name] |= part.presence()
+        base = dict(server.trained or {})
+        return {
+            n: torch.where(sent[n], v / nu, base.get(n, v) if not sent[n].any() else v)
+            for n, v in mean.items()
+        }
+
+    # --- what is known and what is proven -------------------------------------------------------
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (
+            Clip(of="weights", norm=self.clip_norm),
+            GaussianNoise(of="weights", std=self.std),
+        )
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """The exact Gaussian over the uploads that happened, with no amplification: the server
+        sees who uploads, and a record once sampled stays in the private half and moves later
+        uploads (CLAIMS: Theorems 2-4 are violated)."""
+        return (
+            Gaussian(
+                sensitivity=2 * self.clip_norm, std=self.std, unit="record", count=facts.releases
+            ),
+            Withheld(what="the private parameters"),
+        )
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """Theorem 4 for the global model over all rounds, with the largest check-in probability."""
+        epsilon, delta = claims.claimed(
+            p=self._most(), q=self._rate(facts), epsilon=self.epsilon, delta=self.delta,
+            clients=facts.clients, beta=self.beta, delta_tilde=self.delta_tilde,
+            rounds=facts.rounds,
+        )  # fmt: skip
+        return epsilon, min(delta, 1.0), "record"
+
+    def _most(self) -> float:
+        return max(p for row in self.table for p in row)
+
+    def _rate(self, facts: Facts) -> float:
+        """q of Eq. 11 for the smallest client."""
+        return claims.sampling_rate(
+            records=facts.records, steps=facts.local_steps, batch=min(facts.batch, facts.records),
+            sampling=self.sampling,
+        )  # fmt: skip
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        p, q = self._most(), self._rate(facts)
+        return {
+            "noise_std": self.std,
+            "noise_std_lemma1": self._std("lemma1"),
+            "noise_std_analytic": self._std("analytic"),
+            "eps_one_upload": self.local_epsilon,
+            "check_in_most": p,
+            "sampling_rate": q,
+            "eps_one_round_claimed": claims.single_round(
+                p=p, q=q, epsilon=self.epsilon, delta=self.delta, clients=facts.clients,
+                beta=self.beta,
+            )[0],
+            "eps_client_claimed": claims.local_total(
+                p=p, q=q, epsilon=self.epsilon, delta=self.delta, rounds=facts.rounds
+            ),
+            "expected_uploads": p * facts.rounds,
+        }  # fmt: skip
+
+
+def _without(part: Part, kept: Tensor) -> Part:
+    """The part without the kept coordinates; what is absent is 0, so it tells nothing."""
+    present = part.presence() & ~kept
+    return replace(part, values=torch.where(present, part.values, 0.0), present=present)

@@ -1,0 +1,391 @@
+"""Local DP per value on an interval: closed forms, ratios, ranges, and the uploads themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bench.api import Client, Local, Message, Part, as_kind
+from bench.privacy.events import Facts, GaussianNoise, SignPerturbation, Unprotected
+from bench.privacy.ledger import account
+from bench.seeding import generator
+from defenses import spm_claims
+from defenses.bounded_ldp import (
+    PNPM,
+    Duchi,
+    PMPiecewise,
+    SunAdaptive,
+    adaptive_range,
+    duchi,
+    duchi_variance,
+    piecewise,
+    piecewise_shape,
+    piecewise_variance,
+)
+from tests.conftest import network_for, seen_under
+
+DRAWS = 200_000
+EPSILONS = (0.3, 1.5, 3.9)
+BOUNDED: tuple[Any, ...] = (Duchi, PMPiecewise, PNPM)
+VARIANCE: dict[Any, Callable[[float, float], float]] = {
+    Duchi: lambda e, v: ((e + 1) / (e - 1)) ** 2 - v * v,
+    PMPiecewise: lambda e, v: v * v / (e**0.5 - 1) + (e**0.5 + 3) / (3 * (e**0.5 - 1) ** 2),
+    PNPM: lambda e, v: 4 * (e + 1 / 3) / (e - 1) ** 2 * v * v,
+}
+"""As printed by the papers, in E = e^epsilon."""
+
+
+def uploaded(
+    defense: Any, update: Tensor, *, base: Tensor | None = None, kind: str = "update",
+    seed: int = 0, lr: float = 0.5, steps: int = 2,
+) -> Message:  # fmt: skip
+    """What the defense's real upload makes of one tensor's update, sent as `kind`."""
+    start = {"p": torch.zeros_like(update) if base is None else base}
+    local = Local(
+        broadcast=start, start=start, end={"p": start["p"] + update}, const={},
+        grad_sum={"p": -update / lr}, lr=lr, steps=steps,
+    )  # fmt: skip
+    client = Client(id="c", x=update, y=update, rng={"defense": generator(seed, "ldp")})
+    sent = Message(
+        kind="update", sender="c", receiver="server", round=0, local_steps=steps,
+        parts={"p": Part(values=update)},
+    )  # fmt: skip
+    sent = as_kind(sent, kind, base=start, lr=lr)  # type: ignore[arg-type]
+    (upload,) = defense.upload([sent], local, client)
+    return upload
+
+
+def released(defense: Any, v: float, **how: Any) -> Tensor:
+    return uploaded(defense, torch.full((DRAWS,), v), **how).parts["p"].values.double()
+
+
+def assert_moments(out: Tensor, *, mean: float, variance: float) -> None:
+    """Within 5 standard errors: a right mechanism fails once in 1.7 million."""
+    n = out.numel()
+    assert abs(float(out.mean()) - mean) < 5 * math.sqrt(variance / n) + 1e-7
+    squares = (out - mean).square()
+    spread = 5 * float(squares.std()) / math.sqrt(n)
+    assert abs(float(squares.mean()) - variance) < spread + 1e-5 * variance + 1e-12
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("v", [-1.0, -0.4, 0.0, 0.7])
+def test_a_release_is_unbiased_with_the_published_variance(
+    kind: Any, epsilon: float, v: float
+) -> None:
+    bound = 0.05
+    out = released(kind(epsilon=epsilon, bound=bound), v * bound)
+    assert_moments(out / bound, mean=v, variance=VARIANCE[kind](math.exp(epsilon), v))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "w", "pm", "pnpm", "duchi_"),
+    [
+        (0.6, 0.1, 11.8745, 0.127564, 11.7737),
+        (0.6, 1.0, 14.7042, 12.7564, 10.7837),
+        (1.5, 1.0, 2.26232, 1.58883, 1.47884),
+    ],
+)
+def test_variances_agree_with_the_reference_values_of_figure_2(
+    epsilon: float, w: float, pm: float, pnpm: float, duchi_: float
+) -> None:
+    """Constants: cases spm_variances_eps* of the project's reference values."""
+    assert piecewise_variance(w, epsilon=epsilon) == pytest.approx(pm, rel=1e-5)
+    assert duchi_variance(w, epsilon=epsilon) == pytest.approx(duchi_, rel=1e-5)
+    assert PNPM(epsilon=epsilon, bound=1.0)._variance(w) == pytest.approx(pnpm, rel=1e-5)
+
+
+@given(epsilon=st.floats(1e-3, 30), w=st.floats(-1, 1))
+@settings(deadline=None)
+def test_variances_agree_with_the_claims_at_any_budget(epsilon: float, w: float) -> None:
+    claimed = spm_claims.variances(epsilon, w)
+    # 1e-7: at large budgets the claims' e - 1 and Duchi's square - w^2 cancel.
+    close = {"rel": 1e-6, "abs": 1e-7}
+    assert duchi_variance(w, epsilon=epsilon) == pytest.approx(claimed["duchi"], **close)
+    assert piecewise_variance(w, epsilon=epsilon) == pytest.approx(claimed["pm"], **close)
+    quoted = PNPM(epsilon=epsilon, bound=1.0)._variance(w)
+    assert quoted == pytest.approx(claimed["pnpm_quoted"], **close)
+
+
+# --- privacy --------------------------------------------------------------------------------
+
+
+def plus_probability(v: float, epsilon: float) -> float:
+    """P(+) of Duchi's mechanism, from the mechanism itself: bisection for the u that turns it."""
+    low, high = 0.0, 1.0
+    value = torch.tensor(v, dtype=torch.float64)
+    for _ in range(60):
+        middle = (low + high) / 2
+        plus = float(duchi(value, torch.tensor(middle, dtype=torch.float64), epsilon=epsilon)) > 0
+        low, high = (middle, high) if plus else (low, middle)
+    return low
+
+
+@given(epsilon=st.floats(1e-3, 12), v=st.floats(-1, 1), other=st.floats(-1, 1))
+@settings(deadline=None, max_examples=50)
+def test_duchi_keeps_the_ratio_of_probabilities_within_e_to_the_epsilon(
+    epsilon: float, v: float, other: float
+) -> None:
+    p, q = plus_probability(v, epsilon), plus_probability(other, epsilon)
+    limit = math.exp(epsilon) * (1 + 1e-9)
+    assert p <= limit * q
+    assert 1 - p <= limit * (1 - q)
+
+
+def test_duchi_reaches_its_bound_at_the_ends() -> None:
+    assert plus_probability(1.0, 1.5) / plus_probability(-1.0, 1.5) == pytest.approx(math.exp(1.5))
+
+
+@given(epsilon=st.floats(1e-3, 100), v=st.floats(-1, 1))
+@settings(deadline=None)
+def test_the_piecewise_window_lies_in_the_support_and_its_density_is_e_to_the_epsilon_higher(
+    epsilon: float, v: float
+) -> None:
+    """Uniforms on a grid are mapped to the window and to the rest, each evenly and completely:
+    two heights of density, whatever v, whose ratio is what LDP bounds."""
+    edge, width, near = piecewise_shape(epsilon)
+    high, low = near / width, (1 - near) / (edge + 1)
+    if epsilon < 30:  # 1 - near keeps no digits beyond
+        assert high / low == pytest.approx(math.exp(epsilon), rel=1e-3 if epsilon > 20 else 1e-6)
+    n = 1000
+    value = torch.full((n,), v, dtype=torch.float64)
+    grid = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    inside = piecewise(value, torch.zeros(n, dtype=torch.float64), grid, epsilon=epsilon)
+    rest = piecewise(value, torch.ones(n, dtype=torch.float64), grid, epsilon=epsilon)
+    left = (edge + 1) / 2 * v - (edge - 1) / 2
+    tiny = 1e-9 * edge
+    assert float(inside.min()) >= max(-edge, left) - tiny
+    assert float(inside.max()) <= min(edge, left + width) + tiny
+    assert torch.allclose(inside.diff(), torch.full((n - 1,), width / n).double(), atol=tiny)
+    assert float(rest.abs().max()) <= edge
+    assert not bool(((rest > left + tiny) & (rest < left + width - tiny)).any())
+    # Closing the window's gap leaves an even grid over a length of C + 1.
+    closed = torch.where(rest >= left + width / 2, rest - width, rest)
+    assert torch.allclose(
+        closed.diff(), torch.full((n - 1,), (edge + 1) / n).double(), atol=2 * tiny
+    )
+
+
+def test_the_piecewise_window_has_its_probability() -> None:
+    epsilon, v = 1.5, 0.3
+    edge, width, near = piecewise_shape(epsilon)
+    out = released(PMPiecewise(epsilon=epsilon, bound=1.0), v)
+    left = (edge + 1) / 2 * v - width / 2
+    share = float(((out >= left) & (out <= left + width)).double().mean())
+    assert near == pytest.approx(math.exp(0.75) / (math.exp(0.75) + 1))
+    assert abs(share - near) < 5 * math.sqrt(near * (1 - near) / DRAWS)
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+@pytest.mark.parametrize("epsilon", [1e-3, 0.3, 30.0, 100.0, 700.0])
+def test_outputs_stay_in_their_support_at_any_budget(kind: Any, epsilon: float) -> None:
+    bound, values = 0.02, torch.linspace(-0.05, 0.05, 2001)
+    out = uploaded(kind(epsilon=epsilon, bound=bound), values).parts["p"].values
+    assert bool(torch.isfinite(out).all())
+    half, quarter = math.tanh(epsilon / 2), math.tanh(epsilon / 4)
+    size = out.double().abs() / bound
+    clipped = (values.double() / bound).clamp(-1, 1)
+    if kind is Duchi:
+        assert torch.allclose(size, torch.full_like(size, 1 / half), rtol=1e-6)
+    elif kind is PMPiecewise:
+        assert float(size.max()) <= 1 / quarter * (1 + 1e-6)
+        if epsilon >= 100:
+            assert torch.allclose(out.double() / bound, clipped, atol=1e-5)
+    else:
+        reach = 2 / half - 1  # (E+3)/(E-1)
+        assert bool((size <= reach * clipped.abs() * (1 + 1e-6)).all())
+        assert bool((size >= clipped.abs() * (1 - 1e-6)).all())
+
+
+# --- uploads --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_a_value_outside_of_the_bound_is_released_as_the_bound(kind: Any) -> None:
+    defense = kind(epsilon=1.5, bound=0.1)
+    out = released(defense, 7.0)
+    assert_moments(out / 0.1, mean=1.0, variance=VARIANCE[kind](math.exp(1.5), 1.0))
+    assert torch.equal(out, released(defense, 0.1))
+    assert torch.equal(out, released(defense, math.inf))
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_nan_is_released_like_zero(kind: Any) -> None:
+    defense = kind(epsilon=1.5, bound=0.1)
+    assert torch.equal(released(defense, math.nan), released(defense, 0.0))
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+@pytest.mark.parametrize("sent_as", ["update", "gradient", "weights"])
+@pytest.mark.parametrize("target", ["update", "gradient", "weights"])
+def test_the_target_is_what_is_perturbed_whatever_kind_was_sent(
+    kind: Any, sent_as: str, target: str
+) -> None:
+    """lr * steps = 1, so that update, gradient and weights (of base 0) differ by a sign."""
+    update = torch.linspace(-0.2, 0.2, 101)
+    defense = kind(epsilon=1.5, bound=0.1, target=target)
+    upload = uploaded(defense, update, kind=sent_as)
+    assert upload.kind == target
+    sign = -1.0 if target == "gradient" else 1.0
+    expected = uploaded(kind(epsilon=1.5, bound=0.1), sign * update).parts["p"].values
+    assert torch.allclose(upload.parts["p"].values, expected)
+
+
+@pytest.mark.parametrize("target", ["update", "gradient", "weights"])
+def test_a_release_read_as_another_kind_is_still_unbiased(target: str) -> None:
+    base = torch.full((DRAWS,), 0.03)
+    defense = PMPiecewise(epsilon=3.9, bound=0.2, target=target)  # type: ignore[arg-type]
+    upload = uploaded(defense, torch.full((DRAWS,), 0.05), base=base, lr=0.1, steps=10)
+    read = as_kind(upload, "update", base={"p": base}, lr=0.1).parts["p"].values.double()
+    value = {"update": 0.05, "gradient": -0.05, "weights": 0.08}[target]
+    variance = 0.2**2 * VARIANCE[PMPiecewise](math.exp(3.9), value / 0.2)
+    assert_moments(read, mean=0.05, variance=variance)
+
+
+@pytest.mark.parametrize(
+    "defense", [*(k(epsilon=1.0, bound=0.1) for k in BOUNDED), SunAdaptive(epsilon=1.0)]
+)
+def test_the_same_seed_gives_the_same_numbers_and_no_other_generator_moves(defense: Any) -> None:
+    update = torch.linspace(-0.1, 0.1, 500)
+    kept, before = update.clone(), torch.random.get_rng_state()
+    first, again, other = (uploaded(defense, update, seed=s).parts["p"].values for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(update, kept)
+    assert first.dtype == update.dtype
+
+
+# --- LDP-FL ---------------------------------------------------------------------------------
+
+
+def test_the_adaptive_range_follows_the_broadcast_within_its_limits() -> None:
+    weights = torch.tensor([1.0, 2.0, 6.0])  # mean 3, farthest 3
+    open_ = {"floor": 0.1, "max_radius": 100.0}
+    assert adaptive_range(weights, slack=1.5, **open_) == (3.0, 4.5)
+    assert adaptive_range(weights, slack=1.5, floor=0.1, max_radius=2.0) == (3.0, 2.0)
+    assert adaptive_range(torch.ones(4), slack=1.5, **open_) == (1.0, 0.1)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_sun_is_unbiased_inside_the_range_with_duchis_variance_on_its_radius(
+    epsilon: float,
+) -> None:
+    """base alternates between 0.1 and 0.3: centre 0.2, radius 2 * 0.1."""
+    base = torch.tensor([0.1, 0.3]).repeat(DRAWS // 2)
+    defense = SunAdaptive(epsilon=epsilon, slack=2.0, max_radius=1.0)
+    upload = uploaded(defense, torch.full((DRAWS,), 0.25) - base, base=base)
+    assert upload.kind == "weights"
+    out = upload.parts["p"].values.double()
+    e = math.exp(epsilon)
+    assert_moments(out, mean=0.25, variance=(0.2 * (e + 1) / (e - 1)) ** 2 - 0.05**2)
+    points = torch.tensor([0.2 - 0.2 * (e + 1) / (e - 1), 0.2 + 0.2 * (e + 1) / (e - 1)])
+    assert torch.allclose(out.unique(), points.double(), atol=1e-6)
+
+
+def test_suns_plus_probability_is_the_printed_one() -> None:
+    """((w-c)(E-1) + r(E+1)) / (2r(E+1)) at w = 0.25, c = 0.2, r = 0.2."""
+    base = torch.tensor([0.1, 0.3]).repeat(DRAWS // 2)
+    defense = SunAdaptive(epsilon=1.5, slack=2.0, max_radius=1.0)
+    out = uploaded(defense, torch.full((DRAWS,), 0.25) - base, base=base).parts["p"].values
+    e = math.exp(1.5)
+    printed = (0.05 * (e - 1) + 0.2 * (e + 1)) / (2 * 0.2 * (e + 1))
+    share = float((out > 0.2).double().mean())
+    assert abs(share - printed) < 5 * math.sqrt(printed * (1 - printed) / DRAWS)
+
+
+def test_suns_range_does_not_depend_on_the_clients_own_weights() -> None:
+    """The two values that can be sent are the same for any training result."""
+    base = torch.linspace(-0.05, 0.05, 1000)
+    defense = SunAdaptive(epsilon=1.0)
+    outputs = [
+        uploaded(defense, torch.full((1000,), shift), base=base).parts["p"].values.unique()
+        for shift in (0.0, 0.02, -3.0)
+    ]
+    assert all(torch.equal(outputs[0], o) for o in outputs)
+
+
+# --- what is known and what is proven ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["update", "gradient", "weights"])
+@pytest.mark.parametrize("kind", [Duchi, PMPiecewise])
+def test_attackers_are_told_a_gaussian_of_the_true_std_at_zero(kind: Any, target: str) -> None:
+    defense = kind(epsilon=1.5, bound=0.1, target=target)
+    std = 0.1 * math.sqrt(VARIANCE[kind](math.exp(1.5), 0.0))
+    assert defense.mechanisms() == (GaussianNoise(of=target, std=pytest.approx(std)),)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("target", "of"), [("update", "gradient"), ("gradient", "gradient"), ("weights", "weights")]
+)
+def test_attackers_on_pnpm_are_told_its_signs_and_factors(target: Any, of: Any) -> None:
+    e = math.exp(1.5)
+    (told,) = PNPM(epsilon=1.5, bound=0.1, target=target).mechanisms()
+    assert isinstance(told, SignPerturbation)
+    assert (told.of, told.low) == (of, 1.0)
+    assert told.keep == pytest.approx(e / (e + 1))
+    assert told.high == pytest.approx((e + 3) / (e - 1))
+
+
+def test_a_record_costs_every_value_of_every_upload() -> None:
+    facts = Facts(parameters=1000, rounds=20, participations=12)
+    for defense in (Duchi(epsilon=0.5, bound=1.0), PMPiecewise(epsilon=0.5, bound=1.0),
+                    SunAdaptive(epsilon=0.5)):  # fmt: skip
+        entry = account(defense, facts)
+        assert (entry.eps_claimed, entry.claim_delta, entry.unit) == (0.5, 0.0, "coordinate")
+        assert entry.eps_record == pytest.approx(0.5 * 1000 * 12)
+        assert entry.constants["eps_one_round"] == pytest.approx(500)
+
+
+def test_pnpm_leaves_magnitudes_unprotected() -> None:
+    defense, facts = PNPM(epsilon=0.5, bound=0.1), Facts(parameters=1000)
+    assert any(isinstance(e, Unprotected) for e in defense.guarantee(facts))
+    assert account(defense, facts).eps_record == math.inf
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_constants_are_the_variances_in_the_targets_own_scale(kind: Any) -> None:
+    constants = kind(epsilon=1.5, bound=0.1).constants(Facts(parameters=10))
+    e = math.exp(1.5)
+    assert constants["variance_at_0"] == pytest.approx(0.01 * VARIANCE[kind](e, 0.0))
+    assert constants["variance_at_bound"] == pytest.approx(0.01 * VARIANCE[kind](e, 1.0))
+    level = 1.0 if kind is PNPM else 0.0
+    assert constants["noise_std"] == pytest.approx(0.1 * math.sqrt(VARIANCE[kind](e, level)))
+
+
+def test_a_federations_upload_has_the_two_values_of_the_mechanism(digits) -> None:  # type: ignore[no-untyped-def]
+    network = network_for(digits, "mlp_spm")
+    seen, _ = seen_under(digits, network, Duchi(epsilon=1.5, bound=0.01), clients=2)
+    values, _ = seen.stack("update", seen.clients)
+    for value in values.values():
+        size = torch.full_like(value, 0.01 / math.tanh(0.75))
+        assert torch.allclose(value.abs(), size, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Duchi(epsilon=0.0, bound=1.0), r"epsilon must lie in \(0, 700\]"),
+        (lambda: PMPiecewise(epsilon=math.nan, bound=1.0), r"epsilon must lie in \(0, 700\]"),
+        (lambda: PNPM(epsilon=701.0, bound=1.0), r"epsilon must lie in \(0, 700\]"),
+        (lambda: Duchi(epsilon=1.0, bound=0.0), r"bound must be > 0"),
+        (lambda: PNPM(epsilon=1.0, bound=math.inf), r"bound must be > 0"),
+        (lambda: Duchi(epsilon=1.0, bound=1.0, target="labels"), r"target must be update"),  # type: ignore[arg-type]
+        (lambda: SunAdaptive(epsilon=-1.0), r"epsilon must lie in \(0, 700\]"),
+        (lambda: SunAdaptive(epsilon=1.0, slack=0.0), r"slack must be > 0"),
+        (lambda: SunAdaptive(epsilon=1.0, floor=0.0), r"floor must be > 0"),
+        (lambda: SunAdaptive(epsilon=1.0, max_radius=0.001), r"max_radius must be finite and >="),
+    ],
+)
+def test_bad_settings_are_refused(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
