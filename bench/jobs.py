@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from bench import data, models, registry
 from bench.api import Attack, Context, Defense, Reconstruction, Seen, State, fresh
 from bench.data.dataset import Dataset
-from bench.data.partition import dirichlet, iid
+from bench.data.partition import dirichlet, iid, shards
 from bench.metrics.score import floors, score
 from bench.privacy.events import Facts
 from bench.privacy.ledger import account
@@ -199,6 +199,8 @@ def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
     clients = job.protocol.clients
     if job.protocol.partition == "iid":
         return iid(labels, clients=clients, rng=rng)
+    if job.protocol.partition == "shards":
+        return shards(labels, clients=clients, each=job.protocol.shards, rng=rng)
     least = max(t.batch * t.local_steps for t in job.threats)
     least = min(least, len(labels) // clients)
     return dirichlet(labels, clients=clients, alpha=job.protocol.alpha, rng=rng, minimum=least)

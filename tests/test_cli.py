@@ -44,9 +44,10 @@ def test_list_shows_everything_as_text_and_json(tmp_path: Path) -> None:
         assert name in text
     code, text = leakbench("list", "defenses", "--json")
     assert {e["name"] for e in json.loads(text)["defenses"]} == {
-        "cutmix", "cutout", "depthfl", "dp_cutmix", "dp_mixsl", "dp_sl", "gaussian", "laplace",
-        "lg_fedavg", "mixup", "none", "pm_sfl", "splitfed_dp", "splitfed_pm", "spm", "standalone",
-        "vanilla_cutmix",
+        "cutmix", "cutout", "depthfl", "dp_cutmix", "dp_fedavg", "dp_mixsl", "dp_sgd", "dp_sl",
+        "duchi", "fedml_he", "gaussian", "laplace", "lg_fedavg", "mask_crypt", "mixup", "ms_pafl",
+        "none", "pm_piecewise", "pm_sfl", "pnpm", "selective_shield", "splitfed_dp", "splitfed_pm",
+        "spm", "standalone", "sun_adaptive", "vanilla_cutmix",
     }  # fmt: skip
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_the_kind")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.data import load
 from bench.data.dataset import Dataset
-from bench.data.partition import dirichlet, iid
+from bench.data.partition import dirichlet, iid, shards
 
 
 def rows(x: torch.Tensor) -> set[bytes]:
@@ -175,3 +175,15 @@ def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
         load("adult", seed=0, data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"is not in .*--download"):
         load("cifar10", seed=0, data_dir=tmp_path)
+
+
+@given(clients=st.integers(1, 12), each=st.integers(1, 3), classes=st.integers(2, 5))
+@settings(max_examples=40, deadline=None)
+def test_shards_deal_equal_shares_of_few_labels(clients: int, each: int, classes: int) -> None:
+    y = np.random.default_rng(1).integers(0, classes, 240)
+    dealt = shards(y, clients=clients, each=each, rng=np.random.default_rng(0))
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(240))
+    sizes = [len(s) for s in dealt]
+    assert max(sizes) - min(sizes) <= each
+    # A shard straddles at most as many borders between labels as there are.
+    assert sum(len(set(y[s].tolist())) for s in dealt) <= clients * each + classes - 1

@@ -22,9 +22,10 @@ class MyAttack(Attack):
 '''
 
 DEFENSES = [
-    "cutmix", "cutout", "depthfl", "dp_cutmix", "dp_mixsl", "dp_sl", "gaussian", "laplace",
-    "lg_fedavg", "mixup", "none", "pm_sfl", "splitfed_dp", "splitfed_pm", "spm", "standalone",
-    "vanilla_cutmix",
+    "cutmix", "cutout", "depthfl", "dp_cutmix", "dp_fedavg", "dp_mixsl", "dp_sgd", "dp_sl",
+    "duchi", "fedml_he", "gaussian", "laplace", "lg_fedavg", "mask_crypt", "mixup", "ms_pafl",
+    "none", "pm_piecewise", "pm_sfl", "pnpm", "selective_shield", "splitfed_dp", "splitfed_pm",
+    "spm", "standalone", "sun_adaptive", "vanilla_cutmix",
 ]  # fmt: skip
 
 

@@ -44,6 +44,22 @@ def dirichlet(
     return [np.sort(np.array(s, dtype=np.int64)) for s in shares]
 
 
+def shards(
+    labels: np.ndarray, *, clients: int, each: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Shares of a few labels: samples sorted by label are cut into clients * each equal shards, of
+    which every client is dealt `each`, so that it has hardly more labels than that.
+
+    Sizes differ by at most `each`. Source: McMahan et al., arXiv:1602.05629.
+    """
+    _check(labels, clients * each)
+    order = rng.permutation(len(labels))
+    by_label = order[np.argsort(labels[order], kind="stable")]
+    pieces = np.array_split(by_label, clients * each)
+    dealt = rng.permutation(clients * each).reshape(clients, each)
+    return [np.sort(np.concatenate([pieces[i] for i in mine])) for mine in dealt]
+
+
 def _check(labels: np.ndarray, needed: int) -> None:
     if needed < 1 or len(labels) < needed:
         raise ValueError(

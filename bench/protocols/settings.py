@@ -14,8 +14,8 @@ class ProtocolSettings(BaseModel):
     uploaded) or splitfed (the first stages on the clients, the others on the server). clients;
     participation: fraction sampled per round, at least one client. rounds. local_steps or
     local_epochs (exactly one of them, but none for fedsgd). batch: local batch size; a client
-    with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid or
-    dirichlet with concentration alpha. The server averages uploads with equal weights. splitfed:
+    with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid,
+    dirichlet with concentration alpha, or shards, of which every client has so many of one label. The server averages uploads with equal weights. splitfed:
     cut, the last stage on the clients, or several that the clients have in turn; labels, private
     (the head and its loss are on the clients too) or shared (labels are sent with every batch).
     """
@@ -30,8 +30,9 @@ class ProtocolSettings(BaseModel):
     local_epochs: float | None = Field(None, gt=0)
     batch: int = Field(32, ge=1)
     lr: float = Field(0.1, gt=0)
-    partition: Literal["iid", "dirichlet"] = "dirichlet"
+    partition: Literal["iid", "dirichlet", "shards"] = "dirichlet"
     alpha: float = Field(0.5, gt=0)
+    shards: int = Field(1, ge=1)
     cut: str | list[str] | None = None
     labels: Literal["private", "shared"] = "private"
 
