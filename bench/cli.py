@@ -452,11 +452,49 @@ def ledger(
         f"proven epsilon for one training record, whole run, delta {entry.delta:g}: "
         f"{entry.eps_record:.6g}", highlight=False, soft_wrap=True,
     )  # fmt: skip
+    for sentence in entry.words:
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     for reason in entry.reasons:
         console.print(f"- {reason}", highlight=False, soft_wrap=True, markup=False)
     for key, value in entry.constants.items():
         shown = f"{value:.6g}" if isinstance(value, float) else value
         console.print(f"{key} = {shown}", highlight=False, markup=False)
+
+
+@app.command()
+def audit(
+    defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+    draws: Annotated[int, typer.Option("--draws", help="Per input of a pair.")] = 4000,
+    confidence: Annotated[
+        float, typer.Option("--confidence", help="That no finding is wrong.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    parameters: Annotated[
+        int, typer.Option("--parameters", help="Coordinates of the audited tensors.")
+    ] = 16,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    plugin: PluginFile = None,
+) -> None:
+    """Attack a defense setting's epsilon: certified lower bounds against claim and proof."""
+    with _plain_errors():
+        from bench import suite
+        from bench.protocols import audit as audits
+        from bench.registry import discover
+        from bench.store import to_json
+
+        registry = discover(tuple(p.resolve() for p in plugin or ()))
+        built = registry.defense(defense, suite.parse_pairs(set_ or (), "--set"))
+        found = audits.audit(
+            built, draws=draws, confidence=confidence, seed=seed, parameters=parameters
+        )
+    if as_json:
+        typer.echo(to_json({"defense": defense, "variant": built.variant} | found.to_dict()))
+        return
+    from bench.report.audits import terminal
+
+    for block in terminal(found):
+        console.print(block, highlight=False)
 
 
 def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
@@ -472,9 +510,9 @@ def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
         if key not in known:
             raise ValueError(did_you_mean("fact", key, sorted(known)))
         flag = isinstance(value, bool)
-        right = flag if key == "split" else isinstance(value, int) and not flag
+        right = flag if key in ("split", "broadcast") else isinstance(value, int) and not flag
         if not (right or (key in floats and isinstance(value, float))):
-            expected = "true or false" if key == "split" else "a whole number"
+            expected = "true or false" if key in ("split", "broadcast") else "a whole number"
             expected = "a number" if key in floats else expected
             raise ValueError(f"fact {key} must be {expected}, got {value!r}.")
     return pairs

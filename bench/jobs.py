@@ -185,12 +185,28 @@ def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, 
         "client_seconds": seconds / max(1, client_rounds),
         "facts": asdict(facts),
         "ledger": asdict(account(defense, facts)),
+        "audit": _audited(defense, job),
         "observations": observations,
         "parameters": network.n_parameters,
         "seconds": time.perf_counter() - began,
         "device": str(device),
         "versions": versions(),
     }
+
+
+def _audited(defense: Defense, job: TrainJob) -> dict[str, Any] | None:
+    """Summary of the empirical audit of one release; None if the suite asks for none."""
+    if not job.audit:
+        return None
+    from bench.protocols.audit import audit
+
+    try:
+        found = audit(fresh(defense), draws=job.audit, seed=job.seed)
+    except Exception as error:  # a training must not be lost to a hook that only the audit trips
+        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    whole = found.to_dict()
+    kept = ("draws", "confidence", "eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
+    return {"status": "done", "reason": None, **{k: whole[k] for k in kept}}
 
 
 def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:

@@ -18,7 +18,7 @@ from bench.store import SCHEMA, Store, key_of, to_json, write_whole
 from bench.suite import AttackCell, Plan, TrainJob
 
 _TRAIN_CODE = ("api.py", "compose.py", "seeding.py", "jobs.py", "toolkit", "data", "models",
-               "protocols", "privacy")  # fmt: skip
+               "protocols", "privacy", "metrics/distinguish.py")  # fmt: skip
 _ATTACK_CODE = ("metrics",)
 
 

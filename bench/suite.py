@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bench.names import did_you_mean
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.settings import LEAST_DRAWS, ProtocolSettings, ThreatSettings
 
 Checkpoint = Literal["init", "final"]
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -59,8 +59,8 @@ class AttackSettings(BaseModel):
 
 class Suite(BaseModel):
     """A suite file. delta: of every epsilon. budget: gradient evaluations per start of an
-    optimising attack that names none of its own. timeout_s: limit of one training job or
-    attack cell."""
+    optimising attack that names none of its own. audit: draws of the empirical audit of each
+    defense setting, 0 for none. timeout_s: limit of one training job or attack cell."""
 
     model_config = _STRICT
 
@@ -71,6 +71,7 @@ class Suite(BaseModel):
     checkpoints: list[Checkpoint] = Field(default=["init", "final"], min_length=1)
     delta: float = Field(1e-5, gt=0, lt=1)
     budget: int = Field(200, ge=1)
+    audit: int = Field(2000, ge=0)
     timeout_s: float = Field(3600, gt=0)
     protocol: ProtocolSettings
     tasks: list[TaskSettings] = Field(min_length=1)
@@ -80,6 +81,8 @@ class Suite(BaseModel):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Suite:
+        if 0 < self.audit < LEAST_DRAWS:
+            raise ValueError(f"audit must be 0 or >= {LEAST_DRAWS} draws, got {self.audit}.")
         threats = [t.name for t in self.threats]
         if len(set(threats)) < len(threats):
             raise ValueError(f"threat names must differ, got {', '.join(threats)}.")
@@ -142,6 +145,7 @@ class TrainJob:
     checkpoints: tuple[Checkpoint, ...]
     delta: float
     seed: int
+    audit: int
 
     def inputs(self) -> dict[str, Any]:
         return {
@@ -153,6 +157,7 @@ class TrainJob:
             "checkpoints": list(self.checkpoints),
             "delta": self.delta,
             "seed": self.seed,
+            "audit": self.audit,
         }
 
 
@@ -327,6 +332,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 checkpoints=tuple(suite.checkpoints),
                 delta=suite.delta,
                 seed=seed,
+                audit=suite.audit,
             )
             mine = [
                 AttackCell(

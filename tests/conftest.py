@@ -136,6 +136,7 @@ name = "tiny"
 version = 1
 checkpoints = ["init", "final"]
 budget = 5
+audit = 0
 
 [protocol]
 name = "fedavg"

@@ -89,11 +89,10 @@ def test_a_record_is_used_no_more_often_than_the_proof_says(digits: Dataset) -> 
     run = federation_of(digits, network_for(digits, "mlp_spm"), DPSGD(noise_multiplier=0.0,
                         clip_norm=1.0), clients=2, each=23)  # fmt: skip
     work = Work(protocol="fedavg", batch=5, lr=0.1, local_steps=4)
+    counts = torch.zeros(23, dtype=torch.int64)
     for rounds in range(1, 9):
         used = run.play(work, ["client-0"], observed=True).used["client-0"].flatten()
-        counts = (
-            used.bincount(minlength=23) if rounds == 1 else counts + used.bincount(minlength=23)
-        )
+        counts += used.bincount(minlength=23)
         facts = Facts(parameters=1, rounds=rounds, batch=5, records=23, local_steps=4)
         assert int(counts.max()) <= uses_of_a_record(facts)
 

@@ -6,6 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+LEAST_DRAWS = 100
+"""Of an audit, per input of a pair."""
+
 
 class ProtocolSettings(BaseModel):
     """How the model is trained.
@@ -14,10 +17,11 @@ class ProtocolSettings(BaseModel):
     uploaded) or splitfed (the first stages on the clients, the others on the server). clients;
     participation: fraction sampled per round, at least one client. rounds. local_steps or
     local_epochs (exactly one of them, but none for fedsgd). batch: local batch size; a client
-    with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid,
-    dirichlet with concentration alpha, or shards, of which every client has so many of one label. The server averages uploads with equal weights. splitfed:
-    cut, the last stage on the clients, or several that the clients have in turn; labels, private
-    (the head and its loss are on the clients too) or shared (labels are sent with every batch).
+    with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid, dirichlet
+    with concentration alpha, or shards, of which every client has so many of one label. The server
+    averages uploads with equal weights. splitfed: cut, the last stage on the clients, or several
+    that the clients have in turn; labels, private (the head and its loss are on the clients too) or
+    shared (labels are sent with every batch).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -105,6 +105,7 @@ def _row(
         "personalised": any(r.get("keeping_clients") for r in done),
         "eps_claimed": _largest([e["eps_claimed"] for e in ledger]),
         "eps_record": _largest([e["eps_record"] for e in ledger]),
+        "audit": _audit(done),
         "delta": suite["delta"],
         "unit": ledger[0]["unit"] if ledger else None,
         "bytes_up": _mean([r["bytes_up"] for r in done]),
@@ -115,6 +116,12 @@ def _row(
     }
     row["flags"] = _flags(row, records)
     return row
+
+
+def _audit(done: Sequence[Record]) -> dict[str, Any] | None:
+    """The audit that found most, over seeds; None where none was made (older records)."""
+    made = [r["audit"] for r in done if r.get("audit") and r["audit"]["status"] == "done"]
+    return max(made, key=lambda a: float(a["eps_audited"])) if made else None
 
 
 def _describe(threat: Mapping[str, Any]) -> str:
@@ -226,6 +233,15 @@ def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
         flags.append("epsilon claimed, none proven")
     if row["unit"] is not None and row["unit"] != "record":
         flags.append(f"claim is per {row['unit']}")
+    audit = row["audit"]
+    for what in ("claim", "proof"):
+        if audit and audit[f"verdict_{what}"] == "violated":
+            flags.append(
+                f"audit refutes the {what}: epsilon is at least {audit['eps_audited']:.2f}"
+            )
+    for record in records:
+        if record.get("audit") and record["audit"]["status"] == "failed":
+            flags.append(f"audit failed: {record['audit']['reason']}")
     for name, entry in row["attacks"].items():
         if entry["status"] in ("failed", "timeout"):
             flags.append(f"{name} {entry['status']}")

@@ -16,11 +16,13 @@ Row = dict[str, Any]
 LEGEND = (
     "SSIM and LnAcc: what the attack recovered, mean [95 % interval]; lower is safer. "
     "floor: what needs no leak (mean public image / class mean given the label; chance). "
-    "eps proven: for one training record over the whole run; inf = nothing proven."
+    "eps proven: for one training record over the whole run; inf = nothing proven. eps audited: "
+    "what an attack on one release certifies (+: limited by its draws; !: more than claimed or "
+    "proven)."
 )
 PERSONAL_LEGEND = (
     "personal (own) accuracy: of each client's own network on test samples in its own label "
-    "shares, mean over clients; accuracy '-': nothing is uploaded, so there is no common model."
+    "shares, mean over clients; accuracy '-': not all of it is ever uploaded, so no common model."
 )
 
 
@@ -62,7 +64,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     columns = _columns(rows)
     personal = _any_personalised(rows)
     header = ["#", "defense", "accuracy", *(["personal accuracy"] if personal else [])]
-    header += ["eps claimed", "eps proven"]
+    header += ["eps claimed", "eps proven", "eps audited"]
     header += [f"{name} {_TITLES[metric]}" for name, metric in columns] + [
         "floor",
         "worst",
@@ -77,12 +79,23 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             *([interval(row["personal_accuracy"])] if personal else []),
             f"{_short(row['eps_claimed'])} /{row['unit']}" if row["unit"] else "-",
             _short(row["eps_record"]),
+            audited(row),
         ]
         line += [_entry(row["attacks"].get(name), metric) for name, metric in columns]
         floors = [f"{_TITLES[m]} {text}" for m, text in _floor(row, columns).items()]
         line += [", ".join(floors) or "-", _worst(row), "; ".join(row["flags"])]
         body.append(line)
     return header, body
+
+
+def audited(row: Row) -> str:
+    """5.9+!: the audit's bound, whether the draws limit it, whether it refutes claim or proof."""
+    found = row.get("audit")
+    if not found:
+        return "-"
+    refuted = "violated" in (found["verdict_claim"], found["verdict_proof"])
+    limited = "+" if found["eps_at_least"] else ""
+    return f"{float(found['eps_audited']):.2g}{limited}{'!' if refuted else ''}"
 
 
 def _any_personalised(rows: Sequence[Row]) -> bool:
@@ -134,6 +147,7 @@ CODES = {
     "C": ("accuracy at chance", "accuracy at chance"),
     "B": (" cut short: ", "an attack was cut short: undefended, twice its budget leaks more"),
     "F": ("strongest attack", "strongest attack below its floor: too weak to judge by"),
+    "V": ("audit refutes", "the audit refutes a claim or proof"),
     "X": (" failed", "something failed"),
     "T": (" timeout", "over the time limit"),
 }
@@ -156,7 +170,13 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("defense", overflow="fold", min_width=14)
         personal = _any_personalised(members)
-        for name in ("acc", *(["own\nacc"] if personal else []), "eps\nclaimed", "eps\nproven"):
+        for name in (
+            "acc",
+            *(["own\nacc"] if personal else []),
+            "eps\nclaimed",
+            "eps\nproven",
+            "eps\naudit",
+        ):
             table.add_column(name, justify="right", no_wrap=True)
         for name, metric in columns:
             heading = f"{_brief_name(name)}\n{_TITLES[metric]}"
@@ -173,6 +193,7 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
                 *([_brief(row["personal_accuracy"])] if personal else []),
                 f"{claim}/{row['unit'][:2]}" if row["unit"] else "-",
                 _brief_number(row["eps_record"]),
+                audited(row),
             ]
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
             line += [_codes(row)] if shared else [floor, _codes(row)]
@@ -282,7 +303,8 @@ def to_csv(rows: Sequence[Row]) -> str:
     )
     header = [*keys, "settings", "seeds", "threat", "accuracy", "accuracy_lo", "accuracy_hi"]
     header += ["personal_accuracy", "personal_accuracy_lo", "personal_accuracy_hi"]
-    header += [*costs, "attack", "status", "reason", "n", "failed"]
+    audit = ("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
+    header += [*costs, *audit, "attack", "status", "reason", "n", "failed"]
     for metric in METRICS:
         header += [metric, f"{metric}_lo", f"{metric}_hi", f"{metric}_floor"]
     header += ["seconds", "gradient_evaluations", "gain_at_twice_budget", "flags"]
@@ -294,6 +316,7 @@ def to_csv(rows: Sequence[Row]) -> str:
         base += [setting(row), " ".join(map(str, row["seeds"])), row["threat"]]
         base += _three(row["accuracy"]) + _three(row["personal_accuracy"])
         base += [row[c] for c in costs]
+        base += [(row.get("audit") or {}).get(a) for a in audit]
         for name, entry in row["attacks"].items() or [("", None)]:
             line = [*base, name]
             if entry is not None:
