@@ -236,9 +236,7 @@ class EncryptedZone(Defense):
 
 def _masks(messages: Sequence[Message]) -> dict[str, Masks]:
     """What was proposed, by sender."""
-    return {
-        m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK
-    }
+    return {m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK}
 
 
 def _in_order(masks: Mapping[str, Masks]) -> list[Masks]:

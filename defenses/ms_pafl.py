@@ -162,7 +162,7 @@ class MSPAFL(Defense):
         if noise == "lemma1" and exact > epsilon:
             warnings.warn(
                 f"epsilon {epsilon:g} is beyond Lemma 1, which is proven up to 1: its noise of std "
-                f"{self.std:.4g} gives epsilon {exact:.4g}; noise = \"analytic\", of std "
+                f'{self.std:.4g} gives epsilon {exact:.4g}; noise = "analytic", of std '
                 f"{self._std('analytic'):.4g}, keeps {epsilon:g}.",
                 stacklevel=2,
             )
