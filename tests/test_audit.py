@@ -195,6 +195,16 @@ def test_dp_cutmixs_label_is_told_apart_beyond_the_printed_claim(registry: Regis
     assert "coordination" in {s.channel for s in found.skipped}
 
 
+def test_selective_shields_masks_break_its_claim(registry: Registry) -> None:
+    """With real ciphertexts: one replaced record moves the masks that go out in plain sight."""
+    defense = registry.defense("selective_shield", {"noise_multiplier": 5.0})
+    found = audit(defense, draws=800)
+    assert found.verdict_claim == "violated"
+    assert found.verdict_proof == "no proof"
+    assert found.eps_audited > 2.0
+
+
+
 def test_noise_before_the_upload_is_not_judged_by_the_upload_alone() -> None:
     found = audit(PMSFL(noise="local", epsilon=1.0), draws=400)
     assert [f.channel for f in found.pairs] == ["coordination"]
