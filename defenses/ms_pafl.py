@@ -272,13 +272,14 @@ class MSPAFL(Defense):
         )
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
-        """Theorem 4 for the global model over all rounds, with the largest check-in probability."""
+        """Theorem 4 for the global model over all rounds, with the largest check-in probability;
+        infinite where its delta reaches 1, since that claims nothing."""
         epsilon, delta = claims.claimed(
             p=self._most(), q=self._rate(facts), epsilon=self.epsilon, delta=self.delta,
             clients=facts.clients, beta=self.beta, delta_tilde=self.delta_tilde,
             rounds=facts.rounds,
         )  # fmt: skip
-        return epsilon, min(delta, 1.0), "record"
+        return (epsilon, delta, "record") if delta < 1 else (math.inf, 1.0, "record")
 
     def _most(self) -> float:
         return max(p for row in self.table for p in row)

@@ -79,6 +79,37 @@ def test_a_run_fills_the_leaderboard_and_a_second_one_repeats_nothing(
     assert all(p.stat().st_mtime_ns == t for p, t in stamp.items())
 
 
+def test_records_are_ranked_by_their_error_and_audits_join_the_board(
+    run: Run, tiny: Callable[..., Path]
+) -> None:
+    """No SSIM for tables: the least error of any attack per victim, the larger the safer."""
+    suite = tiny(
+        **{
+            'dataset = "digits"\nmodel = "mlp_spm"': 'dataset = "breast_cancer"\nmodel = "logistic"',
+            "audit = 0": "audit = 400",
+            'name = "spm"\nsettings = { epsilon = [0.5, 2.0] }':
+                'name = "gaussian"\nsettings = { noise_multiplier = 1.0, clip_norm = 1.0 }',
+            'name = "ilrg"': 'name = "analytic"',
+        }
+    )  # fmt: skip
+    store, report = run(suite, only={"checkpoint": "init"})
+    assert report.failures == []
+    rows = leaderboard.rows(store.folder)
+    jsonschema.validate(json.loads(to_json(rows)), json.loads(SCHEMA_FILE.read_text()))
+    by_name = {r["defense"]: r for r in rows}
+    none, noised = by_name["none"], by_name["gaussian"]
+    assert (noised["rank"], none["rank"]) == (1, 2)
+    assert none["worst"]["metric"] == "mse"
+    assert none["worst"]["mse"]["mean"] < 1e-6 < noised["worst"]["mse"]["mean"]
+    assert none["audit"]["eps_at_least"]
+    assert none["audit"]["verdict_claim"] == "no claim"
+    assert noised["audit"]["verdict_proof"] == "consistent"
+    assert 0 < noised["audit"]["eps_audited"] < noised["eps_record"]
+    text = tables.markdown(rows, leaderboard.read_run(store.folder))
+    assert "eps audited" in text
+    assert "| MSE 0.000 " in text
+
+
 def test_the_same_seed_gives_the_same_figures_here_and_in_workers(
     run: Run, tiny: Callable[..., Path]
 ) -> None:

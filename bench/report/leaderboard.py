@@ -71,7 +71,7 @@ def _row(
     if not records or (not labels and any(t["cells"] for t in trainings)):
         return None
     attacks: dict[str, dict[str, Any]] = {}
-    worst_by_threat: dict[str, dict[str, list[np.ndarray]]] = {}
+    worst_by_metric: dict[str, dict[str, dict[str, list[np.ndarray]]]] = {"ssim": {}, "mse": {}}
     threats = []
     for label in labels:
         cells = [c for t in trainings for c in t["cells"]
@@ -82,9 +82,10 @@ def _row(
             threats.append(threat)
         attacks[label] = _attack(cells, found, threat)
         images = [r for r in found if r and r["status"] == "done" and not r["is_floor"]]
-        values = [np.array(r["values"]["ssim"]) for r in images if "ssim" in r["values"]]
-        if values:
-            worst_by_threat.setdefault(threat["name"], {})[label] = values
+        for metric, worst_by_threat in worst_by_metric.items():
+            values = [np.array(r["values"][metric]) for r in images if metric in r["values"]]
+            if values:
+                worst_by_threat.setdefault(threat["name"], {})[label] = values
     ledger = [r["ledger"] for r in done]
     whole = [r for r in done if r["correct"] is not None]
     accuracy = bootstrap_shares([r["correct"] for r in whole], [r["test_samples"] for r in whole])
@@ -112,7 +113,7 @@ def _row(
         "bytes_down": _mean([r["bytes_down"] for r in done]),
         "client_seconds": _mean([r["client_seconds"] for r in done]),
         "attacks": attacks,
-        "worst": _worst(worst_by_threat),
+        "worst": _worst(worst_by_metric["ssim"], "ssim") or _worst(worst_by_metric["mse"], "mse"),
     }
     row["flags"] = _flags(row, records)
     return row
@@ -202,22 +203,33 @@ def _floor(entry: Mapping[str, Any], done: Sequence[Record]) -> dict[str, float]
     }
 
 
-def _worst(by_threat: Mapping[str, Mapping[str, list[np.ndarray]]]) -> dict[str, Any] | None:
+def _worst(
+    by_threat: Mapping[str, Mapping[str, list[np.ndarray]]], metric: str
+) -> dict[str, Any] | None:
     """Worst case over attacks, taken per victim and then averaged; only attacks on the same
-    observation are compared. attack: the one that is worst for most victims."""
+    observation are compared. attack: the one that is worst for most victims. metric: ssim, of
+    which the largest is worst, or mse, of which the least is."""
+    sign = 1.0 if metric == "ssim" else -1.0
     best: tuple[float, dict[str, Any]] | None = None
     for attacks in by_threat.values():
         seeds = min(len(v) for v in attacks.values())
-        stacks = [np.stack([v[i] for v in attacks.values()]) for i in range(seeds)]
-        interval = bootstrap([s.max(axis=0) for s in stacks])
+        stacks = [np.stack([sign * v[i] for v in attacks.values()]) for i in range(seeds)]
+        interval = bootstrap([sign * s.max(axis=0) for s in stacks])
         if interval is None:
             continue
         winners = np.concatenate([s.argmax(axis=0) for s in stacks])
         name = list(attacks)[int(np.bincount(winners).argmax())]
-        entry = {"attack": name, "ssim": interval.to_dict()}
-        if best is None or interval.mean > best[0]:
-            best = (interval.mean, entry)
+        entry = {"attack": name, "metric": metric, metric: interval.to_dict()}
+        if best is None or sign * interval.mean > best[0]:
+            best = (sign * interval.mean, entry)
     return best[1] if best else None
+
+
+def leak(worst: Mapping[str, Any]) -> float:
+    """A worst case as one number that grows with the leak: SSIM, or minus the MSE of records."""
+    if worst["metric"] == "ssim":
+        return float(worst["ssim"]["mean"])
+    return -float(worst["mse"]["mean"])
 
 
 def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
@@ -246,9 +258,17 @@ def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
         if entry["status"] in ("failed", "timeout"):
             flags.append(f"{name} {entry['status']}")
     worst = row["worst"]
-    if worst and worst["ssim"]["mean"] < row["attacks"][worst["attack"]]["floor"]["ssim"]:
+    if worst and _below_floor(worst, row["attacks"][worst["attack"]]["floor"]):
         flags.append(f"strongest attack ({worst['attack']}) below the floor")
     return list(dict.fromkeys(flags))
+
+
+def _below_floor(worst: Mapping[str, Any], floor: Mapping[str, float]) -> bool:
+    """Whether the worst case leaks less than the mean public sample."""
+    metric = worst["metric"]
+    if metric not in floor:
+        return False
+    return leak(worst) < (floor[metric] if metric == "ssim" else -floor[metric])
 
 
 def _at_chance(row: Mapping[str, Any], done: Sequence[Record]) -> bool:
@@ -268,8 +288,8 @@ def _personal(record: Record) -> np.ndarray:
 
 
 def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorted by table, then by worst-case SSIM: the less leaks, the better. A row without
-    utility (diverged, at chance) or without a figure has no rank and stands last."""
+    """Sorted by table, then by worst-case SSIM (MSE of records): the less leaks, the better. A
+    row without utility (diverged, at chance) or without a figure has no rank and stands last."""
     tables: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in found:
         table = (
@@ -284,7 +304,7 @@ def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             )
             row["rank"] = None if useless or row["worst"] is None else 0
         ranked = [r for r in members if r["rank"] is not None]
-        ranked.sort(key=lambda r: r["worst"]["ssim"]["mean"])
+        ranked.sort(key=lambda r: leak(r["worst"]))
         for position, row in enumerate(ranked, start=1):
             row["rank"] = position
         out += ranked + [r for r in members if r["rank"] is None]

@@ -131,7 +131,11 @@ def _floor(row: Row, columns: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _worst(row: Row) -> str:
-    return f"{interval(row['worst']['ssim'])} {row['worst']['attack']}" if row["worst"] else "-"
+    worst = row["worst"]
+    if not worst:
+        return "-"
+    unit = "" if worst["metric"] == "ssim" else f"{_TITLES[worst['metric']]} "
+    return f"{unit}{interval(worst[worst['metric']])} {worst['attack']}"
 
 
 def _short(value: Any) -> str:
