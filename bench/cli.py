@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -52,11 +53,18 @@ Out = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    text = f"warning: {message}"
+    errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Bad input ends with one sentence and exit code 2."""
+    """Bad input ends with one sentence and exit code 2; a plugin's warning is one sentence."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
     except ValueError as error:
         errors.print(
             f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True

@@ -204,7 +204,6 @@ def test_selective_shields_masks_break_its_claim(registry: Registry) -> None:
     assert found.eps_audited > 2.0
 
 
-
 def test_noise_before_the_upload_is_not_judged_by_the_upload_alone() -> None:
     found = audit(PMSFL(noise="local", epsilon=1.0), draws=400)
     assert [f.channel for f in found.pairs] == ["coordination"]

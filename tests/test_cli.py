@@ -192,3 +192,10 @@ def test_the_readmes_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Pa
     assert code == 0, text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
     assert rows[0]["eps_record"] == "inf"
+
+
+def test_a_warning_of_a_plugin_is_one_plain_sentence() -> None:
+    code, text = leakbench("ledger", "ms_pafl", "--set", "epsilon=10")
+    assert code == 0
+    assert "warning: epsilon 10 is beyond Lemma 1" in text
+    assert "UserWarning" not in text

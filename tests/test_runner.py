@@ -85,7 +85,8 @@ def test_records_are_ranked_by_their_error_and_audits_join_the_board(
     """No SSIM for tables: the least error of any attack per victim, the larger the safer."""
     suite = tiny(
         **{
-            'dataset = "digits"\nmodel = "mlp_spm"': 'dataset = "breast_cancer"\nmodel = "logistic"',
+            'dataset = "digits"': 'dataset = "breast_cancer"',
+            'model = "mlp_spm"': 'model = "logistic"',
             "audit = 0": "audit = 400",
             'name = "spm"\nsettings = { epsilon = [0.5, 2.0] }':
                 'name = "gaussian"\nsettings = { noise_multiplier = 1.0, clip_norm = 1.0 }',
