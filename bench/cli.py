@@ -12,7 +12,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -53,7 +53,14 @@ Out = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     text = f"warning: {message}"
     errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
