@@ -147,6 +147,11 @@ class Composed(Defense):
             messages = member.upload(messages, local, client)
         return messages
 
+    def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
+        for member in self.members.values():
+            uploads = member.finish_uploads(uploads)
+        return uploads
+
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
         return self._by("mix").mix(uploads, heard)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from scipy.optimize import brentq, minimize_scalar
-from scipy.stats import norm
+from scipy.optimize import minimize_scalar
+
+from bench.privacy.gaussian import exact_gaussian_epsilon, gaussian_std
 
 Method = Literal["sl", "mix", "cutmix"]
 PAPER_SMASHED_SIZE, PAPER_LABEL_SIZE = 20, 10
@@ -170,24 +171,9 @@ def best_epsilon(slope: float, delta: float) -> tuple[float, float]:
     return max(0.0, float(found.fun)), 1 + math.exp(found.x)
 
 
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Exact delta of a Gaussian mechanism with sensitivity / std = mu > 0.
-
-    Source: Balle and Wang 2018, Theorem 5.
-    """
-    lost = math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
-    return float(norm.cdf(mu / 2 - epsilon / mu)) - lost
-
-
 def exact_epsilon(slope: float, delta: float) -> float:
     """Smallest epsilon at `delta` of Gaussian releases with this slope in all."""
-    if slope == 0 or math.isinf(slope):
-        return slope
-    mu = math.sqrt(2 * slope)
-    if gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    enough = mu * mu / 2 + mu * float(norm.isf(delta))
-    return float(brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0.0, enough))
+    return exact_gaussian_epsilon(mu=math.sqrt(2 * slope), delta=delta)
 
 
 def conversions(slope: float, *, releases: int, delta: float) -> dict[str, float]:
@@ -204,15 +190,10 @@ def conversions(slope: float, *, releases: int, delta: float) -> dict[str, float
     }
 
 
-def mu_for(epsilon: float, delta: float) -> float:
-    """Largest sensitivity / std whose Gaussian mechanism is (epsilon, delta)-DP."""
-    top = 40 + 3 * math.sqrt(epsilon)
-    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 1e-9, top))
-
-
 def sigma_for(
     epsilon: float, delta: float, *, share: float, clip: float, smashed_size: int
 ) -> float:
     """Common std of smashed and label noise that makes one upload (epsilon, delta)-DP against
     the server, labels one-hot."""
-    return math.sqrt(share * clip**2 * smashed_size + ONE_HOT) / mu_for(epsilon, delta)
+    moved = math.sqrt(share * clip**2 * smashed_size + ONE_HOT)
+    return gaussian_std(sensitivity=moved, epsilon=epsilon, delta=delta)

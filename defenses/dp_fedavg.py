@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bench.privacy.events import Clip, Event, Facts, Gaussian, GaussianNoise, Mechanism
+from bench.privacy.events import Facts
 from bench.privacy.ledger import subsampled_gaussian_epsilon
 from defenses.noise import GaussianUpdate
 
@@ -15,7 +15,7 @@ class DPFedAvg(GaussianUpdate):
     noise_multiplier: std of the sum's noise over clip_norm. shared_by: clients of a round that
     bear it together, each with a std of noise_multiplier clip_norm / sqrt(shared_by); 1 gives
     each upload the whole noise. The original server adds it once and sees updates without any;
-    against that server nothing would be proven.
+    against that server nothing would be proven. Here the proof is for the noise of one upload.
     Source: Geyer, Klein, Nabi, arXiv:1712.07557; McMahan et al., arXiv:1710.06963.
     """
 
@@ -31,12 +31,6 @@ class DPFedAvg(GaussianUpdate):
     def level(self) -> float:
         return self.noise_multiplier * self.clip_norm / math.sqrt(self.shared_by)
 
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (
-            Clip(of="update", norm=self.clip_norm),
-            GaussianNoise(of="update", std=self.level),
-        )
-
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """For the model, against those who see no upload: adding or removing one client, with
         amplification by the sampling of clients."""
@@ -45,12 +39,3 @@ class DPFedAvg(GaussianUpdate):
             steps=facts.rounds, delta=facts.delta,
         )  # fmt: skip
         return epsilon, facts.delta, "client"
-
-    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        """Against the server, who sees each upload: its own share of the noise alone."""
-        return (
-            Gaussian(
-                sensitivity=2 * self.clip_norm, std=self.level, unit="record",
-                count=facts.releases,
-            ),
-        )  # fmt: skip

@@ -7,8 +7,10 @@ who adds ciphertexts and cannot open them; and the key server, a third party tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,16 +32,27 @@ from bench.api import (
     State,
     as_kind,
 )
+from bench.toolkit.vectors import showing
 from defenses import ckks
 
 KEY_SERVER = "key_server"
 MASK, CIPHERTEXT = "mask", "ciphertext"
 _PUBLIC_KEY, _OPEN, _SUM = "public_key", "open", "sum"
 _KEY, _MINE = "encrypted_zone.key", "encrypted_zone.mask"
+_SPREAD = 200_000
+"""Values from which a round's encryption (some 0.7 microseconds each) is worth more processes."""
 Masks = Mapping[str, Tensor]
 GAIN = 64.0
 """What values are multiplied by before they are encrypted: updates are far below 1, the
 ciphertexts' grid is made for sums up to hundreds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plain:
+    """What a client will encrypt, with the public key it has; never sent."""
+
+    values: Tensor
+    key: bytes
 
 
 class KeyHolder(Party):
@@ -159,7 +172,7 @@ class EncryptedZone(Defense):
         mine = client.memory.get(_MINE, zone)
         hidden = {n: p.presence() & zone[n] for n, p in message.parts.items()}
         rest = {
-            n: _shown(p, ~hidden[n] & ~self.withheld(n, mine)) for n, p in message.parts.items()
+            n: showing(p, ~hidden[n] & ~self.withheld(n, mine)) for n, p in message.parts.items()
         }
         sealed = {n: Sealed(n_bytes=0, covers=h) for n, h in hidden.items() if bool(h.any())}
         if sealed:
@@ -175,8 +188,19 @@ class EncryptedZone(Defense):
         covers = torch.ones(len(values), dtype=torch.bool)
         if "pinned" in client.plan:  # an attacker's rehearsal: nobody will open it
             return Sealed(n_bytes=0, covers=covers)
-        box = ckks.encrypt(GAIN * values.double().cpu(), client.memory[_KEY])
-        return Sealed(n_bytes=sum(map(len, box)), covers=covers, box=box)
+        plain = _Plain(values=GAIN * values.double().cpu(), key=client.memory[_KEY])
+        return Sealed(n_bytes=0, covers=covers, box=plain)
+
+    def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
+        """Encrypt what the clients sealed, all at once."""
+        waiting = [
+            m.sealed[CIPHERTEXT].box
+            for messages in uploads.values()
+            for m in messages
+            if CIPHERTEXT in m.sealed
+        ]
+        boxes = iter(_encrypted([b for b in waiting if isinstance(b, _Plain)]))
+        return {c: [_boxed(m, boxes) for m in messages] for c, messages in uploads.items()}
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """The zone that was agreed, and every client's mask."""
@@ -234,6 +258,28 @@ class EncryptedZone(Defense):
         return dict(zip(covers, pieces, strict=True))
 
 
+def _encrypted(plain: Sequence[_Plain]) -> list[list[bytes]]:
+    """Ciphertexts of vectors under one key, on all cores where there is much to do; a daemonic
+    worker process, one of several already, may have no processes of its own."""
+    if not plain:
+        return []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    few = sum(len(p.values) for p in plain) < _SPREAD
+    alone = few or multiprocessing.current_process().daemon
+    processes = 1 if alone else min(cores or 1, len(plain))
+    return ckks.encrypt_all([p.values for p in plain], plain[0].key, processes=processes)
+
+
+def _boxed(message: Message, boxes: Iterator[list[bytes]]) -> Message:
+    """The message with its plain vector replaced by the next ciphertexts."""
+    sealed = message.sealed.get(CIPHERTEXT)
+    if sealed is None or not isinstance(sealed.box, _Plain):
+        return message
+    box = next(boxes)
+    done = replace(sealed, n_bytes=sum(map(len, box)), box=box)
+    return replace(message, sealed={**message.sealed, CIPHERTEXT: done})
+
+
 def _masks(messages: Sequence[Message]) -> dict[str, Masks]:
     """What was proposed, by sender."""
     return {m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK}
@@ -242,9 +288,3 @@ def _masks(messages: Sequence[Message]) -> dict[str, Masks]:
 def _in_order(masks: Mapping[str, Masks]) -> list[Masks]:
     """The same order for every client, since what is agreed may depend on it."""
     return [masks[sender] for sender in sorted(masks)]
-
-
-def _shown(part: Part, shown: Tensor) -> Part:
-    """The part with these coordinates present alone; what is absent is 0, so it tells nothing."""
-    present = part.presence() & shown
-    return replace(part, values=torch.where(present, part.values, 0.0), present=present)

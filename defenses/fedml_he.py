@@ -110,9 +110,10 @@ class FedMLHE(EncryptedZone):
             for n, v in local.broadcast.items()
         }
         sealed[CIPHERTEXT] = self._seal(flat / flat.max().clamp_min(1e-300), client)
-        return [
-            Message(kind=_MAP, sender=client.id, receiver=KEY_SERVER, round=round, sealed=sealed)
-        ]
+        message = Message(
+            kind=_MAP, sender=client.id, receiver=KEY_SERVER, round=round, sealed=sealed
+        )
+        return self.finish_uploads({client.id: [message]})[client.id]
 
     def hear(self, when: Stage, client: Client, heard: Sequence[Message]) -> None:
         super().hear("round", client, heard)  # the public key

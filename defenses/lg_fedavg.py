@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 
-from bench.api import UPLOAD_KINDS, Client, Defense, Local, Message, Part
+from bench.api import UPLOAD_KINDS, Client, Defense, Local, Message
 from bench.privacy.events import Event, Facts, Unprotected, Withheld
+from bench.toolkit.vectors import showing
 
 _HEAD = "head"
 """The last stage of every network; always shared."""
@@ -45,11 +45,13 @@ class LGFedAvg(Defense):
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         kept = self.kept_stages(local.broadcast, cut=client.cut)
+        nothing = torch.tensor(False, device=client.y.device)
         out = []
         for message in messages:
             if message.kind in UPLOAD_KINDS:
                 parts = {
-                    n: _withheld(p) if _stage(n) in kept else p for n, p in message.parts.items()
+                    n: showing(p, nothing) if _stage(n) in kept else p
+                    for n, p in message.parts.items()
                 }
                 message = message.with_parts(parts)
             out.append(message)
@@ -80,9 +82,3 @@ class LGFedAvg(Defense):
 
 def _stage(name: str) -> str:
     return name.split(".", 1)[0]
-
-
-def _withheld(part: Part) -> Part:
-    """The part with nothing present; what is absent is 0, so it tells nothing."""
-    absent = torch.zeros_like(part.values, dtype=torch.bool)
-    return replace(part, values=torch.zeros_like(part.values), present=absent)

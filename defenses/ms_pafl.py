@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -26,7 +25,6 @@ from bench.api import (
     Defense,
     Local,
     Message,
-    Part,
     Server,
     Stage,
     State,
@@ -47,7 +45,7 @@ from bench.privacy.gaussian import (
     gaussian_std,
 )
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.vectors import clip, gaussian_like, replace_values
+from bench.toolkit.vectors import clip, gaussian_like, replace_values, showing
 from defenses import ms_pafl_claims as claims
 
 Sampling = Literal["wor", "wr"]
@@ -225,7 +223,7 @@ class MSPAFL(Defense):
         self, message: Message, kept: Mapping[str, Tensor], local: Local, client: Client
     ) -> Message:
         weights = as_kind(message, "weights", base=local.broadcast, lr=local.lr)
-        public = {n: _without(p, kept[n]) for n, p in weights.parts.items()}
+        public = {n: showing(p, ~kept[n]) for n, p in weights.parts.items()}
         if not any(bool(p.presence().any()) for p in public.values()):
             return weights.with_parts(public)
         noised = {}
@@ -309,9 +307,3 @@ class MSPAFL(Defense):
             ),
             "expected_uploads": p * facts.rounds,
         }  # fmt: skip
-
-
-def _without(part: Part, kept: Tensor) -> Part:
-    """The part without the kept coordinates; what is absent is 0, so it tells nothing."""
-    present = part.presence() & ~kept
-    return replace(part, values=torch.where(present, part.values, 0.0), present=present)

@@ -46,9 +46,10 @@ from bench.privacy.events import (
     RandomisedResponse,
     Unprotected,
 )
+from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.per_sample import per_sample_gradients
-from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like, uniform_like
+from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like, showing, uniform_like
 from defenses import pm_sfl_claims as claims
 
 Variant = Literal["corrected", "printed"]
@@ -228,7 +229,7 @@ class PMSFL(Defense):
             parts = dict(plain.parts)
             for name, theta in self._released(scores, client).items():
                 sent = self._sent(parts[name], theta, client)
-                parts[name] = _withhold(sent, personal.get(name))
+                parts[name] = showing(sent, ~personal[name]) if name in personal else sent
             out.append(plain.with_parts(parts))
             if personal:
                 told = {
@@ -425,7 +426,7 @@ class PMSFL(Defense):
         )  # fmt: skip
         noise = self._theta_noise(facts)
         mu = math.sqrt(noise.count) * noise.sensitivity / noise.std
-        better = claims.exact_gaussian_epsilon(mu, facts.delta) <= (
+        better = exact_gaussian_epsilon(mu=mu, delta=facts.delta) <= (
             bits.count * bits.coordinates * bits.epsilon
         )
         return noise if better else bits
@@ -466,7 +467,7 @@ class PMSFL(Defense):
                 mu = noise.sensitivity / noise.std
                 found |= {
                     "noise_std": noise.std,
-                    "eps_one_round": claims.exact_gaussian_epsilon(mu, self.delta),
+                    "eps_one_round": exact_gaussian_epsilon(mu=mu, delta=self.delta),
                 }
             case "smashed":
                 gain = claims.amplified_epsilon(self.epsilon, c=self.clip, d=d)["gain"]
@@ -476,11 +477,3 @@ class PMSFL(Defense):
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
                 }
         return found
-
-
-def _withhold(part: Part, personal: Tensor | None) -> Part:
-    """The part without its personal coordinates; what is absent is 0, so it tells nothing."""
-    if personal is None:
-        return part
-    present = part.presence() & ~personal
-    return replace(part, values=torch.where(present, part.values, 0.0), present=present)

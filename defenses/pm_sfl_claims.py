@@ -13,8 +13,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import ndtr
 from scipy.stats import binom, norm
+
+from bench.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
 
 Floats = NDArray[np.float64]
 
@@ -95,21 +97,6 @@ def guessed_mask_error(
 # --- Theorem 3: Gaussian noise ----------------------------------------------------------------
 
 
-def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Exact delta at `epsilon` of a Gaussian release. Source: Balle and Wang 2018, Theorem 8."""
-    upper = float(log_ndtr(mu / 2 - epsilon / mu))
-    lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    return math.exp(upper) * -math.expm1(min(lower - upper, 0.0))
-
-
-def exact_gaussian_epsilon(mu: float, delta: float) -> float:
-    """Exact epsilon at `delta` of a Gaussian release; T releases have mu sqrt(T)."""
-    if mu <= 0 or gaussian_delta(0.0, mu) <= delta:
-        return 0.0
-    most = mu * mu / 2 - mu * float(ndtri(delta))
-    return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0.0, most, rtol=1e-12))
-
-
 def step_noise_multiplier(epsilon: float, *, delta: float, steps: int) -> float:
     """Theorem 3a: noise std over Gamma / |Q|, for `steps` local steps (Eq. 63)."""
     return math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
@@ -129,10 +116,10 @@ def local_noise(
     return {
         "sigma": sigma,
         "sigma2": sigma * sigma,
-        "exact_eps_add_remove": exact_gaussian_epsilon(mu, delta),
-        "exact_eps_replace": exact_gaussian_epsilon(2 * mu, delta),
-        "true_delta_replace_at_eps": gaussian_delta(epsilon, 2 * mu),
-        "exact_eps_100_rounds_add_remove": exact_gaussian_epsilon(10 * mu, delta),
+        "exact_eps_add_remove": exact_gaussian_epsilon(mu=mu, delta=delta),
+        "exact_eps_replace": exact_gaussian_epsilon(mu=2 * mu, delta=delta),
+        "true_delta_replace_at_eps": gaussian_delta(mu=2 * mu, epsilon=epsilon),
+        "exact_eps_100_rounds_add_remove": exact_gaussian_epsilon(mu=10 * mu, delta=delta),
     }
 
 
@@ -181,8 +168,10 @@ def mask_noise(epsilon: float, *, delta: float, c: float, d: int) -> dict[str, f
     flip = mean_clipped_normal(0.0, sigma, c=c)
     return {
         "sigma": sigma,
-        "eps_clip_first": exact_gaussian_epsilon(math.sqrt(d) * (1 - 2 * c) / sigma, delta),
-        "eps_printed_order": exact_gaussian_epsilon(math.sqrt(d) / sigma, delta),
+        "eps_clip_first": exact_gaussian_epsilon(
+            mu=math.sqrt(d) * (1 - 2 * c) / sigma, delta=delta
+        ),
+        "eps_printed_order": exact_gaussian_epsilon(mu=math.sqrt(d) / sigma, delta=delta),
         "bern_a": flip,
         "eps_after_bernoulli": exact_bits_epsilon(flip, d=d, delta=delta),
         "sigma_needed_clip_first": math.sqrt(d) * sigma,

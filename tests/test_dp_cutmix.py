@@ -19,6 +19,7 @@ from attacks.engine.observation import smashed_of
 from bench.api import SERVER, Client, Defense, Message, Mixture, Part, State
 from bench.data.dataset import Dataset
 from bench.privacy.events import Event, Facts, Gaussian, Mechanism, Unprotected
+from bench.privacy.gaussian import gaussian_std
 from bench.privacy.ledger import account, gaussian_epsilon
 from bench.protocols.federation import Work
 from bench.protocols.wire import Wire
@@ -139,7 +140,9 @@ def _sigma(inputs: dict[str, Any]) -> dict[str, float]:
         )
         for size in (20, 12288)
     }
-    return {"mu": dp_cutmix_claims.mu_for(*budget), **sizes}
+    epsilon, delta = budget
+    mu = 1 / gaussian_std(sensitivity=1.0, epsilon=epsilon, delta=delta)
+    return {"mu": mu, **sizes}
 
 
 def _mix_example(inputs: dict[str, Any]) -> dict[str, Any]:

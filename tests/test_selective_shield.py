@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from bench.protocols.federation import Federation, Work
 from bench.protocols.wire import Wire
 from bench.registry import Registry
 from bench.seeding import generator
-from defenses import ckks
+from defenses import ckks, encrypted_zone
 from defenses.encrypted_zone import CIPHERTEXT, GAIN, KEY_SERVER, MASK, EncryptedZone, KeyHolder
 from defenses.fedml_he import FedMLHE, largest
 from defenses.mask_crypt import MaskCrypt, ranks
@@ -189,6 +190,8 @@ def a_round(defense: EncryptedZone, updates: Tensor) -> tuple[Any, list[Message]
                      parts={"w": Part(values=u.end["w"])})], u, c)[0]
         for c, u in zip(clients, locals_, strict=True)
     ]  # fmt: skip
+    done = defense.finish_uploads({m.sender: [m] for m in messages})
+    messages = [m for ms in done.values() for m in ms]
     server = Server(state=base, const={}, lr=1.0, ask=keys.reply)
     return defense.aggregate(server, messages), messages, keys
 
@@ -234,6 +237,24 @@ def test_the_encrypted_sum_is_exact_and_the_same_at_every_run() -> None:
     assert torch.equal(means[0], means[1])
     error = (means[0].double() - updates.double().mean(dim=0)).abs().max()
     assert float(error) < ckks.ADDITIVE.resolution / GAIN
+
+
+def test_encryption_on_several_cores_gives_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = torch.randn(3, 3000, generator=generator(0, "updates"))
+    everything = [torch.ones(3000, dtype=torch.bool)] * 3
+    alone = a_round(Given(everything), updates)[0]["w"]
+    used = []
+    real = ckks.encrypt_all
+
+    def watched(vectors: Any, key: bytes, *, processes: int) -> Any:
+        used.append(processes)
+        return real(vectors, key, processes=processes)
+
+    monkeypatch.setattr(ckks, "encrypt_all", watched)
+    monkeypatch.setattr(encrypted_zone, "_SPREAD", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert torch.equal(a_round(Given(everything), updates)[0]["w"], alone)
+    assert used == [2]
 
 
 def test_the_aggregation_server_cannot_open_what_it_adds() -> None:

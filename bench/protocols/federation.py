@@ -238,7 +238,9 @@ class Federation:
         seconds = time.perf_counter() - began
         self._coordinate("upload", wire, joined, locals_)
         began = time.perf_counter()
-        uploads = {c.id: self._upload(c, locals_[c.id], work) for c in joined}
+        uploads = self.defense.finish_uploads(
+            {c.id: self._upload(c, locals_[c.id], work) for c in joined}
+        )
         seconds += time.perf_counter() - began
         for client in joined:
             self._remember(client, locals_[client.id], uploads[client.id])

@@ -16,9 +16,11 @@ Row = dict[str, Any]
 LEGEND = (
     "SSIM and LnAcc: what the attack recovered, mean [95 % interval]; lower is safer. "
     "floor: what needs no leak (mean public image / class mean given the label; chance). "
-    "eps proven: for one training record over the whole run; inf = nothing proven. eps audited: "
-    "what an attack on one release certifies (+: limited by its draws; !: more than claimed or "
-    "proven)."
+    "eps proven: for one training record over the whole run; inf = nothing proven."
+)
+AUDIT_LEGEND = (
+    "eps audited: what an attack on one release certifies at least (+: limited by its draws; "
+    "!: more than claimed or proven)."
 )
 PERSONAL_LEGEND = (
     "personal (own) accuracy: of each client's own network on test samples in its own label "
@@ -172,15 +174,9 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
             padding=(0, 1, 0, 0), header_style="bold dim",
         )  # fmt: skip
         table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("defense", overflow="fold", min_width=14)
+        table.add_column("defense", overflow="fold", min_width=10)
         personal = _any_personalised(members)
-        for name in (
-            "acc",
-            *(["own\nacc"] if personal else []),
-            "eps\nclaimed",
-            "eps\nproven",
-            "eps\naudit",
-        ):
+        for name in ("acc", *(["own\nacc"] if personal else []), "eps\nclaim", "eps\nproven"):
             table.add_column(name, justify="right", no_wrap=True)
         for name, metric in columns:
             heading = f"{_brief_name(name)}\n{_TITLES[metric]}"
@@ -190,14 +186,14 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         table.add_column("", no_wrap=True)
         for row, floor in zip(members, lines, strict=True):
             claim = _brief_number(row["eps_claimed"])
+            refuted = "!" if audited(row).endswith("!") else ""
             line = [
                 str(row["rank"] or "-"),
                 _brief_setting(row),
                 _brief(row["accuracy"]),
                 *([_brief(row["personal_accuracy"])] if personal else []),
-                f"{claim}/{row['unit'][:2]}" if row["unit"] else "-",
+                f"{claim}/{row['unit'][:2]}{refuted}" if row["unit"] else "-",
                 _brief_number(row["eps_record"]),
-                audited(row),
             ]
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
             line += [_codes(row)] if shared else [floor, _codes(row)]
@@ -209,7 +205,7 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
 def _brief_name(name: str) -> str:
     """An attack's name for a narrow column: the words of a long one, shortened, one a line."""
     words = name.split("_") if len(name) > 10 else [name]
-    return "\n".join(w if len(w) < 8 else f"{w[:5]}." for w in words)
+    return "\n".join(w if len(w) < 7 else f"{w[:4]}." for w in words)
 
 
 def _idle(rows: Sequence[Row]) -> set[str]:
@@ -226,6 +222,8 @@ def terminal_legend(rows: Sequence[Row]) -> str:
     parts = [LEGEND]
     if _any_personalised(rows):
         parts.append(PERSONAL_LEGEND)
+    if any(audited(r).endswith("!") for r in rows):
+        parts.append("! at a claim: an attack on one release certifies more.")
     if units:
         parts.append("Claims are per " + ", ".join(f"{u} (/{u[:2]})" for u in units) + ".")
     parts += [f"{c}: {CODES[c][1]}." for c in letters]
@@ -268,7 +266,7 @@ def markdown(rows: Sequence[Row], run: dict[str, Any]) -> str:
         f"Device: {run['device']}, seeds {suite['seeds']}  ",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
         "",
-        " ".join([LEGEND, *([PERSONAL_LEGEND] if _any_personalised(rows) else [])]),
+        " ".join([LEGEND, AUDIT_LEGEND, *([PERSONAL_LEGEND] if _any_personalised(rows) else [])]),
         "",
     ]
     for title, members in tables(rows):

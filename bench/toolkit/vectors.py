@@ -50,6 +50,13 @@ def laplace_like(values: Tensor, *, scale: float, rng: torch.Generator) -> Tenso
     return (scale * u.sign() * magnitude).to(values)
 
 
+def showing(part: Part, shown: Tensor) -> Part:
+    """The part with only the coordinates `shown` (bool, broadcast to its shape) present; what is
+    absent is 0, so that it tells nothing."""
+    present = part.presence() & shown
+    return replace(part, values=torch.where(present, part.values, 0.0), present=present)
+
+
 def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
     """The message with other values under the same names, presence and width."""
     return message.with_parts({n: replace(p, values=values[n]) for n, p in message.parts.items()})
