@@ -509,9 +509,9 @@ class Context:
 
     rng: the attack's generator (its own stream). device. budget: gradient evaluations allowed
     per start of a problem. aux_x [N, ...], aux_y [N]: public data disjoint from every
-    client's. network, defense: rebuilt from public settings. shadow(x, y):
-    one round of the deployed defense on public data [V, N, ...] from the seen state with fresh
-    secrets, as a `Seen`. progress(fraction) may be called at will.
+    client's. network, defense: rebuilt from public settings. shadow(x, y[, before]):
+    one round of the deployed defense on public data [V, N, ...] from the seen state (or another
+    one, `before`) with fresh secrets, as a `Seen`. progress(fraction) may be called at will.
     """
 
     rng: torch.Generator
@@ -521,7 +521,7 @@ class Context:
     aux_y: Tensor
     network: NetworkView
     defense: Defense
-    shadow: Callable[[Tensor, Tensor], Seen]
+    shadow: Callable[..., Seen]
     progress: Callable[[float], None] = lambda fraction: None
 
 

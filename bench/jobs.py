@@ -9,7 +9,7 @@ import math
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -377,8 +377,14 @@ def _context(
         aux_y=dataset.aux_y[aux].clone(),
         network=network,
         defense=defense,
-        shadow=lambda x, y: play_shadow(
-            seen, network=network, defense=fresh(defense), x=x, y=y, rng=rng, device=device
+        shadow=lambda x, y, before=None: play_shadow(
+            seen if before is None else replace(seen, before=before),
+            network=network,
+            defense=fresh(defense),
+            x=x,
+            y=y,
+            rng=rng,
+            device=device,
         ),
     )
 

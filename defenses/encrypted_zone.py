@@ -188,7 +188,10 @@ class EncryptedZone(Defense):
         covers = torch.ones(len(values), dtype=torch.bool)
         if "pinned" in client.plan:  # an attacker's rehearsal: nobody will open it
             return Sealed(n_bytes=0, covers=covers)
-        plain = _Plain(values=GAIN * values.double().cpu(), key=client.memory[_KEY])
+        # As in any fixed-point code; a training that gets there has diverged.
+        limit = self._ckks.max_magnitude
+        scaled = (GAIN * values.double().cpu()).nan_to_num(nan=limit).clamp(-limit, limit)
+        plain = _Plain(values=scaled, key=client.memory[_KEY])
         return Sealed(n_bytes=0, covers=covers, box=plain)
 
     def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:

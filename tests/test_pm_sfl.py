@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attacks.engine.observation import _as_scores
 from bench.api import Client, Local, Message, Part, Server, State
 from bench.data.dataset import Dataset
 from bench.privacy.events import BernoulliMask, Facts, Mechanism, Unprotected
@@ -660,3 +661,12 @@ def test_layers_that_not_all_clients_hold_follow_eq_8(digits: Dataset) -> None:
     run.play(work, ["client-0", "client-1"])
     assert torch.allclose(run.state[name], torch.sigmoid(run.server[name]))  # type: ignore[attr-defined]
     assert 0 <= float(run.state[name].min()) <= float(run.state[name].max()) <= 1
+
+
+def test_probabilities_rounded_to_certainty_tell_no_score() -> None:
+    """A float32 probability of exactly 1 has no finite score: it counts as not sent."""
+    part = Part(values=torch.tensor([0.0, 0.25, 1.0, float("nan")]))
+    found = _as_scores(part, torch.float64)
+    assert found.presence().tolist() == [False, True, False, True]
+    assert float(found.values[1]) == pytest.approx(math.log(1 / 3))
+    assert bool(found.values[3].isnan())

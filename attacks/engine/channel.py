@@ -74,7 +74,11 @@ class Channel:
     """
 
     def __init__(self, seen: Seen, ctx: Context, *, max_features: int) -> None:
-        seen = with_private_parts(seen, ctx)
+        estimated = with_private_parts(seen, ctx)
+        # Plays begin where the victims did; smashed data is translated to the broadcast instead.
+        moved = estimated is not seen and not seen.of(seen.clients[0], SMASHED)
+        self.before = estimated.before if moved else None
+        seen = estimated
         self.ctx, self.max_features = ctx, max_features
         self.per_sample = bool(seen.of(seen.clients[0], SMASHED))
         self.head = ctx.network.head
@@ -137,7 +141,8 @@ class Channel:
         filled = order[torch.arange(-(-len(x) // size) * size) % len(x)]
         clients = filled.view(-1, size)
         chunk = max(1, SHADOW_COORDINATES // (self.sent * size))
-        out = [self.features(self.ctx.shadow(x[c], y[c])) for c in clients.split(chunk)]
+        own = () if self.before is None else (self.before,)
+        out = [self.features(self.ctx.shadow(x[c], y[c], *own)) for c in clients.split(chunk)]
         place = order.argsort()
         return {n: torch.cat([o[n] for o in out])[place] for n in out[0]}
 

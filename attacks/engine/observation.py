@@ -98,12 +98,9 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
         message = seen.of(client, sent)[0]
         wide = message.with_parts(
             {
-                n: Part(
-                    values=p.values.to(dtype)
-                    if masks is None or n not in seen.const
-                    else torch.logit(p.values.to(dtype)),
-                    present=p.present,
-                )
+                n: Part(values=p.values.to(dtype), present=p.present)
+                if masks is None or n not in seen.const
+                else _as_scores(p, dtype)
                 for n, p in message.parts.items()
             }
         )
@@ -118,6 +115,14 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
         values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},
         present={n: torch.stack([r[n].presence() for r in rows]) for n in rows[0]},
     )
+
+
+def _as_scores(part: Part, dtype: torch.dtype) -> Part:
+    """Probabilities as the scores behind them; one that was rounded to 0 or 1 tells no score."""
+    values = part.values.to(dtype)
+    inside = (values > 0) & (values < 1)
+    shown = part.presence() & (inside | values.isnan())
+    return Part(values=torch.where(inside, torch.logit(values), values), present=shown)
 
 
 def _with_opened(

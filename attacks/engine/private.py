@@ -1,10 +1,12 @@
-"""What clients keep to themselves under a split protocol, estimated from what they show.
+"""What clients keep to themselves, estimated from what they show.
 
-Some defenses never upload the client's first stages, so that after training they are no longer
-the broadcast ones, and an attack that inverts the broadcast ones understates the leak. But the
-server's layers were trained on the clients' activations: whatever the clients did, it must suit
-them. `with_private_parts` estimates each victim's stages and its images together, and hands the
-attacks the activations as the broadcast stages would have made them.
+Where whole networks are trained and a part is never uploaded, the attacker trains one on public
+data around the part that is. Under a split protocol some defenses never upload the client's first
+stages, so that after training they are no longer the broadcast ones, and an attack that inverts
+the broadcast ones understates the leak. But the server's layers were trained on the clients'
+activations: whatever the clients did, it must suit them. Then each victim's stages and its images
+are estimated together, and the attacks get the activations as the broadcast stages would have
+made them.
 """
 
 from __future__ import annotations
@@ -45,15 +47,19 @@ _BYTES = 8
 
 
 def with_private_parts(seen: Seen, ctx: Context) -> Seen:
-    """`seen` as if the victims' first stages were the broadcast ones.
+    """`seen` as if what the victims kept were broadcast.
 
-    In it the first step's smashed data is q + f(x) - g(x): f are the broadcast stages, g the
-    victim's and x its images, both estimated, so that errors of x count by the difference of f
-    and g alone. What the fit leaves open is listed among the mechanisms, as noise on smashed
-    data. `before` has the estimated head where it was withheld too, unless the defense has
-    variables of its own. Returned unchanged where no smashed data was seen, in the first round,
-    where every coordinate of the stages was uploaded, and where the broadcast stages explain
-    the activations best.
+    Without smashed data: `before` has, in the coordinates that all victims withheld, values from
+    `STEPS[0]` steps on public labelled data around the others. Unchanged in the first round, and
+    where the defense has variables of its own.
+
+    With smashed data: as if the victims' first stages were the broadcast ones. The first step's
+    smashed data is q + f(x) - g(x): f are the broadcast stages, g the victim's and x its images,
+    both estimated, so that errors of x count by the difference of f and g alone. What the fit
+    leaves open is listed among the mechanisms, as noise on smashed data. `before` has the
+    estimated head where it was withheld too, unless the defense has variables of its own.
+    Returned unchanged in the first round, where every coordinate of the stages was uploaded, and
+    where the broadcast stages explain the activations best.
 
     Surrogate stages are trained on public labelled data below the server's layers, from the
     broadcast ones and in the withheld coordinates alone; of several trainings the one counts
@@ -67,11 +73,64 @@ def with_private_parts(seen: Seen, ctx: Context) -> Seen:
     broadcast stages as a common frame.
     """
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
-    if view is None or seen.of(seen.clients[0], SMASHED)[0].round == 0:
+    if view is None:
+        return _with_surrogate(seen, ctx)
+    if seen.of(seen.clients[0], SMASHED)[0].round == 0:
         return seen
     drift = Drift(seen, ctx, view)
     best = drift.surrogate() if drift.any else None
     return seen if best is None else drift.translated(best)
+
+
+def _with_surrogate(seen: Seen, ctx: Context) -> Seen:
+    """`before` with a surrogate of what no victim uploaded; see `with_private_parts`."""
+    kind = seen.upload_kind()
+    if kind is None or seen.of(seen.clients[0], kind)[0].round == 0:
+        return seen
+    if "variables" in ctx.defense.owns:
+        return seen
+    free = {n: k.all(dim=0).to(ctx.device) for n, k in withheld(seen, seen.before).items()}
+    free = {n: k for n, k in free.items() if bool(k.any())}
+    if not free:
+        return seen
+    present = {n: v.to(ctx.device) for n, v in seen.before.items()}
+    trained = _trained(seen, ctx, present, free, {}, {}, steps=STEPS[0], path=False)
+    return replace(seen, before={n: trained[n].to(v) for n, v in seen.before.items()})
+
+
+def _trained(
+    seen: Seen,
+    ctx: Context,
+    present: State,
+    free: State,
+    first: State,
+    const: State,
+    *,
+    steps: int,
+    path: bool,
+) -> dict[str, Tensor]:
+    """Variables `present` after SGD on public data in the coordinates `free` (bool by name). path:
+    the variables `first` move from there to where they were seen, as they did for the clients, or
+    stay there."""
+    rng = torch.Generator().manual_seed(_SEED)
+    aux_x = ctx.aux_x.to(ctx.device)
+    aux_y = torch.nn.functional.one_hot(ctx.aux_y, ctx.network.classes).float().to(ctx.device)
+    leaves = {n: present[n].detach().clone().requires_grad_() for n in free}
+    lr = float(seen.known["lr"])
+    for step in range(1, steps + 1):
+        share = min(1.0, step / (_ARRIVED * steps)) if path else 1.0
+        top = {n: torch.lerp(v, present[n], share) for n, v in first.items()}
+        pick = torch.randint(len(aux_x), (_BATCH,), generator=rng).to(ctx.device)
+        weights = ctx.defense.mean_realize({**present, **top, **leaves}, const)
+        logits = ctx.network.apply(weights, aux_x[pick], mode="train")
+        loss = soft_cross_entropy(logits, aux_y[pick])
+        slopes = torch.autograd.grad(loss, list(leaves.values()))
+        # Without the path the clients' rate would go on shaking at the end.
+        rate = lr if path else lr * (1 + math.cos(math.pi * step / steps)) / 2
+        with torch.no_grad():
+            for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
+                leaf -= rate * torch.where(free[name], slope, 0.0)
+    return {**present, **{n: v.detach() for n, v in leaves.items()}}
 
 
 def withheld(seen: Seen, names: Iterable[str]) -> dict[str, Tensor]:
@@ -155,33 +214,15 @@ class Drift:
         """Variables after SGD on public data in the withheld coordinates. path: the server's
         layers move from where they began to where they were seen, as they did for the clients,
         or stay there."""
-        present = self.start
-        rng = torch.Generator().manual_seed(_SEED)
-        aux_x = self.ctx.aux_x.to(self.ctx.device)
-        aux_y = torch.nn.functional.one_hot(self.ctx.aux_y, self.network.classes).float()
-        aux_y = aux_y.to(self.ctx.device)
         first = {
             n: self.seen.initial[n].to(v)
-            for n, v in present.items()
+            for n, v in self.start.items()
             if n not in self.kept and n not in self.const and n not in self.broadcast
         }
         free = {n: k.any(dim=0) for n, k in self.kept.items()}
-        leaves = {n: present[n].detach().clone().requires_grad_() for n in free}
-        lr = float(self.seen.known["lr"])
-        for step in range(1, steps + 1):
-            share = min(1.0, step / (_ARRIVED * steps)) if path else 1.0
-            top = {n: torch.lerp(v, present[n], share) for n, v in first.items()}
-            pick = torch.randint(len(aux_x), (_BATCH,), generator=rng).to(self.ctx.device)
-            weights = self.ctx.defense.mean_realize({**present, **top, **leaves}, self.const)
-            logits = self.network.apply(weights, aux_x[pick], mode="train")
-            loss = soft_cross_entropy(logits, aux_y[pick])
-            slopes = torch.autograd.grad(loss, list(leaves.values()))
-            # Without the path the clients' rate would go on shaking at the end.
-            rate = lr if path else lr * (1 + math.cos(math.pi * step / steps)) / 2
-            with torch.no_grad():
-                for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
-                    leaf -= rate * torch.where(free[name], slope, 0.0)
-        return {**present, **{n: v.detach() for n, v in leaves.items()}}
+        return _trained(
+            self.seen, self.ctx, self.start, free, first, self.const, steps=steps, path=path
+        )
 
     def around(self, variables: State) -> Surrogate:
         """The surrogate that has these variables in place of the broadcast ones."""
