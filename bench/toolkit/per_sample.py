@@ -25,10 +25,10 @@ def per_sample_gradients(loss: Loss, variables: State, x: Any, y: Any) -> State:
 def clipped_to(gradients: State, *, norm: float) -> tuple[State, Tensor]:
     """Mean over samples of gradients [B, ...], each scaled down to an L2 norm of `norm` over all
     names; and the norms [B] before."""
-    square = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()])
-    # The square root's slope is infinite at 0, and 0 is never clipped.
-    length = square.sum(dim=0).clamp_min(1e-30).sqrt()
-    factor = (norm / length).clamp_max(1.0)
+    # Norms in one pass: squares of all samples' gradients would be written to memory.
+    lengths = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
+    length = torch.stack(lengths).square().sum(dim=0).sqrt()
+    factor = (norm / length.clamp_min(1e-30)).clamp_max(1.0)
     size = len(length)
     return {n: torch.tensordot(factor, g, dims=1) / size for n, g in gradients.items()}, length
 
