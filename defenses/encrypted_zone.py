@@ -188,10 +188,8 @@ class EncryptedZone(Defense):
         covers = torch.ones(len(values), dtype=torch.bool)
         if "pinned" in client.plan:  # an attacker's rehearsal: nobody will open it
             return Sealed(n_bytes=0, covers=covers)
-        # As in any fixed-point code; a training that gets there has diverged.
-        limit = self._ckks.max_magnitude
-        scaled = (GAIN * values.double().cpu()).nan_to_num(nan=limit).clamp(-limit, limit)
-        plain = _Plain(values=scaled, key=client.memory[_KEY])
+        within = _within(GAIN * values.double().cpu(), self._ckks, int(client.plan["company"]))
+        plain = _Plain(values=within, key=client.memory[_KEY])
         return Sealed(n_bytes=0, covers=covers, box=plain)
 
     def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
@@ -281,6 +279,18 @@ def _boxed(message: Message, boxes: Iterator[list[bytes]]) -> Message:
     box = next(boxes)
     done = replace(sealed, n_bytes=sum(map(len, box)), box=box)
     return replace(message, sealed={**message.sealed, CIPHERTEXT: done})
+
+
+def _within(values: Tensor, parameters: ckks.Parameters, clients: int) -> Tensor:
+    """Values [n] whose sum over so many clients fits the ciphertexts: cut to the range, and, in a
+    ciphertext of too large a root mean square, to the range over the clients. As in any
+    fixed-point code; a training that gets there has diverged."""
+    limit, slots = parameters.max_magnitude, parameters.slots
+    cut = values.nan_to_num(nan=limit).clamp(-limit, limit)
+    rows = torch.nn.functional.pad(cut, (0, -len(cut) % slots)).view(-1, slots)
+    large = rows.square().mean(dim=1, keepdim=True).sqrt() > limit / clients
+    rows = torch.where(large, rows.clamp(-limit / clients, limit / clients), rows)
+    return rows.flatten()[: len(values)]
 
 
 def _masks(messages: Sequence[Message]) -> dict[str, Masks]:

@@ -21,7 +21,9 @@ from defenses.encrypted_zone import (
     Masks,
 )
 
-_MAP = "sensitivity"
+_SMALL = 16.0
+"""Divides the maps, so that those of many clients add up within the ciphertexts' range."""
+_MAP, _CLIENTS = "sensitivity", "@clients"
 
 
 def largest(values: State, share: float) -> dict[str, Tensor]:
@@ -68,6 +70,7 @@ class MapHolder(KeyHolder):
 
     def _announcement(self, round: int) -> Message:
         parts = {n: Part(values=m, bits=1) for n, m in self.mask.items()}
+        parts[_CLIENTS] = Part(values=torch.tensor([len(self.roster)]), bits=32)
         return Message(kind=MASK, sender=KEY_SERVER, receiver=EVERYONE, round=round, parts=parts)
 
 
@@ -109,7 +112,8 @@ class FedMLHE(EncryptedZone):
             n: Sealed(n_bytes=0, covers=torch.ones_like(v, dtype=torch.bool))
             for n, v in local.broadcast.items()
         }
-        sealed[CIPHERTEXT] = self._seal(flat / flat.max().clamp_min(1e-300), client)
+        client.plan["company"] = 1  # a map is at most 1, and small nearly everywhere
+        sealed[CIPHERTEXT] = self._seal(flat / flat.max().clamp_min(1e-300) / _SMALL, client)
         message = Message(
             kind=_MAP, sender=client.id, receiver=KEY_SERVER, round=round, sealed=sealed
         )
@@ -119,7 +123,9 @@ class FedMLHE(EncryptedZone):
         super().hear("round", client, heard)  # the public key
         for message in heard:
             if message.kind == MASK:
-                client.plan["encrypted"] = {n: p.values for n, p in message.parts.items()}
+                told = {n: p.values for n, p in message.parts.items()}
+                client.plan["company"] = int(told.pop(_CLIENTS))
+                client.plan["encrypted"] = told
 
     def agree(self, masks: Sequence[Masks]) -> Masks:
         return masks[0]
