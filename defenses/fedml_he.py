@@ -75,10 +75,9 @@ class MapHolder(KeyHolder):
 
 
 class FedMLHE(EncryptedZone):
-    """A common mask of the `share` of parameters most sensitive to the labels is encrypted, all
-    others are sent as they are.
+    """Encrypts a common mask of the parameters most sensitive to the labels, no others.
 
-    share: in [0, 1]. The sensitivity of a parameter is the mean over a client's samples of
+    share: of the parameters that are encrypted, in [0, 1]; the rest is sent as it is. The sensitivity of a parameter is the mean over a client's samples of
     |d/dy (d loss / dw)|, y being the true class's entry of the label: for cross entropy the
     absolute gradient on the sample. The clients' maps, each over its largest value, are sent
     encrypted in the first round, and the mask of the largest sums holds from then on.

@@ -30,10 +30,9 @@ def ranks(values: Masks, share: float) -> dict[str, Tensor]:
 
 
 class MaskCrypt(EncryptedZone):
-    """The `share` of parameters that the clients' priority lists name first is encrypted, all
-    others are sent as they are.
+    """Encrypts the parameters that the clients' priority lists name first, no others.
 
-    share: in [0, 1]. A client's priority is |gradient * (trained - broadcast)|: how much the
+    share: of the parameters that are encrypted, in [0, 1]; the rest is sent as it is. A client's priority is |gradient * (trained - broadcast)|: how much the
     loss would tell whoever replaced the value by the one he knows. Each round the lists are
     exchanged and merged in turn, one entry of every client after the other, until the share is
     full.
