@@ -299,12 +299,17 @@ class Defense:
         """Gradient of one local step. Role: gradient. An empty `draw` means no noise."""
         return torch.func.grad(loss)(variables, x, y)
 
+    def inspects(self, client: Client) -> bool:
+        """Whether the client needs `inspect` in this round; asked after it heard the round's
+        messages. Every inspection passes over all of the client's data."""
+        return False
+
     def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
         """What a client learns of its own data at the start of a round, before it trains: a sum
         over a chunk of samples x [B, ...] with soft labels y [B, C], added over all of them and
         put into `client.memory["inspected"]`. Rows of y that are 0 are padding, whose loss is
-        0, and the loss is a mean over B. Not called under split protocols, where a client
-        cannot compute the loss of its data alone.
+        0, and the loss is a mean over B. Called where `inspects` says so, and not under split
+        protocols, where a client cannot compute the loss of its data alone.
         """
         return {}
 

@@ -20,6 +20,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bench.api import Defense
     from bench.registry import Registry
     from bench.suite import Plan
 
@@ -446,11 +447,9 @@ def ledger(
         from bench import suite
         from bench.privacy.events import Facts
         from bench.privacy.ledger import account
-        from bench.registry import discover
         from bench.store import to_json
 
-        registry = discover(tuple(p.resolve() for p in plugin or ()))
-        built = registry.defense(defense, suite.parse_pairs(set_ or (), "--set"))
+        built = _setting(defense, set_, plugin)
         given = _facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts"))
         known = Facts(**given)
         entry = account(built, known)
@@ -493,13 +492,10 @@ def audit(
 ) -> None:
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof."""
     with _plain_errors():
-        from bench import suite
         from bench.protocols import audit as audits
-        from bench.registry import discover
         from bench.store import to_json
 
-        registry = discover(tuple(p.resolve() for p in plugin or ()))
-        built = registry.defense(defense, suite.parse_pairs(set_ or (), "--set"))
+        built = _setting(defense, set_, plugin)
         found = audits.audit(
             built, draws=draws, confidence=confidence, seed=seed, parameters=parameters
         )
@@ -510,6 +506,15 @@ def audit(
 
     for block in terminal(found):
         console.print(block, highlight=False)
+
+
+def _setting(defense: str, pairs: list[str] | None, plugins: list[Path] | None) -> Defense:
+    """A defense, or a+b, with the settings of --set."""
+    from bench import suite
+    from bench.registry import discover
+
+    registry = discover(tuple(p.resolve() for p in plugins or ()))
+    return registry.defense(defense, suite.parse_pairs(pairs or (), "--set"))
 
 
 def _facts(pairs: dict[str, Any]) -> dict[str, Any]:

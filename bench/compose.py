@@ -104,6 +104,9 @@ class Composed(Defense):
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
         return self._by("gradient").gradient(loss, variables, x, y, draw)
 
+    def inspects(self, client: Client) -> bool:
+        return any(member.inspects(client) for member in self.members.values())
+
     def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
         found: dict[str, Tensor] = {}
         for member in self.members.values():

@@ -24,10 +24,9 @@ from bench.privacy.events import (
     Mechanism,
     RandomisedResponse,
     SignPerturbation,
-    Unprotected,
 )
 from bench.toolkit.vectors import replace_values, uniform_like
-from defenses.spm import keep_probability, moments, perturb, scale_range
+from defenses.spm import keep_probability, moments, perturb, scale_range, signs_alone
 
 Target = Literal["update", "gradient", "weights"]
 
@@ -244,18 +243,7 @@ class PNPM(_Bounded):
         return (SignPerturbation(of=of, keep=keep_probability(self.epsilon), low=low, high=high),)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        """As for SPM: signs compose over values and rounds, magnitudes have no protection."""
-        return (
-            RandomisedResponse(
-                epsilon=self.epsilon, coordinates=facts.parameters, covers="signs",
-                unit="record", count=facts.releases,
-            ),
-            Unprotected(
-                what="the magnitude of every uploaded value",
-                why="|upload| lies in [|v|, C' |v|], so values whose ranges do not overlap are "
-                "told apart with certainty",
-            ),
-        )  # fmt: skip
+        return signs_alone(self.epsilon, facts, range_="[|v|, C' |v|]")
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         """The noise is multiplicative: its std is given for a value at the bound."""

@@ -177,18 +177,18 @@ class EncryptedZone(Defense):
         sealed = {n: Sealed(n_bytes=0, covers=h) for n, h in hidden.items() if bool(h.any())}
         if sealed:
             values = torch.cat([message.parts[n].values[hidden[n]] for n in sealed])
-            sealed[CIPHERTEXT] = self._seal(values, client)
+            sealed[CIPHERTEXT] = self._seal(values, client, clients=client.plan["company"])
         return replace(message, parts=self.show(rest, client), sealed=sealed)
 
     def withheld(self, name: str, mask: Masks) -> Tensor:
         """Coordinates outside the encrypted zone that stay with a client of this mask."""
         return torch.zeros((), dtype=torch.bool, device=mask[name].device)
 
-    def _seal(self, values: Tensor, client: Client) -> Sealed:
+    def _seal(self, values: Tensor, client: Client, *, clients: int) -> Sealed:
         covers = torch.ones(len(values), dtype=torch.bool)
         if "pinned" in client.plan:  # an attacker's rehearsal: nobody will open it
             return Sealed(n_bytes=0, covers=covers)
-        within = _within(GAIN * values.double().cpu(), self._ckks, int(client.plan["company"]))
+        within = _within(GAIN * values.double().cpu(), self._ckks, clients)
         plain = _Plain(values=within, key=client.memory[_KEY])
         return Sealed(n_bytes=0, covers=covers, box=plain)
 

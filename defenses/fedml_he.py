@@ -98,6 +98,9 @@ class FedMLHE(EncryptedZone):
     def third_parties(self, seed: int) -> Mapping[str, Party]:
         return {KEY_SERVER: MapHolder(self._ckks, self.share)}
 
+    def inspects(self, client: Client) -> bool:
+        return "encrypted" not in client.plan
+
     def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
         each = per_sample_gradients(loss, variables, x, y)
         return {n: g.abs().sum(dim=0) for n, g in each.items()}
@@ -112,8 +115,9 @@ class FedMLHE(EncryptedZone):
             n: Sealed(n_bytes=0, covers=torch.ones_like(v, dtype=torch.bool))
             for n, v in local.broadcast.items()
         }
-        client.plan["company"] = 1  # a map is at most 1, and small nearly everywhere
-        sealed[CIPHERTEXT] = self._seal(flat / flat.max().clamp_min(1e-300) / _SMALL, client)
+        # A map is at most 1, and small nearly everywhere: one client's range is enough.
+        scaled = flat / flat.max().clamp_min(1e-300) / _SMALL
+        sealed[CIPHERTEXT] = self._seal(scaled, client, clients=1)
         message = Message(
             kind=_MAP, sender=client.id, receiver=KEY_SERVER, round=round, sealed=sealed
         )
@@ -128,7 +132,7 @@ class FedMLHE(EncryptedZone):
                 client.plan["encrypted"] = told
 
     def agree(self, masks: Sequence[Masks]) -> Masks:
-        return masks[0]
+        return {n: m for n, m in masks[0].items() if n != _CLIENTS}
 
     def rehearsed(self, mask: Masks) -> dict[str, Any]:
         return {}

@@ -140,6 +140,9 @@ class SelectiveShield(EncryptedZone):
         return self.clip_norm * self.noise_multiplier * max(1, clients) ** power
 
     # --- zones --------------------------------------------------------------------------------
+    def inspects(self, client: Client) -> bool:
+        return self.score != "update" and "mask" not in client.plan
+
     def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
         """Sums for Fisher scores: of gradients (eq12) or of squared per-sample ones (eq3)."""
         if self.score == "update":

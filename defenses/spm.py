@@ -78,6 +78,22 @@ def growth(epsilon: float, variant: Variant, uploads: int) -> float:
     return mean * mean + variance / uploads
 
 
+def signs_alone(epsilon: float, facts: Facts, *, range_: str) -> tuple[Event, ...]:
+    """Signs compose over coordinates and rounds; magnitudes have no protection at all. range_:
+    where an uploaded magnitude lies."""
+    return (
+        RandomisedResponse(
+            epsilon=epsilon, coordinates=facts.parameters, covers="signs", unit="record",
+            count=facts.releases,
+        ),
+        Unprotected(
+            what="the magnitude of every uploaded value",
+            why=f"|upload| lies in {range_}, so values whose ranges do not "
+            "overlap are told apart with certainty",
+        ),
+    )  # fmt: skip
+
+
 class SPM(Defense):
     """Sign perturbation of the upload.
 
@@ -137,18 +153,7 @@ class SPM(Defense):
         return self.epsilon, 0.0, "coordinate"
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        """Signs compose over coordinates and rounds; magnitudes have no protection at all."""
-        return (
-            RandomisedResponse(
-                epsilon=self.epsilon, coordinates=facts.parameters, covers="signs",
-                unit="record", count=facts.releases,
-            ),
-            Unprotected(
-                what="the magnitude of every uploaded value",
-                why="|upload| lies in [low |v|, high |v|], so values whose ranges do not "
-                "overlap are told apart with certainty",
-            ),
-        )  # fmt: skip
+        return signs_alone(self.epsilon, facts, range_="[low |v|, high |v|]")
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         _, high = scale_range(self.epsilon, self._variant)

@@ -442,6 +442,37 @@ def test_fedml_he_tells_the_server_the_mask_and_no_map(digits: Dataset) -> None:
     assert all(torch.equal(p.values, later.parts[n].values) for n, p in mask.parts.items())
 
 
+def test_data_is_inspected_only_where_a_mask_comes_of_it(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs a pass over all samples: once for FedML-HE, never in an attacker's rehearsal."""
+    calls = []
+    for kind in (FedMLHE, SelectiveShield):
+        real = kind.inspect
+
+        def counted(self: Any, *given: Any, real: Any = real) -> Any:
+            calls.append(type(self).__name__)
+            return real(self, *given)
+
+        monkeypatch.setattr(kind, "inspect", counted)
+    run = federation_of(digits, network_for(digits), FedMLHE(share=0.1), clients=2)
+    play(run)
+    assert calls
+    calls.clear()
+    play(run, rounds=2)
+    assert calls == []
+    shield = SelectiveShield(tau=0.05, rho=0.5)
+    run = federation_of(digits, network_for(digits), shield, clients=2)
+    seen = tuple(play(run).wire.seen_by(SERVER))
+    assert calls
+    calls.clear()
+    plans = shield.public_plans(seen)
+    for client, plan in zip(run.clients, plans, strict=True):
+        client.plan.update(plan)
+    play(run)
+    assert calls == []
+
+
 def test_fedml_hes_mask_has_the_largest_mean_absolute_gradients(digits: Dataset) -> None:
     network = network_for(digits)
     run = federation_of(digits, network, FedMLHE(share=0.1), clients=2)

@@ -51,15 +51,9 @@ def gaussian_epsilon(*, noise_multiplier: float, steps: int, delta: float) -> fl
         return 0.0
     if noise_multiplier <= 0:
         return math.inf
-    from opacus.accountants.analysis import rdp
-
     near_one = [1 + 10 ** (-k / 20) for k in range(1, 67)]
     orders = near_one + [1 + x / 10 for x in range(1, 110)] + [*range(12, 64), *range(64, 1025, 8)]
-    values = rdp.compute_rdp(q=1.0, noise_multiplier=noise_multiplier, steps=steps, orders=orders)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # opacus warns when the best order is at an end
-        epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=values, delta=delta)
-    return max(0.0, float(epsilon))
+    return _renyi(1.0, noise_multiplier, steps, orders, delta)
 
 
 def subsampled_gaussian_epsilon(
@@ -77,9 +71,16 @@ def subsampled_gaussian_epsilon(
         return 0.0
     if noise_multiplier <= 0:
         return math.inf
+    orders = [1 + x / 10 for x in range(1, 110)] + [*range(12, 64), *range(64, 513, 16)]
+    return _renyi(rate, noise_multiplier, steps, orders, delta)
+
+
+def _renyi(
+    rate: float, noise_multiplier: float, steps: int, orders: Sequence[float], delta: float
+) -> float:
+    """Epsilon by opacus' Renyi accountant, at the best of the orders."""
     from opacus.accountants.analysis import rdp
 
-    orders = [1 + x / 10 for x in range(1, 110)] + [*range(12, 64), *range(64, 513, 16)]
     values = rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=steps, orders=orders)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # opacus warns when the best order is at an end

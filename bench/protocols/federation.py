@@ -321,9 +321,9 @@ class Federation:
         return received, start
 
     def _inspect(self, joined: Sequence[Client], work: Work) -> None:
-        """`Defense.inspect` over every client's data, chunk by chunk, for all clients at once."""
-        if type(self.defense).inspect is Defense.inspect:
-            return
+        """`Defense.inspect` over the data of every client that needs it, chunk by chunk, for all
+        clients at once."""
+        joined = [c for c in joined if self.defense.inspects(c)]
         sizes = [len(c.y) for c in joined]
         starts = [self._begin_at(c)[1] for c in joined]
         names = list(starts[0]) if starts else []
@@ -348,8 +348,6 @@ class Federation:
                     {n: v[members] for n, v in variables.items()},
                     torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]),
                 )  # fmt: skip
-                if not found:
-                    return
                 for name, value in found.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(joined), *value.shape[1:])
