@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.cli import _recorded, app
+from bench.cli import app
+from bench.cli.runs import recorded
 
 ok = CliRunner()
 
@@ -129,7 +130,7 @@ def test_an_unwritable_output_is_refused_before_any_work(
 
 def test_the_recorded_command_names_no_folder_of_this_machine() -> None:
     arguments = ["run", "quick", "--data-dir", "/home/me", "--set", "seeds=[1]", "--out=/x/y"]
-    assert _recorded(arguments) == ["leakbench", "run", "quick", "--set", "seeds=[1]"]
+    assert recorded(arguments) == ["leakbench", "run", "quick", "--set", "seeds=[1]"]
 
 
 def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from skimage.metrics import structural_similarity
 
 from bench import jobs, runner
 from bench import suite as suites
-from bench.cli import _publish
+from bench.cli.reports import publish
 from bench.compose import Composed
 from bench.executors import Task, run_in_workers
 from bench.registry import Registry
@@ -361,7 +361,7 @@ def test_infinities_become_text_so_that_any_json_reader_takes_them() -> None:
 
 def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> None:
     store, _ = run(tiny(), only={"checkpoint": "init"})
-    paths = {p.suffix: p.read_text() for p in _publish(store.folder, ("md", "csv", "json"))}
+    paths = {p.suffix: p.read_text() for p in publish(store.folder, ("md", "csv", "json"))}
     assert "| # | defense | accuracy |" in paths[".md"]
     assert "Command: `test`" in paths[".md"]
     lines = paths[".csv"].splitlines()
@@ -706,7 +706,7 @@ def test_records_made_before_convergence_was_measured_are_still_reported(
         assert row["attacks"]["slow"]["ssim"] is not None
         assert all(e["convergence"] is None for e in row["attacks"].values())
         assert not any("cut short" in f for f in row["flags"])
-    assert len(_publish(store.folder, ("md", "csv", "json"))) == 3
+    assert len(publish(store.folder, ("md", "csv", "json"))) == 3
 
 
 def test_without_an_undefended_row_convergence_is_unknown(

@@ -1,0 +1,114 @@
+"""What commands share: options, the two consoles, one-sentence errors, building a plan."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.api import Defense
+    from bench.registry import Registry
+    from bench.suite import Plan
+
+console = Console()
+errors = Console(stderr=True)
+
+SuiteName = Annotated[str, typer.Argument(help="A shipped suite (see 'list suites') or FILE.toml.")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", help="Keep cells with key=value; task=0 is the first.")
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a suite value: path.to.key=value.")
+]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of data sets (or LEAKBENCH_DATA).")
+]
+Download = Annotated[bool, typer.Option("--download", help="Let torchvision fetch data sets.")]
+PluginFile = Annotated[
+    list[Path] | None, typer.Option("--plugin", help="A Python file with a defense or attack.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Result folder; default leakbench-runs/SUITE.")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    text = f"warning: {message}"
+    errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Bad input ends with one sentence and exit code 2; a plugin's warning is one sentence."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
+    except ValueError as error:
+        errors.print(
+            f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
+        raise typer.Exit(2) from None
+
+
+def environment(
+    device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None
+) -> Any:
+    import torch
+
+    from bench.jobs import Environment
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, got '{device}'.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: this machine has no CUDA device that torch can use.")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if data_dir is None and os.environ.get("LEAKBENCH_DATA"):
+        data_dir = Path(os.environ["LEAKBENCH_DATA"])
+    if data_dir is not None and not data_dir.is_dir() and not download:
+        raise ValueError(f"no such data folder: {data_dir}.")
+    return Environment(
+        device=device,
+        data_dir=data_dir.resolve() if data_dir else None,
+        download=download,
+        plugins=tuple(p.resolve() for p in plugins or ()),
+    )
+
+
+def planned(
+    suite: str, only: list[str] | None, overrides: list[str] | None, registry: Registry, env: Any
+) -> Plan:
+    from bench import runner
+    from bench import suite as suites
+
+    plan = suites.expand(
+        suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only")
+    )
+    runner.check(plan, registry, env)
+    return plan
+
+
+def setting_of(defense: str, pairs: list[str] | None, plugins: list[Path] | None) -> Defense:
+    """A defense, or a+b, with the settings of --set."""
+    from bench import suite
+    from bench.registry import discover
+
+    registry = discover(tuple(p.resolve() for p in plugins or ()))
+    return registry.defense(defense, suite.parse_pairs(pairs or (), "--set"))
