@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from bench.toolkit.processes import KEEP_MEMORY, environment
 
 Function = Callable[..., dict[str, Any]]
 
@@ -65,27 +65,6 @@ def run_in_workers(
             worker.stop()
 
 
-# glibc gives large blocks back to the system at every free and takes them again, zeroed page by
-# page, at the next tensor: a fifth of an attack's time. Workers keep up to this much instead.
-_KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_TOP_PAD_": str(64 * 2**20),
-}
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables for a process started inside; the user's own settings win."""
-    added = {k: v for k, v in values.items() if k not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-
-
 class _Worker:
     """One process and the pipe to it; respawned when it dies or is killed."""
 
@@ -99,7 +78,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, far = context.Pipe()
         self.process = context.Process(target=_serve, args=(far, self.threads), daemon=True)
-        with _environment({"OMP_NUM_THREADS": str(self.threads), **_KEEP_MEMORY}):
+        with environment({"OMP_NUM_THREADS": str(self.threads), **KEEP_MEMORY}):
             self.process.start()
         far.close()
 

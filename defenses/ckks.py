@@ -15,22 +15,24 @@ secret key and should not be published (Li and Micciancio, Eurocrypt 2021).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import multiprocessing
 import tempfile
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from bench.toolkit.processes import KEEP_MEMORY, environment
 
 MOST_UPLOADS = 1000
 """Uploads in one sum for which `Parameters.resolution` is chosen."""
@@ -40,7 +42,6 @@ MAX_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768:
 secrets: Homomorphic Encryption Security Standard (2018), Table 1, and SEAL's own limits."""
 
 CHECKSUM_BYTES = 4
-ROWS_PER_TASK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,9 +252,9 @@ class AggregationServer:
 
 
 class Encryptor:
-    """Encrypts many vectors under one public key, on `processes` cores.
+    """Encrypts many vectors under one public key, on `processes` cores, this process among them.
 
-    A context manager that keeps its worker processes: each takes seconds to start. The values sent
+    A context manager that keeps its other processes: each takes seconds to start. The values sent
     do not depend on the number of processes; the ciphertexts are fresh every time.
     """
 
@@ -262,7 +263,7 @@ class Encryptor:
             raise ValueError(f"processes must be >= 1, got {processes}.")
         self._context, self.parameters = _open(public_context)
         self._public_context, self._processes = public_context, processes
-        self._pool: ProcessPoolExecutor | None = None
+        self._companions: list[_Companion] = []
 
     def __enter__(self) -> Encryptor:
         if self._processes > 1:
@@ -271,34 +272,133 @@ class Encryptor:
             start = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
             if "forkserver" in known:
                 start.set_forkserver_preload([__name__])
-            self._pool = ProcessPoolExecutor(
-                self._processes, start, initializer=_start_worker, initargs=(self._public_context,)
-            )
-            list(self._pool.map(abs, range(self._processes)))
+            self._next = start.Value("q", 0)
+            with environment(KEEP_MEMORY):
+                self._companions = [
+                    _Companion(start, self._next, self._public_context)
+                    for _ in range(self._processes - 1)
+                ]
+            for companion in self._companions:
+                companion.answer()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        for companion in self._companions:
+            companion.stop()
+        self._companions = []
 
     def encrypt_all(self, vectors: Sequence[Tensor]) -> list[list[bytes]]:
-        """Ciphertexts of each vector [n], as `encrypt` gives them."""
+        """Ciphertexts of each vector [n], as `encrypt` gives them.
+
+        Raises ValueError as `encrypt` does and RuntimeError if another process died.
+        """
         rows = [_rows(vector, self.parameters) for vector in vectors]
-        if self._pool is None:
+        if not (self._companions and rows):
             return [_encrypt_rows(r, self._context) for r in rows]
-        # Through files: pipes hand over 64 KiB at a time, which takes a tenth of all the time.
-        with tempfile.TemporaryDirectory() as folder:
-            tasks = [
-                [
-                    self._pool.submit(_work, r[i : i + ROWS_PER_TASK], f"{folder}/{v}-{i}")
-                    for i in range(0, len(r), ROWS_PER_TASK)
-                ]
-                for v, r in enumerate(rows)
-            ]
-            return [
-                [data for task in vector for data in _fetch(*task.result())] for vector in tasks
-            ]
+        ciphertexts = iter(self._share_out(np.concatenate(rows)))
+        return [list(itertools.islice(ciphertexts, len(r))) for r in rows]
+
+    def _share_out(self, rows: np.ndarray) -> list[bytes]:
+        """Ciphertexts of all rows: each process takes the next row that nobody has taken.
+
+        Through files, not pipes, which hand over 64 KiB at a time, nor shared memory, of which
+        containers have little. What others finish is fetched between rows of one's own.
+        """
+        out: dict[int, bytes] = {}
+        self._next.value = 0
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            np.save(f"{folder}/rows.npy", rows)
+            files = []
+            for i, companion in enumerate(self._companions):
+                path = f"{folder}/{i}"
+                files.append(stack.enter_context(open(path, "w+b")))
+                companion.begin(f"{folder}/rows.npy", path)
+            working = list(zip(self._companions, files, strict=True))
+            while (row := _claim(self._next)) < len(rows):
+                out[row] = _encrypt_row(rows[row], self._context)
+                for companion, file in working:
+                    companion.fetch(file, out, wait=False)
+            for companion, file in working:
+                companion.fetch(file, out, wait=True)
+        return [out[i] for i in range(len(rows))]
+
+
+class _Companion:
+    """Another process that encrypts; talks in (row, size), or in the text of its error."""
+
+    def __init__(self, start: Any, next_row: Any, public_context: bytes) -> None:
+        self._pipe, far = start.Pipe()
+        self._process = start.Process(
+            target=_accompany, args=(far, next_row, public_context), daemon=True
+        )
+        self._process.start()
+        far.close()
+        self._working = False
+
+    def begin(self, rows: str, path: str) -> None:
+        try:
+            self._pipe.send((rows, path))
+            self._working = True
+        except OSError as error:
+            raise RuntimeError("an encryption process ended before its work.") from error
+
+    def fetch(self, file: IO[bytes], out: dict[int, bytes], *, wait: bool) -> None:
+        """Read finished ciphertexts; wait: until the companion has no more."""
+        while self._working and (wait or self._pipe.poll()):
+            found = self.answer()
+            if found is None:
+                self._working = False
+            else:
+                row, size = found
+                out[row] = file.read(size)
+
+    def answer(self) -> tuple[int, int] | None:
+        try:
+            found: tuple[int, int] | str | None = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self._process.join()
+            raise RuntimeError(
+                f"an encryption process ended with exit code {self._process.exitcode}."
+            ) from error
+        if isinstance(found, str):
+            raise RuntimeError(f"an encryption process failed: {found}")
+        return found
+
+    def stop(self) -> None:
+        self._pipe.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _accompany(pipe: Any, next_row: Any, public_context: bytes) -> None:
+    """A companion's life: None says that it is ready, and that a piece of work is done."""
+    context, _ = _open(public_context)
+    pipe.send(None)
+    while True:
+        try:
+            source, path = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            rows = np.load(source, mmap_mode="r")
+            with open(path, "r+b") as file:
+                while (row := _claim(next_row)) < len(rows):
+                    ciphertext = _encrypt_row(rows[row], context)
+                    file.write(ciphertext)
+                    file.flush()
+                    pipe.send((row, len(ciphertext)))
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}")
+            return
+        pipe.send(None)
+
+
+def _claim(next_row: Any) -> int:
+    """The first row that no process has taken, taken."""
+    with next_row.get_lock():
+        row: int = next_row.value
+        next_row.value = row + 1
+    return row
 
 
 def encrypt(values: Tensor, public_context: bytes) -> list[bytes]:
@@ -346,31 +446,13 @@ def _rows(values: Tensor, parameters: Parameters) -> np.ndarray:
 
 
 def _encrypt_rows(rows: np.ndarray, context: Any) -> list[bytes]:
+    return [_encrypt_row(row, context) for row in rows]
+
+
+def _encrypt_row(row: np.ndarray, context: Any) -> bytes:
     import tenseal
 
-    return [_checked(tenseal.ckks_vector(context, row.tolist()).serialize()) for row in rows]
-
-
-_worker_context: Any = None  # of a pool's worker process only: an initializer has no other place
-
-
-def _start_worker(public_context: bytes) -> None:
-    global _worker_context
-    _worker_context, _ = _open(public_context)
-
-
-def _work(rows: np.ndarray, path: str) -> tuple[str, list[int]]:
-    ciphertexts = _encrypt_rows(rows, _worker_context)
-    with open(path, "wb") as file:
-        file.writelines(ciphertexts)
-    return path, [len(data) for data in ciphertexts]
-
-
-def _fetch(path: str, lengths: list[int]) -> list[bytes]:
-    with open(path, "rb") as file:
-        ciphertexts = [file.read(length) for length in lengths]
-    Path(path).unlink()
-    return ciphertexts
+    return _checked(tenseal.ckks_vector(context, row.tolist()).serialize())
 
 
 def _header(parameters: Parameters) -> bytes:

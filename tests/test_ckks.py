@@ -287,3 +287,16 @@ def test_two_processes_send_the_same_as_one(both: dict[str, Parties]) -> None:
         for data in (a, b):
             got = parties.key_server.decrypt(data, length=len(vector))
             assert got.equal(rounded(vector, ADDITIVE))
+
+
+def test_a_companion_that_dies_or_fails_is_one_clear_error(both: dict[str, Parties]) -> None:
+    parties = both["additive"]
+    with Encryptor(parties.public, processes=2) as encryptor:
+        encryptor._companions[0]._process.kill()
+        encryptor._companions[0]._process.join()
+        with pytest.raises(RuntimeError, match="encryption process ended"):
+            encryptor.encrypt_all([uniform(70_000, 0)])
+    with Encryptor(parties.public, processes=2) as encryptor:
+        encryptor._companions[0].begin("no such file", "nor this")
+        with pytest.raises(RuntimeError, match="failed: FileNotFoundError"):
+            encryptor._companions[0].answer()
