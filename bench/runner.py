@@ -84,6 +84,13 @@ class Keys:
             }
         )
 
+    def code(self, plan: Plan) -> dict[str, str]:
+        """Hashes of all source that decides the plan's numbers, by what it belongs to."""
+        names: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
+        names |= {("attack", c.attack) for c in plan.cells}
+        own = {f"{kind} {name}": self._source(kind, name) for kind, name in sorted(names)}
+        return own | {"leakbench": _code(_TRAIN_CODE + _ATTACK_CODE)}
+
     def _source(self, kind: PluginKind, name: str) -> str:
         """Hash of a plugin's source, read once."""
         if (kind, name) not in self._sources:
@@ -259,6 +266,7 @@ def write_run(plan: Plan, store: Store, keys: Keys, command: Sequence[str]) -> N
         "device": keys.env.device,
         "versions": jobs.versions(),
         "plugins": [str(p) for p in keys.env.plugins],
+        "code": keys.code(plan),
         "trainings": [
             {"key": keys.train(job), **job.inputs(), "cells": cells[keys.train(job)]}
             for job in plan.trainings

@@ -92,7 +92,7 @@ def test_ledger_prints_claim_proof_and_constants() -> None:
         (("run", "quick", "--set", "attacks.0.settings.start=black"), "setting start of attack"),
         (("run", "quick", "--set", "protocol.clients=2000"), "training samples"),
         (("run", "quick", "--only", "defense=duchi"), "leaves nothing"),
-        (("run", "quick", "--device", "tpu"), "--device must be auto, cpu or cuda, got 'tpu'"),
+        (("run", "quick", "--device", "tpu"), "device must be auto, cpu or cuda, got 'tpu'"),
         (("run", "quick", "--data-dir", "/no/such/folder"), "no such data folder"),
         (("run", "quick", "--plugin", "/no/plugin.py"), "no such plugin file"),
         (("plan", "none.toml"), "no such suite file"),

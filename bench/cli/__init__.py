@@ -5,9 +5,11 @@ Exit code 0: all done or not applicable; 1: some failed; 2: bad input.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
-from bench.cli import catalogue, privacy, reports, runs
+from bench.cli import catalogue, outside, privacy, reports, runs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,12 +17,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="What privacy defenses for federated and split learning really protect.",
 )
-app.command()(runs.run)
-app.command()(runs.plan)
-app.command("list")(catalogue.list_)
-app.command()(reports.report)
-app.command()(privacy.ledger)
-app.command()(privacy.audit)
+_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Run": {"run": runs.run, "plan": runs.plan, "list": catalogue.list_},
+    "Read": {"report": reports.report, "site": reports.site, "merge": outside.merge},
+    "Epsilon": {"ledger": privacy.ledger, "audit": privacy.audit},
+    "Outside tools": {"export": outside.export, "score": outside.score},
+}
+for _panel, _commands in _PANELS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
 
 
 def main() -> None:

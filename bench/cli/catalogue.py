@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.cli.options import PluginFile, console, plain_errors
+from bench.cli.options import AsJson, PluginFile, console, plain_errors
 
 LISTS = ("defenses", "attacks", "datasets", "models", "suites")
 
 
 def list_(
     what: Annotated[str | None, typer.Argument(help=", ".join(LISTS))] = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: AsJson = False,
     plugin: PluginFile = None,
 ) -> None:
     """List defenses, attacks, datasets, models and suites, broken plugins with their reason."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bench.api import Defense
-    from bench.registry import Registry
+    from bench.jobs import Environment
+    from bench.runner import Keys
     from bench.suite import Plan
 
 console = Console()
@@ -37,6 +37,10 @@ PluginFile = Annotated[
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", help="Result folder; default leakbench-runs/SUITE.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DefenseSet = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of the plugin: key=value.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
@@ -69,40 +73,23 @@ def plain_errors() -> Iterator[None]:
 
 def environment(
     device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None
-) -> Any:
-    import torch
+) -> Environment:
+    from bench import launch
 
-    from bench.jobs import Environment
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, got '{device}'.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: this machine has no CUDA device that torch can use.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if data_dir is None and os.environ.get("LEAKBENCH_DATA"):
-        data_dir = Path(os.environ["LEAKBENCH_DATA"])
-    if data_dir is not None and not data_dir.is_dir() and not download:
-        raise ValueError(f"no such data folder: {data_dir}.")
-    return Environment(
-        device=device,
-        data_dir=data_dir.resolve() if data_dir else None,
-        download=download,
-        plugins=tuple(p.resolve() for p in plugins or ()),
+    return launch.environment(
+        device=device, data_dir=data_dir, download=download, plugins=plugins or ()
     )
 
 
 def planned(
-    suite: str, only: list[str] | None, overrides: list[str] | None, registry: Registry, env: Any
-) -> Plan:
-    from bench import runner
+    suite: str, only: list[str] | None, overrides: list[str] | None, env: Environment
+) -> tuple[Plan, Keys]:
+    from bench import launch
     from bench import suite as suites
 
-    plan = suites.expand(
-        suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only")
+    return launch.planned(
+        suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only"), env
     )
-    runner.check(plan, registry, env)
-    return plan
 
 
 def setting_of(defense: str, pairs: list[str] | None, plugins: list[Path] | None) -> Defense:

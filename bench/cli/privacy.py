@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.cli.options import PluginFile, console, plain_errors, setting_of
+from bench.cli.options import AsJson, DefenseSet, PluginFile, console, plain_errors, setting_of
 
 
 def ledger(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+    set_: DefenseSet = None,
     facts: Annotated[
         str,
         typer.Option(
@@ -20,7 +20,7 @@ def ledger(
             help="parameters=N,rounds=T,clients=n,participation=p,batch=b,records=m,delta=d",
         ),
     ] = "parameters=1",
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: AsJson = False,
     plugin: PluginFile = None,
 ) -> None:
     """Print claim, proof and mechanism constants of a defense setting, without training."""
@@ -58,7 +58,7 @@ def ledger(
 
 def audit(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+    set_: DefenseSet = None,
     draws: Annotated[int, typer.Option("--draws", help="Per input of a pair.")] = 4000,
     confidence: Annotated[
         float, typer.Option("--confidence", help="That no finding is wrong.")
@@ -67,7 +67,7 @@ def audit(
     parameters: Annotated[
         int, typer.Option("--parameters", help="Coordinates of the audited tensors.")
     ] = 16,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: AsJson = False,
     plugin: PluginFile = None,
 ) -> None:
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof."""

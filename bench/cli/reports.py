@@ -1,4 +1,4 @@
-"""`leakbench report`: a result folder as tables and files."""
+"""`leakbench report`: a result folder as tables, files and an HTML page."""
 
 from __future__ import annotations
 
@@ -9,43 +9,105 @@ import typer
 
 from bench.cli.options import console, plain_errors
 
+FILES = {
+    "html": "report.html",
+    "md": "leaderboard.md",
+    "csv": "leaderboard.csv",
+    "json": "leaderboard.json",
+}
+"""Formats and the files that hold them."""
+
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A result folder.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A result folder, or one with leaderboard.json and run.json.")
+    ],
     format_: Annotated[
-        str, typer.Option("--format", help="Files to write: md,csv,json (any of them).")
-    ] = "md,csv,json",
+        str, typer.Option("--format", help="Files to write: html,md,csv,json (any of them).")
+    ] = "html,md,csv,json",
+    keep_pictures: Annotated[
+        bool,
+        typer.Option(
+            "--keep-pictures",
+            help="Write pictures.json too, from which a later report without artifacts has them.",
+        ),
+    ] = False,
+    figures: Annotated[
+        str, typer.Option("--figures", help="Figures for a paper, into DIR/figures: pdf,png.")
+    ] = "",
 ) -> None:
     """Print a result folder's leaderboard and write it as files beside the records."""
     with plain_errors():
         from bench.names import did_you_mean
 
-        formats = [f.strip() for f in format_.split(",") if f.strip()]
+        formats = list(dict.fromkeys(f.strip() for f in format_.split(",") if f.strip()))
         for name in formats:
-            if name not in ("md", "csv", "json"):
-                raise ValueError(did_you_mean("report format", name, ["md", "csv", "json"]))
-        paths = publish(folder, tuple(formats))
-        console.print("Written: " + ", ".join(map(str, paths)), soft_wrap=True)
+            if name not in FILES:
+                raise ValueError(did_you_mean("report format", name, list(FILES)))
+        if keep_pictures and "html" not in formats:
+            raise ValueError(
+                f"--keep-pictures needs the format html, got --format {','.join(formats)}."
+            )
+        drawn = [f.strip() for f in figures.split(",") if f.strip()]
+        paths = publish(folder, tuple(formats), keep_pictures=keep_pictures)
+        if drawn:
+            from bench.report.figures import write_figures
+            from bench.report.leaderboard import complete, load
+
+            paths += write_figures(complete(load(folder)), folder, drawn)
+        for path in paths:
+            console.print(f"Written: {path}", soft_wrap=True, markup=False, highlight=False)
 
 
-def publish(folder: Path, formats: tuple[str, ...]) -> list[Path]:
-    """Print the folder's leaderboard and write it in the given formats."""
+def site(
+    source: Annotated[Path, typer.Argument(help="A folder that holds result folders.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the site goes.")],
+) -> None:
+    """Write a static site: an overview of all result folders, and each one's report."""
+    with plain_errors():
+        from bench.report import site as sites
+
+        try:
+            pages = sites.write(source, out)
+        except OSError as error:
+            raise ValueError(f"cannot write {out} ({error.strerror or error}).") from error
+        console.print(
+            f"{len(pages) - 1} reports. Open {pages[0]}", soft_wrap=True, markup=False,
+            highlight=False,
+        )  # fmt: skip
+
+
+def publish(folder: Path, formats: tuple[str, ...], *, keep_pictures: bool = False) -> list[Path]:
+    """Print the folder's leaderboard and write it in the given formats; their paths, in that
+    order. Without records, leaderboard.json is what all is made from, and stays as it is."""
     from bench.report import leaderboard, tables
-    from bench.store import write_whole
 
-    rows = leaderboard.rows(folder)
+    run = leaderboard.read_run(folder)
+    loaded = leaderboard.load(folder)
+    rows = leaderboard.complete(loaded)
+    if not (folder / "records").is_dir():
+        formats = tuple(f for f in formats if f != "json")
+
+    def html() -> str:
+        from bench.report import html as pages
+        from bench.report import pictures
+        from bench.store import to_json
+
+        found = pictures.load(folder)
+        if keep_pictures:
+            _write(folder / "pictures.json", to_json(found) + "\n")
+        return pages.page(loaded, run, found)
+
     text = {
-        "json": lambda: tables.to_leaderboard_json(rows),
+        "json": lambda: tables.to_leaderboard_json(loaded),
         "csv": lambda: tables.to_csv(rows),
-        "md": lambda: tables.markdown(rows, leaderboard.read_run(folder)),
+        "md": lambda: tables.markdown(rows, run),
+        "html": html,
     }
     paths = []
     for name in formats:
-        path = folder / f"leaderboard.{name}"
-        try:
-            write_whole(path, text[name]())
-        except OSError as error:
-            raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error
+        path = folder / FILES[name]
+        _write(path, text[name]())
         paths.append(path)
     for table in tables.terminal(rows):
         console.print()
@@ -53,3 +115,12 @@ def publish(folder: Path, formats: tuple[str, ...]) -> list[Path]:
     console.print()
     console.print(tables.terminal_legend(rows), style="dim", highlight=False)
     return paths
+
+
+def _write(path: Path, text: str) -> None:
+    from bench.store import write_whole
+
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error

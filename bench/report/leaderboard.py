@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.metrics.intervals import Interval, bootstrap, bootstrap_shares
 from bench.metrics.score import METRICS
-from bench.store import Store
+from bench.store import Store, key_of
 
 FLOOR_SUFFIX = "_class_mean"
 CONVERGED = 0.02
@@ -29,6 +29,58 @@ def read_run(folder: Path) -> dict[str, Any]:
             f"{folder} is no result folder of leakbench (no readable run.json)."
         ) from error
     return run
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """Rows made from the folder's records, or, where it holds none (as published results do), as
+    its leaderboard.json has them. Raises ValueError if it has neither."""
+    if (folder / "records").is_dir():
+        return rows(folder)
+    path = folder / "leaderboard.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder} has neither records nor a readable {path.name}.") from error
+    if not isinstance(found, list) or not all(isinstance(r, dict) for r in found):
+        raise ValueError(f"{path} must be a list of rows (see bench/report/schema.json).")
+    return found
+
+
+_LATER: Mapping[str, Any] = {
+    "personal_accuracy": None, "personalised": False, "audit": None, "ledger": None,
+    "dataset_settings": {}, "model_settings": {},
+}  # fmt: skip
+"""What rows of older files lack."""
+
+
+def complete(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of an older leaderboard.json with what was added since, as unknown."""
+    out = []
+    for row in rows:
+        whole = {**_LATER, **row}
+        if whole["worst"] is not None:
+            whole["worst"] = {"metric": "ssim", **whole["worst"]}
+        out.append(whole)
+    return out
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """What names a row among all: hash of suite, task, protocol, defense setting, checkpoint."""
+    return key_of(
+        {
+            "suite": row["suite"],
+            "protocol": row["protocol_settings"],
+            "dataset": [row["dataset"], row.get("dataset_settings", {})],
+            "model": [row["model"], row.get("model_settings", {})],
+            "defense": [row["defense"], row["settings"]],
+            "checkpoint": row["checkpoint"],
+        }
+    )
+
+
+def suite_label(suite: Mapping[str, Any]) -> str:
+    """quick v5."""
+    return f"{suite['name']} v{suite['version']}"
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -90,11 +142,13 @@ def _row(
     whole = [r for r in done if r["correct"] is not None]
     accuracy = bootstrap_shares([r["correct"] for r in whole], [r["test_samples"] for r in whole])
     row = {
-        "suite": f"{suite['name']} v{suite['version']}",
+        "suite": suite_label(suite),
         "protocol": first["protocol"]["name"],
         "protocol_settings": first["protocol"],
         "dataset": first["task"]["dataset"],
+        "dataset_settings": first["task"].get("dataset_settings", {}),
         "model": first["task"]["model"],
+        "model_settings": first["task"].get("model_settings", {}),
         "defense": first["defense"],
         "variant": done[0]["variant"] if done else first["settings"].get("variant", ""),
         "settings": first["settings"],
@@ -106,6 +160,7 @@ def _row(
         "personalised": any(r.get("keeping_clients") for r in done),
         "eps_claimed": _largest([e["eps_claimed"] for e in ledger]),
         "eps_record": _largest([e["eps_record"] for e in ledger]),
+        "ledger": _ledger(ledger),
         "audit": _audit(done),
         "delta": suite["delta"],
         "unit": ledger[0]["unit"] if ledger else None,
@@ -117,6 +172,15 @@ def _row(
     }
     row["flags"] = _flags(row, records)
     return row
+
+
+def _ledger(entries: Sequence[Record]) -> dict[str, Any] | None:
+    """Sentences and reasons of the entry that proves least, over seeds. Entries of older records
+    have no sentences."""
+    if not entries:
+        return None
+    least = max(entries, key=lambda e: (float(e["eps_record"]), float(e["eps_claimed"] or 0)))
+    return {"words": list(least.get("words", ())), "reasons": list(least.get("reasons", ()))}
 
 
 def _audit(done: Sequence[Record]) -> dict[str, Any] | None:
@@ -156,7 +220,9 @@ def _attack(
     entry["seconds"] = sum(r["seconds"] for r in done) if done else None
     entry["gradient_evaluations"] = sum(r["gradient_evaluations"] for r in done) if done else None
     entry["notes"] = list(dict.fromkeys(n for r in done for n in r["notes"]))
+    entry["budget"] = next((r["budget"] for r in done if r.get("budget")), None)
     entry["convergence"] = _convergence(done)
+    entry["doubled"] = _doubled(done)
     return entry
 
 
@@ -171,6 +237,15 @@ def _convergence(done: Sequence[Record]) -> dict[str, Any] | None:
     ]
     gain = float(np.concatenate(gains).mean())
     return {"gain": gain, "budget": measured[0]["budget"], "converged": gain <= CONVERGED}
+
+
+def _doubled(done: Sequence[Record]) -> dict[str, Any] | None:
+    """SSIM at twice the budget where that was run, which is in the undefended rows alone."""
+    again = [r["doubled"] for r in done if r.get("doubled") and "ssim" in r["doubled"]["values"]]
+    if not again:
+        return None
+    found = bootstrap([np.array(d["values"]["ssim"]) for d in again])
+    return {"budget": again[0]["budget"], "ssim": _interval(found)}
 
 
 def _flag_unconverged(members: Sequence[dict[str, Any]]) -> None:
@@ -292,8 +367,12 @@ def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     row without utility (diverged, at chance) or without a figure has no rank and stands last."""
     tables: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in found:
-        table = (
-            json.dumps(row["protocol_settings"]), row["dataset"], row["model"], row["checkpoint"]
+        table = tuple(
+            json.dumps(row[k])
+            for k in (
+                "protocol_settings", "dataset", "dataset_settings", "model", "model_settings",
+                "checkpoint",
+            )
         )  # fmt: skip
         tables.setdefault(table, []).append(row)
     out = []

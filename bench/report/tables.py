@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,25 +30,48 @@ PERSONAL_LEGEND = (
 
 
 def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by table, with a title each."""
-    out: dict[str, list[Row]] = {}
+    """Rows by table, with a title each; what else differs between tables of one title is added."""
+    titles: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         clients = row["protocol_settings"]["clients"]
         title = (
             f"{row['protocol']} of {clients} clients · {row['dataset']} · {row['model']} · "
             f"{row['checkpoint']} round"
         )
-        out.setdefault(title, []).append(row)
-    return list(out.items())
+        table = json.dumps(_circumstances(row), sort_keys=True)
+        titles.setdefault(title, {}).setdefault(table, []).append(row)
+    out = []
+    for title, alike in titles.items():
+        differing = _differing([_circumstances(members[0]) for members in alike.values()])
+        for more, members in zip(differing, alike.values(), strict=True):
+            out.append((" · ".join([title, *more]), members))
+    return out
+
+
+def _circumstances(row: Row) -> dict[str, Any]:
+    """What a table's rows have in common beside its title, by telling names."""
+    return {
+        "suite": row["suite"],
+        **{f"data {k}": v for k, v in row.get("dataset_settings", {}).items()},
+        **{f"model {k}": v for k, v in row.get("model_settings", {}).items()},
+        **row["protocol_settings"],
+    }
+
+
+def _differing(all_: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Of each dictionary "key=value" where not all agree."""
+    keys = [k for k in dict.fromkeys(k for d in all_ for k in d)
+            if any(d.get(k) != all_[0].get(k) for d in all_)]  # fmt: skip
+    return [[f"{k}={short(d.get(k))}" for k in keys] for d in all_]
 
 
 def setting(row: Row) -> str:
     """spm(epsilon=1.5, variant=printed)."""
-    inner = ", ".join(f"{k}={_short(v)}" for k, v in row["settings"].items())
+    inner = ", ".join(f"{k}={short(v)}" for k, v in row["settings"].items())
     return f"{row['defense']}({inner})" if inner else row["defense"]
 
 
-def _columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def attack_columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """(attack, metric) columns: SSIM of attacks on images, MSE where there are no images, LnAcc
     of attacks on counts alone."""
     out = []
@@ -58,16 +82,16 @@ def _columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return out
 
 
-_TITLES = {"ssim": "SSIM", "mse": "MSE", "lnacc": "LnAcc"}
+TITLES = {"ssim": "SSIM", "mse": "MSE", "lnacc": "LnAcc"}
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Header and body of one table, as text."""
-    columns = _columns(rows)
-    personal = _any_personalised(rows)
+    columns = attack_columns(rows)
+    personal = any_personalised(rows)
     header = ["#", "defense", "accuracy", *(["personal accuracy"] if personal else [])]
     header += ["eps claimed", "eps proven", "eps audited"]
-    header += [f"{name} {_TITLES[metric]}" for name, metric in columns] + [
+    header += [f"{name} {TITLES[metric]}" for name, metric in columns] + [
         "floor",
         "worst",
         "flags",
@@ -79,12 +103,12 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             setting(row),
             interval(row["accuracy"]),
             *([interval(row["personal_accuracy"])] if personal else []),
-            f"{_short(row['eps_claimed'])} /{row['unit']}" if row["unit"] else "-",
-            _short(row["eps_record"]),
+            f"{short(row['eps_claimed'])} /{row['unit']}" if row["unit"] else "-",
+            short(row["eps_record"]),
             audited(row),
         ]
         line += [_entry(row["attacks"].get(name), metric) for name, metric in columns]
-        floors = [f"{_TITLES[m]} {text}" for m, text in _floor(row, columns).items()]
+        floors = [f"{TITLES[m]} {text}" for m, text in floor_texts(row, columns).items()]
         line += [", ".join(floors) or "-", _worst(row), "; ".join(row["flags"])]
         body.append(line)
     return header, body
@@ -100,7 +124,7 @@ def audited(row: Row) -> str:
     return f"{float(found['eps_audited']):.2g}{limited}{'!' if refuted else ''}"
 
 
-def _any_personalised(rows: Sequence[Row]) -> bool:
+def any_personalised(rows: Sequence[Row]) -> bool:
     """Whether a column of clients' own accuracies tells more than the common one."""
     return any(r["personalised"] for r in rows)
 
@@ -120,7 +144,7 @@ def _entry(entry: dict[str, Any] | None, metric: str) -> str:
     return interval(entry[metric]) + (f" ({entry['failed']} failed)" if entry["failed"] else "")
 
 
-def _floor(row: Row, columns: Sequence[tuple[str, str]]) -> dict[str, str]:
+def floor_texts(row: Row, columns: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Floors by metric of the columns: {"ssim": "0.26/0.66"} (mean / class-mean image)."""
     texts = {}
     for metric in dict.fromkeys(m for _, m in columns):
@@ -136,11 +160,11 @@ def _worst(row: Row) -> str:
     worst = row["worst"]
     if not worst:
         return "-"
-    unit = "" if worst["metric"] == "ssim" else f"{_TITLES[worst['metric']]} "
+    unit = "" if worst["metric"] == "ssim" else f"{TITLES[worst['metric']]} "
     return f"{unit}{interval(worst[worst['metric']])} {worst['attack']}"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -164,8 +188,8 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
     out = []
     for title, members in tables(rows):
         floors = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
-        columns = [(n, m) for n, m in _columns(members) if n not in floors | _idle(members)]
-        lines = [next(iter(_floor(row, columns[:1]).values()), "-") for row in members]
+        columns = [(n, m) for n, m in attack_columns(members) if n not in floors | idle(members)]
+        lines = [next(iter(floor_texts(row, columns[:1]).values()), "-") for row in members]
         known = sorted({line for line in lines if line != "-"})
         shared = len(known) <= 1  # the same victims in every row: once is enough
         table = Table(
@@ -175,17 +199,17 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         )  # fmt: skip
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("defense", overflow="fold", min_width=10)
-        personal = _any_personalised(members)
+        personal = any_personalised(members)
         for name in ("acc", *(["own\nacc"] if personal else []), "eps\nclaim", "eps\nproven"):
             table.add_column(name, justify="right", no_wrap=True)
         for name, metric in columns:
-            heading = f"{_brief_name(name)}\n{_TITLES[metric]}"
+            heading = f"{_brief_name(name)}\n{TITLES[metric]}"
             table.add_column(heading, justify="right", no_wrap=True)
         if not shared:
             table.add_column("floor", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for row, floor in zip(members, lines, strict=True):
-            claim = _brief_number(row["eps_claimed"])
+            claim = brief_number(row["eps_claimed"])
             refuted = "!" if audited(row).endswith("!") else ""
             line = [
                 str(row["rank"] or "-"),
@@ -193,7 +217,7 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
                 _brief(row["accuracy"]),
                 *([_brief(row["personal_accuracy"])] if personal else []),
                 f"{claim}/{row['unit'][:2]}{refuted}" if row["unit"] else "-",
-                _brief_number(row["eps_record"]),
+                brief_number(row["eps_record"]),
             ]
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
             line += [_codes(row)] if shared else [floor, _codes(row)]
@@ -208,7 +232,7 @@ def _brief_name(name: str) -> str:
     return "\n".join(w if len(w) < 7 else f"{w[:4]}." for w in words)
 
 
-def _idle(rows: Sequence[Row]) -> set[str]:
+def idle(rows: Sequence[Row]) -> set[str]:
     """Attacks that apply to no row: their columns are left to the files."""
     names = {n for r in rows for n in r["attacks"]}
     found = {n: {r["attacks"][n]["status"] for r in rows if n in r["attacks"]} for n in names}
@@ -220,7 +244,7 @@ def terminal_legend(rows: Sequence[Row]) -> str:
     letters = sorted({c for r in rows for c in _codes(r)})
     units = sorted({r["unit"] for r in rows if r["unit"]})
     parts = [LEGEND]
-    if _any_personalised(rows):
+    if any_personalised(rows):
         parts.append(PERSONAL_LEGEND)
     if any(audited(r).endswith("!") for r in rows):
         parts.append("! at a claim: an attack on one release certifies more.")
@@ -236,12 +260,12 @@ def _codes(row: Row) -> str:
 
 def _brief_setting(row: Row) -> str:
     """spm epsilon=1.5 printed."""
-    shown = [v if isinstance(v, str) else f"{k}={_short(v)}" for k, v in row["settings"].items()]
+    shown = [v if isinstance(v, str) else f"{k}={short(v)}" for k, v in row["settings"].items()]
     return " ".join([row["defense"], *shown])
 
 
-def _brief_number(value: Any) -> str:
-    return f"{value:.3g}".replace("e+0", "e") if isinstance(value, float) else _short(value)
+def brief_number(value: Any) -> str:
+    return f"{value:.3g}".replace("e+0", "e") if isinstance(value, float) else short(value)
 
 
 def _brief(value: dict[str, float] | None) -> str:
@@ -266,7 +290,7 @@ def markdown(rows: Sequence[Row], run: dict[str, Any]) -> str:
         f"Device: {run['device']}, seeds {suite['seeds']}  ",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
         "",
-        " ".join([LEGEND, AUDIT_LEGEND, *([PERSONAL_LEGEND] if _any_personalised(rows) else [])]),
+        " ".join([LEGEND, AUDIT_LEGEND, *([PERSONAL_LEGEND] if any_personalised(rows) else [])]),
         "",
     ]
     for title, members in tables(rows):
@@ -326,7 +350,7 @@ def to_csv(rows: Sequence[Row]) -> str:
                 for metric in METRICS:
                     line += [*_three(entry[metric]), entry["floor"].get(metric)]
                 line += [entry["seconds"], entry["gradient_evaluations"]]
-                line.append(entry["convergence"] and entry["convergence"]["gain"])
+                line.append((entry.get("convergence") or {}).get("gain"))
             else:
                 line += [None] * (len(header) - len(line) - 1)
             writer.writerow([*line, "; ".join(row["flags"])])

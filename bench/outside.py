@@ -1,0 +1,330 @@
+"""Outside attacks: what the server saw of one cell as plain files, and scores of what somebody's
+own program rebuilt from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bench import jobs
+from bench.api import Reconstruction
+from bench.metrics.intervals import Interval, bootstrap
+from bench.metrics.score import floors, score
+from bench.names import did_you_mean
+from bench.protocols.export import load_seen, load_truth, save_seen
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.report.cells import Cell, cells_of, find
+from bench.report.leaderboard import FLOOR_SUFFIX, read_run
+from bench.store import Store, to_json, write_whole
+from bench.suite import TaskSettings, TrainJob
+
+ANSWERS = ("images", "labels", "label_counts", "failed")
+_ROUNDING = 1e-6
+"""By which an image may leave [0, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Paths of an export: what was seen (tensors, and JSON about them), and public samples."""
+
+    tensors: Path
+    text: Path
+    public: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One metric of an outside attack, with its floors, and leakbench's own attack beside it."""
+
+    interval: Interval
+    floor: float | None
+    floor_class_mean: float | None
+    own: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """values, floors: metric -> one figure per victim; failed: victims without an answer, scored
+    as the mean public image."""
+
+    cell: Cell
+    victims: int
+    samples: int
+    failed: int
+    values: Mapping[str, list[float]]
+    floors: Mapping[str, list[float]]
+    figures: Mapping[str, Figure]
+
+    def to_dict(self) -> dict[str, Any]:
+        figures: dict[str, dict[str, float | None]] = {
+            name: {
+                **f.interval.to_dict(),
+                "floor": f.floor,
+                f"floor{FLOOR_SUFFIX}": f.floor_class_mean,
+                "own": f.own,
+            }
+            for name, f in self.figures.items()
+        }
+        return {
+            "cell": self.cell.key, "name": self.cell.name, "attack": self.cell.label,
+            "victims": self.victims, "samples": self.samples, "failed": self.failed,
+            "figures": figures, "values": dict(self.values), "floors": dict(self.floors),
+        }  # fmt: skip
+
+
+def export(folder: Path, cell: str, out: Path, env: jobs.Environment) -> Exported:
+    """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, and the
+    public samples that its threat grants: OUT-public.safetensors. Never the truth.
+
+    cell: see `bench.report.cells.find`. Existing files are replaced. Raises ValueError for a cell
+    that is none or has no observation, and for an `out` with a dot in its name.
+    """
+    name = out.name.removesuffix(".safetensors").removesuffix(".json")
+    if not name or "." in name:
+        raise ValueError(f"--out must be a file name without dots, such as seen, got '{out}'.")
+    base = out.with_name(name)
+    chosen = find(cells_of(read_run(folder)), cell)
+    stem, samples = _observation(folder, chosen)
+    seen = load_seen(stem.with_name(f"{stem.name}-seen"))
+    job = _job(chosen)
+    dataset = jobs.dataset_of(job, env)
+    threat = next(t for t in job.threats if t.name == chosen.threat)
+    facts = {
+        "cell": chosen.key,
+        "dataset": chosen.dataset,
+        "class_names": list(dataset.class_names),
+        "categorical": [list(pair) for pair in dataset.categorical],
+        "checkpoint": chosen.checkpoint,
+        "threat": threat.model_dump(),
+        "answer": {
+            "images": [len(seen.clients), samples, *dataset.shape],
+            "labels": [len(seen.clients), samples],
+            "label_counts": [len(seen.clients), dataset.classes],
+        },
+    }
+    paths = Exported(
+        tensors=base.with_name(f"{name}.safetensors"),
+        text=base.with_name(f"{name}.json"),
+        public=base.with_name(f"{name}-public.safetensors"),
+    )
+    aux = slice(None, threat.aux)
+    public = {"x": dataset.aux_x[aux].contiguous(), "y": dataset.aux_y[aux].contiguous()}
+    try:
+        base.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=base.parent, prefix=".export") as place:
+            temporary = Path(place) / "seen"
+            save_seen(seen, temporary)
+            save_file(public, Path(place) / "public.safetensors")
+            text = json.loads(temporary.with_suffix(".json").read_text())
+            os.replace(temporary.with_suffix(".safetensors"), paths.tensors)
+            os.replace(Path(place) / "public.safetensors", paths.public)
+        write_whole(paths.text, to_json(text | facts))
+    except OSError as error:
+        raise ValueError(f"cannot write {base} ({error.strerror or error}).") from error
+    return paths
+
+
+def score_file(folder: Path, cell: str, reconstruction: Path, env: jobs.Environment) -> Scored:
+    """Score a reconstruction exactly as leakbench's own attacks are.
+
+    cell: see `bench.report.cells.find`, or an exported FILE or FILE.json, which holds its cell's
+    key. reconstruction: a safetensors or npz file with any of images [V, K, ...], labels [V, K]
+    and label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left out
+    where it is 1. Raises ValueError with one sentence for anything else.
+    """
+    chosen = find(cells_of(read_run(folder)), _cell_text(cell))
+    stem, _ = _observation(folder, chosen)
+    dataset = jobs.dataset_of(_job(chosen), env)
+    truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
+    threat = next(t for t in _job(chosen).threats if t.name == chosen.threat)
+    aux = slice(None, threat.aux)
+    answer = _answer(_tensors(reconstruction), truth.x, truth.y, dataset.classes)
+    known: dict[str, Any] = {
+        "x": truth.x, "y": truth.y, "classes": dataset.classes, "aux_x": dataset.aux_x[aux],
+        "categorical": dataset.categorical,
+    }  # fmt: skip
+    scores = score(answer, **known)
+    lowest = floors(**known, aux_y=dataset.aux_y[aux])
+    record = Store(folder).read("attack", chosen.key)
+    own = record["values"] if record and record["status"] == "done" else {}
+    figures = {}
+    for name, values in scores.values.items():
+        interval = bootstrap([np.array(values)])
+        assert interval is not None
+        figures[name] = Figure(
+            interval=interval,
+            floor=_mean(lowest.get(name)),
+            floor_class_mean=_mean(lowest.get(f"{name}{FLOOR_SUFFIX}")),
+            own=_mean(own.get(name)),
+        )
+    shown = {k: v for k, v in lowest.items() if k.removesuffix(FLOOR_SUFFIX) in scores.values}
+    victims, samples = truth.y.shape
+    return Scored(cell=chosen, victims=victims, samples=samples, failed=scores.failed,
+                  values=scores.values, floors=shown, figures=figures)  # fmt: skip
+
+
+def _mean(values: list[float] | None) -> float | None:
+    return None if values is None else float(np.mean([float(v) for v in values]))
+
+
+def _cell_text(cell: str) -> str:
+    """The key in an exported file, or the text itself if it is no such file."""
+    path = Path(cell)
+    base = path.with_suffix("") if path.suffix in (".json", ".safetensors") else path
+    exported = base.with_name(f"{base.name}.json")
+    if not cell or not exported.is_file():
+        return cell
+    try:
+        key = json.loads(exported.read_text())["cell"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{exported} is no export of leakbench: it names no cell.") from error
+    return str(key)
+
+
+def _job(cell: Cell) -> TrainJob:
+    """The training that made a cell's observation, from run.json."""
+    entry = cell.training
+    return TrainJob(
+        task=TaskSettings.model_validate(entry["task"]),
+        protocol=ProtocolSettings.model_validate(entry["protocol"]),
+        defense=entry["defense"],
+        settings=entry["settings"],
+        threats=tuple(ThreatSettings.model_validate(t) for t in entry["threats"]),
+        checkpoints=tuple(entry["checkpoints"]),
+        delta=entry["delta"],
+        seed=entry["seed"],
+        audit=entry["audit"],
+    )
+
+
+def _observation(folder: Path, cell: Cell) -> tuple[Path, int]:
+    """Stem of the files of a cell's observation, and its samples per victim. Raises ValueError if
+    there is none."""
+    key = cell.training["key"]
+    record = Store(folder).read("train", key)
+    if record is None or record["status"] != "done":
+        why = "it has not run" if record is None else f"{record['status']}: {record['reason']}"
+        raise ValueError(f"cell {cell.name} has no observation: its training is not done ({why}).")
+    look = record["observations"][cell.checkpoint][cell.threat]
+    if look["status"] != "done":
+        raise ValueError(f"cell {cell.name} has no observation: {look['reason']}.")
+    stem = Store(folder).artifacts(key) / f"{cell.checkpoint}-{cell.threat}"
+    path = stem.with_name(f"{stem.name}-truth.safetensors")
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} holds no artifacts of cell {cell.name} ({path.name} is missing)."
+        )
+    return stem, int(load_truth(path).y.shape[1])
+
+
+# --- an outside program's answer ------------------------------------------------------------
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """A file's arrays; code in it is never run. Raises ValueError if it cannot be read."""
+    if path.suffix not in (".safetensors", ".npz"):
+        raise ValueError(f"a reconstruction is a .safetensors or .npz file, got {path.name}.")
+    try:
+        if path.suffix == ".safetensors":
+            found: dict[str, Tensor] = load_file(path)
+        else:
+            with np.load(path, allow_pickle=False) as arrays:
+                found = {name: _tensor(name, arrays[name]) for name in arrays.files}
+    except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    for name in found:
+        if name not in ANSWERS:
+            raise ValueError(did_you_mean("array", name, ANSWERS, where=str(path)))
+    if not set(found) - {"failed"}:
+        raise ValueError(f"{path} holds no images, labels or label_counts.")
+    return found
+
+
+def _tensor(name: str, array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must hold numbers, got {array.dtype}.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
+
+
+def _answer(found: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -> Reconstruction:
+    victims, samples = y.shape
+    failed = found.get("failed")
+    if failed is not None and (failed.dtype != torch.bool or tuple(failed.shape) != (victims,)):
+        raise ValueError(
+            f"failed must be bool [{victims}], got {failed.dtype} {list(failed.shape)}."
+        )
+    lost = torch.zeros(victims, dtype=torch.bool) if failed is None else failed
+    images, labels, counts = (found.get(k) for k in ("images", "labels", "label_counts"))
+    if images is not None:
+        images = _checked_images(_stacked("images", images, x.shape), lost, is_image=x.ndim == 5)
+    if labels is not None:
+        labels = _whole("labels", _stacked("labels", labels, y.shape))
+        if bool(((labels < 0) | (labels >= classes)).any()):
+            raise ValueError(
+                f"labels must lie in 0..{classes - 1}, got {int(labels.min())} to "
+                f"{int(labels.max())}."
+            )
+    if counts is not None:
+        if tuple(counts.shape) != (victims, classes):
+            raise ValueError(
+                f"label_counts must have shape [{victims}, {classes}] (victims, classes), got "
+                f"{list(counts.shape)}."
+            )
+        counts = _whole("label_counts", counts)
+        if bool((counts < 0).any()) or bool((counts > samples).any()):
+            raise ValueError(
+                f"label_counts must lie in 0..{samples}, got {int(counts.min())} to "
+                f"{int(counts.max())}."
+            )
+    return Reconstruction(images=images, labels=labels, label_counts=counts, failed=failed)
+
+
+def _stacked(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+    """[V, K, ...]; K = 1 may have been left out."""
+    if shape[1] == 1 and tuple(value.shape) == (shape[0], *shape[2:]):
+        value = value.unsqueeze(1)
+    if value.shape != shape:
+        raise ValueError(
+            f"{name} must have shape {list(shape)} (victims, samples each, one sample), got "
+            f"{list(value.shape)}."
+        )
+    return value
+
+
+def _whole(name: str, value: Tensor) -> Tensor:
+    if value.is_floating_point() or value.dtype == torch.bool:
+        raise ValueError(f"{name} must be whole numbers, got {value.dtype}.")
+    return value.long()
+
+
+def _checked_images(images: Tensor, lost: Tensor, *, is_image: bool) -> Tensor:
+    if not images.is_floating_point():
+        hint = " of bytes divided by 255" if images.dtype == torch.uint8 else ""
+        raise ValueError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
+    bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~lost
+    if bool(bad.any()):
+        which = ", ".join(str(int(i)) for i in bad.nonzero().flatten())
+        raise ValueError(
+            f"images of victim(s) {which} hold NaN or infinities; mark victims without an answer "
+            "in a bool array 'failed'."
+        )
+    kept = images[~lost]
+    if is_image and kept.numel():
+        low, high = float(kept.min()), float(kept.max())
+        if low < -_ROUNDING or high > 1 + _ROUNDING:
+            raise ValueError(f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}.")
+    return images

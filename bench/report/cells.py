@@ -1,0 +1,138 @@
+"""The attack cells of a result folder: their names, and how a reader finds one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.names import did_you_mean
+from bench.report.tables import setting
+
+_KEY = re.compile(r"[0-9a-f]{24}")
+_PREFIX = re.compile(r"[0-9a-f]{4,24}")
+_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One attack cell as run.json lists it. training: its training's entry there."""
+
+    key: str
+    training: Mapping[str, Any]
+    label: str
+    attack: str
+    checkpoint: str
+    threat: str
+
+    @property
+    def protocol(self) -> str:
+        return str(self.training["protocol"]["name"])
+
+    @property
+    def dataset(self) -> str:
+        return str(self.training["task"]["dataset"])
+
+    @property
+    def model(self) -> str:
+        return str(self.training["task"]["model"])
+
+    @property
+    def defense(self) -> str:
+        return str(self.training["defense"])
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.training["settings"]
+        return found
+
+    @property
+    def setting(self) -> str:
+        """spm(epsilon=1.5)."""
+        return setting(dict(self.training))
+
+    @property
+    def seed(self) -> int:
+        return int(self.training["seed"])
+
+    @property
+    def name(self) -> str:
+        """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
+        return "/".join((self.dataset, self.model, self.setting, self.label, self.checkpoint))
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Whatever a reader may call it by."""
+        return frozenset(
+            (self.protocol, self.dataset, self.model, self.defense, self.setting, self.label,
+             self.attack, self.checkpoint, self.threat, f"seed={self.seed}")
+        )  # fmt: skip
+
+
+def checked_key(key: Any) -> str:
+    """A record's key, which becomes a file name. Raises ValueError for anything else."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise ValueError(f"run.json holds {key!r} where a record's key of 24 hex digits belongs.")
+    return key
+
+
+def cells_of(run: Mapping[str, Any]) -> list[Cell]:
+    """All cells of a run.json, in its order."""
+    return [
+        Cell(
+            key=checked_key(entry["key"]),
+            training=training,
+            label=entry["label"],
+            attack=entry["attack"],
+            checkpoint=entry["checkpoint"],
+            threat=entry["threat"],
+        )
+        for training in run["trainings"]
+        for entry in training["cells"]
+    ]
+
+
+def find(cells: Sequence[Cell], text: str) -> Cell:
+    """The cell of a key, of a unique prefix of one (4 digits or more), or of words separated by
+    slashes that fit it alone: digits/lenet/spm/dlg/final.
+
+    Raises ValueError for a word that fits no cell, with the nearest, and for words that fit
+    several or none together, with the candidates.
+    """
+    if _PREFIX.fullmatch(text):
+        found = [c for c in cells if c.key.startswith(text)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValueError(f"'{text}' begins several keys: {_listed(found)}.")
+    words = [w.strip() for w in text.split("/") if w.strip()]
+    known = {w for c in cells for w in c.words}
+    for word in words:
+        if word not in known:
+            raise ValueError(did_you_mean("cell or part of a cell's name", word, sorted(known)))
+    found = [c for c in cells if all(w in c.words for w in words)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(f"no cell is all of '{text}' at once; there are {_listed(cells)}.")
+    raise ValueError(f"'{text}' fits {len(found)} cells; give more words or a key: "
+                     f"{_listed(found)}.")  # fmt: skip
+
+
+def _listed(cells: Sequence[Cell]) -> str:
+    shown = [f"{c.key[:8]} {c.protocol}/{c.name}/seed={c.seed}" for c in cells[:_SHOWN]]
+    more = len(cells) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def check_wanted(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Raises ValueError if a filter's value occurs nowhere, naming what does."""
+    values = {str(k) for k in known}
+    if value is not None and str(value) not in values:
+        raise ValueError(did_you_mean(name, str(value), sorted(values)))
+
+
+def fits_settings(settings: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
+    """Whether every wanted setting has the wanted value; others may be anything."""
+    return all(k in settings and settings[k] == v for k, v in (wanted or {}).items())

@@ -1,0 +1,217 @@
+"""What figures show beyond the rows: pictures from the artifacts, runs at twice the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bench.metrics.images import ssim
+from bench.metrics.intervals import bootstrap
+from bench.report.cells import Cell
+from bench.report.figures import WIDTHS, Paper, Spent, styled
+from bench.report.tables import Row
+from bench.store import Store
+
+MOST_LINES = 24
+"""Of pictures in one figure: more fit no page."""
+_LABEL = 1.9
+"""Inches for a line's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """One line of pictures [N, C, H, W]; similar: SSIM under each, None for the private ones."""
+
+    label: str
+    images: Tensor
+    similar: Tensor | None
+
+
+def pictures(
+    folder: Path, cells: Sequence[Cell], *, victims: int = 8, width: str = "page"
+) -> Figure:
+    """Private images above each cell's reconstructions: the first `victims` of the run's order,
+    of each cell's first seed, never chosen by hand. Samples of a larger batch follow each other.
+
+    Raises ValueError if no cell has pictures, or more than a page holds.
+    """
+    if width not in WIDTHS:
+        raise ValueError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
+    if isinstance(victims, bool) or not isinstance(victims, int) or victims < 1:
+        raise ValueError(f"victims must be a whole number >= 1, got {victims!r}.")
+    cells = _first_seed(cells)
+    found = [(c, p) for c in cells if (p := _pair(folder, c)) is not None]
+    if not found:
+        raise ValueError(
+            f"none of {_some([c.name for c in cells])} has pictures: its attack rebuilds no "
+            "images, did not apply, or the folder came without artifacts."
+        )
+    if len(found) > MOST_LINES:
+        raise ValueError(
+            f"{len(found)} lines of pictures, but a page holds {MOST_LINES}: give dataset, "
+            f"checkpoint, defense, settings or attack, e.g. of {_some([c.name for c, _ in found])}."
+        )
+    return _grid(_lines(found, victims), width)
+
+
+def strongest(folder: Path, cells: Sequence[Cell], rows: Sequence[Row]) -> list[Cell]:
+    """The cell of each row's strongest attack, those that have pictures; of a long table the
+    first rows."""
+    out: list[Cell] = []
+    for row in rows[:MOST_LINES]:
+        wanted = row["worst"] and row["worst"]["attack"]
+        members = [c for c in cells if c.label == wanted and _of(c, row)]
+        out += [c for c in members if _path(folder, c).is_file()][:1]
+    return out
+
+
+def budgets(folder: Path, cells: Sequence[Cell], row: Row) -> list[Spent]:
+    """Attacks of a row's table that also ran at twice their budget, where nothing defends."""
+    store = Store(folder)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        if not _same_table(cell, row):
+            continue
+        record = store.read("attack", cell.key)
+        if record and record.get("doubled") and "ssim" in record["doubled"]["values"]:
+            found.setdefault(cell.label, []).append(record)
+    out = []
+    for label, records in found.items():
+        points = []
+        for runs in (records, [r["doubled"] for r in records]):
+            interval = bootstrap([np.array(r["values"]["ssim"]) for r in runs])
+            if interval is not None:
+                points.append((int(runs[0]["budget"]), interval))
+        out.append(Spent(attack=label, points=tuple(points)))
+    return out
+
+
+def _same_table(cell: Cell, row: Mapping[str, Any]) -> bool:
+    return (
+        cell.dataset == row["dataset"]
+        and cell.model == row["model"]
+        and cell.checkpoint == row["checkpoint"]
+        and cell.training["protocol"] == row["protocol_settings"]
+        and all(
+            cell.training["task"].get(k, {}) == row.get(k, {})
+            for k in ("dataset_settings", "model_settings")
+        )
+    )
+
+
+def _of(cell: Cell, row: Mapping[str, Any]) -> bool:
+    return (
+        _same_table(cell, row)
+        and cell.defense == row["defense"]
+        and dict(cell.settings) == row["settings"]
+    )
+
+
+def _path(folder: Path, cell: Cell) -> Path:
+    return Store(folder).artifacts(cell.key) / "reconstruction.safetensors"
+
+
+def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
+    """Truth and reconstruction [V, K, C, H, W] of a cell, None where it has no pictures."""
+    path = _path(folder, cell)
+    if not path.is_file():
+        return None
+    try:
+        tensors = load_file(path)
+        truth, images = tensors["truth"], tensors["images"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise ValueError(f"{path} is no complete reconstruction ({error}).") from error
+    return (truth, images) if images.ndim == 5 else None
+
+
+def _first_seed(cells: Sequence[Cell]) -> list[Cell]:
+    first: dict[tuple[str, str], Cell] = {}
+    for cell in cells:
+        first.setdefault((f"{cell.name}\x00{cell.threat}", str(cell.training["protocol"])), cell)
+    return list(first.values())
+
+
+def _lines(found: Sequence[tuple[Cell, tuple[Tensor, Tensor]]], victims: int) -> list[_Line]:
+    """Private images before the first line and wherever they are others; a line's name says what
+    differs between lines."""
+    differs = [len({part(c) for c, _ in found}) > 1 for part in _PARTS]
+    lines: list[_Line] = []
+    last: Tensor | None = None
+    for cell, (truth, images) in found:
+        private = truth.flatten(0, 1)[:victims]
+        guess = images.flatten(0, 1)[:victims]
+        if last is None or last.shape != private.shape or not torch.equal(last, private):
+            lines.append(_Line(label="private", images=private, similar=None))
+            last = private
+        names = [part(cell) for part, d in zip(_PARTS, differs, strict=True) if d]
+        label = "\n".join(names) if names else cell.label
+        lines.append(_Line(label=label, images=guess, similar=ssim(guess, private)))
+    return lines
+
+
+def _words(cell: Cell) -> str:
+    """The setting in words that a narrow line can break between."""
+    shown = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in cell.settings.items())
+    return " ".join([cell.defense, *shown])
+
+
+_PARTS: tuple[Callable[[Cell], str], ...] = (
+    lambda c: f"{c.protocol} {c.dataset} {c.model}",
+    _words,
+    lambda c: c.label,
+    lambda c: f"{c.checkpoint} round",
+)
+
+
+def _grid(lines: Sequence[_Line], width: str) -> Figure:
+    from textwrap import wrap
+
+    inches = WIDTHS[width]
+    name = min(_LABEL, 0.42 * inches)
+    columns = max(len(line.images) for line in lines)
+    side = (inches - name) / columns
+    below = 0.16
+    height = sum(side + (0.06 if line.similar is None else below) for line in lines) + 0.05
+    with styled():
+        figure = Paper(figsize=(inches, height))
+        # One pair of axes in inches for all pictures: hundreds of axes take seconds to draw.
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        top = height - 0.02
+        for line in lines:
+            text = "\n".join(
+                piece
+                for part in line.label.split("\n")
+                for piece in wrap(part, width=int(name / 0.068))
+            )
+            axes.text(0.0, top - side / 2, text, va="center", ha="left", linespacing=1)
+            for i, image in enumerate(line.images):
+                left = name + i * side
+                shown = image.movedim(0, -1).clamp(0, 1).numpy()
+                axes.imshow(
+                    shown[..., 0] if shown.shape[-1] == 1 else shown, cmap="gray", vmin=0, vmax=1,
+                    interpolation="nearest", origin="upper",
+                    extent=(left + 0.03 * side, left + 0.97 * side, top - 0.97 * side,
+                            top - 0.03 * side),
+                )  # fmt: skip
+                if line.similar is not None:
+                    axes.text(left + side / 2, top - side, f"{float(line.similar[i]):.2f}",
+                              ha="center", va="top")  # fmt: skip
+            top -= side + (0.06 if line.similar is None else below)
+        axes.set(xlim=(0, inches), ylim=(0, height), aspect="equal")
+    return figure
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(names))
+    more = len(shown) - 8
+    return ", ".join(shown[:8]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,200 @@
+"""The leaderboard as one self-contained HTML page: no network, no other file.
+
+`page` takes rows of any number of suites, so that a static site can show several in one table.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import bench
+from bench.report import charts, explain, tables
+from bench.report.boards import AT_ONCE, Board, boards
+from bench.report.details import details
+from bench.report.leaderboard import complete, row_id
+from bench.report.pictures import Pictures
+from bench.report.tables import Row, setting
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_FIRST = 'document.documentElement.classList.add("on")'
+"""Runs before the tables are laid out: what needs scripts shows, rows beyond the first hide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """Why cells have no figure, and which: (table, its settings)."""
+
+    what: str
+    status: str
+    reason: str
+    where: tuple[tuple[str, str], ...]
+
+
+def page(rows: Sequence[Row], run: Mapping[str, Any], pictures: Pictures) -> str:
+    """The whole page as text.
+
+    rows: of `leaderboard.rows`, or read from a leaderboard.json of this or an older version.
+    run: run.json. pictures: of `pictures.load`. Raises ValueError for rows without what every
+    version has.
+    """
+    digest = hashlib.sha256(tables.to_leaderboard_json(rows).encode()).hexdigest()
+    try:
+        whole = complete(rows)
+        found = boards(whole)
+        shown = [_shown(b, whole, pictures) for b in found]
+    except KeyError as error:
+        raise ValueError(f"a row of the leaderboard has no {error} (see schema.json).") from error
+    reasons = _reasons(found)
+    style, script = (source(f"report.{kind}") for kind in ("css", "js"))
+    return environment().get_template("report.html").render(
+        policy=(
+            f"default-src 'none'; img-src data:; style-src {content_hash(style)}; "
+            f"script-src {content_hash(_FIRST)} {content_hash(script)}; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        style=Markup(style),
+        first=Markup(_FIRST),
+        script=Markup(script),
+        at_once=AT_ONCE,
+        suite=run["suite"],
+        run=run,
+        made_by=run.get("versions", {}).get("leakbench", bench.__version__),
+        digest=digest,
+        rows=whole,
+        boards=shown,
+        filters=_filters(whole),
+        texts=explain.COLUMNS,
+        reasons=reasons,
+        notes=_json({"columns": explain.COLUMNS, "reasons": list(reasons)}),
+        gaps=_gaps(found),
+        pictures=pictures,
+    )  # fmt: skip
+
+
+def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, Any]:
+    ids = [row_id(r) for r in board.rows]
+    own = _own(pictures, ids)
+    return {
+        "board": board,
+        "views": charts.views(board),
+        "budget": charts.budget_view(board, rows),
+        "details": _json(details(board.rows, [line.flags for line in board.lines])),
+        "pictures": _json(own) if own["cells"] or own["records"] else None,
+        "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),
+    }
+
+
+def _own(pictures: Pictures, ids: Sequence[str]) -> dict[str, Any]:
+    """One table's pictures; rows are named by their place in it, sprites by theirs in its list."""
+    places = {name: i for i, name in enumerate(ids)}
+    sprites: dict[str, int] = {}
+
+    def place(number: int) -> int:
+        return sprites.setdefault(pictures["sprites"][number], len(sprites))
+
+    cells = [
+        {**c, "row": places[c["row"]], "truth": place(c["truth"]), "images": place(c["images"])}
+        for c in pictures["cells"]
+        if c["row"] in places
+    ]
+    records = [{**r, "row": places[r["row"]]} for r in pictures["records"] if r["row"] in places]
+    return {"sprites": list(sprites), "cells": cells, "records": records}
+
+
+def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
+    """(key in the URL, label, values) of each select box."""
+    keys = (("protocol", "Protocol"), ("dataset", "Dataset"), ("model", "Model"),
+            ("checkpoint", "Round"), ("defense", "Defense"))  # fmt: skip
+    return [(k, label, list(dict.fromkeys(str(r[k]) for r in rows))) for k, label in keys]
+
+
+def _reasons(found: Sequence[Board]) -> dict[str, int]:
+    """Reasons that cells without a figure show when pressed, each with its place in the list."""
+    reasons = (c.reason for b in found for line in b.lines for c in line.cells if c.reason)
+    return {r: i for i, r in enumerate(dict.fromkeys(reasons))}
+
+
+def _gaps(found: Sequence[Board]) -> list[Gap]:
+    """Every reason of a failed, timed-out or inapplicable cell or training, with its cells;
+    failures first."""
+    where: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    sizes = {b.title: len(b.rows) for b in found}
+    for board in found:
+        for row in board.rows:
+            for gap in _gaps_of(row):
+                where.setdefault(gap, {}).setdefault(board.title, []).append(setting(row))
+    gaps = [
+        Gap(
+            what=what, status=status.replace("_", " "), reason=reason,
+            where=tuple(
+                (t, f"all {len(s)} settings" if 1 < len(s) == sizes[t] else ", ".join(s))
+                for t, s in tables_.items()
+            ),
+        )
+        for (what, status, reason), tables_ in where.items()
+    ]  # fmt: skip
+    return sorted(gaps, key=lambda g: g.status == "not applicable")
+
+
+def _gaps_of(row: Row) -> list[tuple[str, str, str]]:
+    gaps = [
+        (n, e["status"], str(e["reason"]))
+        for n, e in row["attacks"].items()
+        if e["status"] != "done"
+    ]
+    for flag in row["flags"]:
+        for status in ("failed", "timeout", "not_applicable"):
+            if flag.startswith(f"training {status}: "):
+                gaps.append(("training", status, flag.split(": ", 1)[1]))
+        if flag.startswith("audit failed: "):
+            gaps.append(("audit", "failed", flag.split(": ", 1)[1]))
+    return gaps
+
+
+@cache
+def environment() -> Environment:
+    """Where pages are made: every value is escaped unless it is marked as safe."""
+    made = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["breakable"] = _breakable
+    return made
+
+
+@cache
+def source(name: str) -> str:
+    """Text of a style sheet or script among the templates."""
+    return (_TEMPLATES / name).read_text().strip()
+
+
+def content_hash(text: str) -> str:
+    """A source expression that allows just this inline text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _breakable(name: str) -> Markup:
+    """A name, or setting=value, that may be broken after its underscores and equals signs."""
+    parts = (Markup("_<wbr>").join(part.split("_")) for part in name.split("="))
+    return Markup("=<wbr>").join(parts)
+
+
+def _json(value: Any) -> Markup:
+    """JSON for a script block: nothing in it can end the block or open a comment."""
+    text = json.dumps(value, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)

@@ -1,0 +1,249 @@
+"""Pictures of what attacks rebuilt, small enough to stand in one page.
+
+The victims are the first in the run's order, of the first seed: nobody chose them, and no score
+did. Every attack shows the same number of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.report.leaderboard import row_id, suite_label
+from bench.store import Store
+
+BUDGET = 8_000_000
+"""Characters of all pictures together, as they stand in the page."""
+VICTIMS = (8, 6, 4, 3, 2, 1)
+"""Numbers of victims per attack to try, the first that fits is taken."""
+SAMPLES = 8
+"""Most samples of one victim's batch that are shown."""
+LARGEST_SIDE = 96
+"""Larger images are shrunk to this; scores are of the originals."""
+FEATURES, RECORDS = 10, 4
+"""Features of a tabular record, and victims, that are shown as numbers."""
+SCHEMA = 1
+_PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
+Pictures = dict[str, Any]
+
+
+class TooMuch(Exception):
+    """The pictures do not fit the budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """One attack cell with a reconstruction on disk."""
+
+    row: str
+    attack: str
+    path: Path
+    record: Mapping[str, Any]
+
+
+def none(why: str) -> Pictures:
+    """No pictures, with the reason that the page gives."""
+    return {"schema": SCHEMA, "victims": 0, "why": why, "without": 0, "unreadable": [],
+            "sprites": [], "cells": [], "records": []}  # fmt: skip
+
+
+def load(folder: Path) -> Pictures:
+    """The pictures of a result folder: from its artifacts, or from a pictures.json that `report
+    --keep-pictures` wrote. Raises ValueError for a pictures.json of another form."""
+    if (folder / "artifacts").is_dir():
+        return collect(folder)
+    path = folder / "pictures.json"
+    if not path.is_file():
+        return none("this result folder holds neither reconstructions nor a pictures.json")
+    try:
+        return _checked(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no pictures.json of leakbench ({error}).") from error
+
+
+def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
+    """Sprites and scores of every attack with a reconstruction, for as many victims each as the
+    budget (characters) allows; where one victim each is too much, of the first attacks alone.
+
+    sprites: PNGs as data URIs. cells: images, {row, attack, truth, images (places in sprites;
+    victims side by side, `samples` each), samples, metric, scores}. records: the same of tabular
+    records with their numbers. without: attacks left out for want of space. unreadable: files
+    that are damaged.
+    """
+    sources = list(_sources(folder))
+    for victims in VICTIMS:
+        try:
+            return _gather(sources, victims=victims, budget=budget, stop_early=True)
+        except TooMuch:
+            continue
+    return _gather(sources, victims=VICTIMS[-1], budget=budget, stop_early=False)
+
+
+def _sources(folder: Path) -> Iterator[_Source]:
+    """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
+    run = json.loads((folder / "run.json").read_text())
+    store = Store(folder)
+    known = set()
+    for training in run["trainings"]:
+        for cell in training["cells"]:
+            row = row_id(
+                {
+                    "suite": suite_label(run["suite"]),
+                    "protocol_settings": training["protocol"],
+                    **{k: v for k, v in training["task"].items() if k != "protocol"},
+                    **{k: training[k] for k in ("defense", "settings")},
+                    "checkpoint": cell["checkpoint"],
+                }
+            )
+            path = store.artifacts(cell["key"]) / "reconstruction.safetensors"
+            if (row, cell["label"]) in known or not path.is_file():
+                continue
+            record = store.read("attack", cell["key"])
+            if record is not None and record["status"] == "done":
+                known.add((row, cell["label"]))
+                yield _Source(row=row, attack=cell["label"], path=path, record=record)
+
+
+def _gather(sources: list[_Source], *, victims: int, budget: int, stop_early: bool) -> Pictures:
+    found = none("") | {"victims": victims}
+    places: dict[str, int] = {}
+    spent = 0
+
+    def place(sprite: str) -> int:
+        nonlocal spent
+        if sprite not in places:
+            places[sprite] = len(places)
+            spent += len(sprite)
+        return places[sprite]
+
+    for source in sources:
+        if spent > budget and not stop_early:
+            found["without"] += 1
+            continue
+        try:
+            images, truth = _read(source.path, victims)
+        except ValueError as error:
+            found["unreadable"].append(str(error))
+            continue
+        if images.ndim != 5:
+            found["records"].append(_record(source, images, truth))
+            continue
+        cell = _scores(source, images, truth)
+        cell |= {"truth": place(_sprite(truth)), "images": place(_sprite(images))}
+        found["cells"].append(cell)
+        if spent > budget and stop_early:
+            raise TooMuch
+    found["sprites"] = list(places)
+    return found
+
+
+def _read(path: Path, victims: int) -> tuple[np.ndarray, np.ndarray]:
+    """images, truth [V, K, ...] of the first victims and samples, float32; ValueError if the file
+    is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            images, truth = (_first(file.get_slice(n), victims) for n in ("images", "truth"))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path.parent.name}/{path.name}: {error}") from error
+    if images.shape != truth.shape or images.ndim < 3 or not np.isfinite(images).all():
+        raise ValueError(f"{path.parent.name}/{path.name}: images and truth do not fit together")
+    return images, truth
+
+
+def _first(stored: Any, victims: int) -> np.ndarray:
+    """The first victims and samples of a stored tensor [V, K, ...], float32, without the rest."""
+    v, k, *_ = stored.get_shape()
+    found: np.ndarray = stored[: min(v, victims), : min(k, SAMPLES)].astype(np.float32)
+    return found
+
+
+def _scores(source: _Source, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+    """Score of each sample shown: SSIM, or MSE of images below its window."""
+    import torch
+
+    from bench.metrics.images import WINDOW, mse, ssim
+
+    metric = "ssim" if min(images.shape[-2:]) >= WINDOW else "mse"
+    recorded = source.record["values"].get(metric)
+    if recorded is not None and images.shape[1] == source.record["samples"] == 1:
+        scores = recorded[: len(images)]
+    else:
+        a, b = torch.from_numpy(images), torch.from_numpy(truth)
+        each = ssim(a, b) if metric == "ssim" else mse(a, b, sample_dims=3)
+        scores = each.flatten().tolist()
+    return {
+        "row": source.row,
+        "attack": source.attack,
+        "samples": images.shape[1],
+        "metric": metric,
+        "scores": [round(float(s), 3 if metric == "ssim" else 6) for s in scores],
+    }
+
+
+def _sprite(images: np.ndarray) -> str:
+    """images [V, K, C, H, W] in [0, 1], side by side in one PNG, as a data URI."""
+    from PIL import Image
+
+    channels, height, width = images.shape[-3:]
+    flat = images.reshape(-1, channels, height, width)
+    if channels not in (1, 3):  # no colours that a reader would know: their mean
+        flat = flat.mean(axis=1, keepdims=True)
+    strip = np.concatenate(list(flat), axis=-1).transpose(1, 2, 0)
+    pixels = (strip.clip(0, 1) * 255).round().astype(np.uint8)
+    picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    shrink = LARGEST_SIDE / max(height, width)
+    if shrink < 1:
+        size = (len(flat) * round(width * shrink), round(height * shrink))
+        picture = picture.resize(size, Image.Resampling.BOX)
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _record(source: _Source, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+    """First features of the first samples, as numbers; scores are MSEs over all features."""
+
+    def first(x: np.ndarray) -> list[list[float]]:
+        flat = x.reshape(x.shape[0] * x.shape[1], -1)[:RECORDS, :FEATURES]
+        return [[float(f"{v:.3g}") for v in sample] for sample in flat]
+
+    squared = np.square(images.astype(np.float64) - truth)
+    errors = squared.reshape(images.shape[0] * images.shape[1], -1).mean(axis=1)
+    return {
+        "row": source.row,
+        "attack": source.attack,
+        "samples": images.shape[1],
+        "features": int(np.prod(images.shape[2:])),
+        "images": first(images),
+        "truth": first(truth),
+        "scores": [float(f"{e:.3g}") for e in errors[:RECORDS]],
+    }
+
+
+def _checked(pictures: Any) -> Pictures:
+    """Raises ValueError unless it is what `collect` makes: the file may come from anywhere."""
+    if not isinstance(pictures, dict) or pictures.get("schema") != SCHEMA:
+        raise ValueError(f"schema must be {SCHEMA}")
+    for sprite in pictures["sprites"]:
+        if not isinstance(sprite, str) or not _PNG.fullmatch(sprite):
+            raise ValueError("sprites must be PNG data URIs")
+    for cell in pictures["cells"]:
+        places = (cell["truth"], cell["images"])
+        if not all(isinstance(p, int) and 0 <= p < len(pictures["sprites"]) for p in places):
+            raise ValueError("a cell names a sprite that is not there")
+        if not isinstance(cell["samples"], int) or len(cell["scores"]) < 1:
+            raise ValueError("a cell has no samples")
+    for one in (*pictures["cells"], *pictures["records"]):
+        if not all(isinstance(one[k], str) for k in ("row", "attack")):
+            raise ValueError("a cell has no row or attack")
+    return none("") | pictures

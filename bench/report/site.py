@@ -1,0 +1,138 @@
+"""Several result folders as a static site: an overview, and each folder's report and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+import bench
+from bench.report import html, leaderboard, pictures, tables
+from bench.store import write_whole
+
+_MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
+FILES = ("leaderboard.json", "leaderboard.csv", "leaderboard.md", "run.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One result folder. name: its path below the results, which it keeps on the site."""
+
+    name: str
+    run: Mapping[str, Any]
+    rows: Sequence[tables.Row]
+    files: Mapping[str, str]
+
+    @property
+    def address(self) -> str:
+        return quote(self.name)
+
+    @property
+    def failed(self) -> int:
+        """Attack cells that failed or ran out of time, over all rows."""
+        return sum(
+            a["status"] in ("failed", "timeout") for r in self.rows for a in r["attacks"].values()
+        )
+
+    @property
+    def boards(self) -> list[dict[str, Any]]:
+        """For each table what stands out: the undefended row, and the one that leaks least of
+        those that keep their utility."""
+        out = []
+        for title, rows in tables.tables(self.rows):
+            bare = next((r for r in rows if r["defense"] == "none"), None)
+            first = next((r for r in rows if r["rank"] == 1 and len(rows) > 1), None)
+            out.append(
+                {
+                    "title": title,
+                    "settings": len(rows),
+                    "bare": bare and _brief(bare),
+                    "first": first
+                    and {"setting": tables.setting(first), "flags": first["flags"]} | _brief(first),
+                }
+            )
+        return out
+
+
+def _brief(row: tables.Row) -> dict[str, str]:
+    worst = row["worst"]
+    leak = "–"
+    if worst:
+        leak = f"{worst['metric'].upper()} {tables.interval(worst[worst['metric']])}"
+    return {"accuracy": tables.interval(row["accuracy"]), "leak": leak}
+
+
+def collect(source: Path) -> list[Entry]:
+    """Every result folder at or below `source`, by name.
+
+    Raises ValueError if there is none, or one that cannot be read.
+    """
+    folders = sorted({path.parent for path in source.rglob("run.json")})
+    if not folders:
+        raise ValueError(f"{source} holds no result folder of leakbench (no run.json).")
+    return [_entry(folder, source) for folder in folders]
+
+
+def _entry(folder: Path, source: Path) -> Entry:
+    run = leaderboard.read_run(folder)
+    loaded = leaderboard.load(folder)
+    rows = leaderboard.complete(loaded)
+    name = folder.relative_to(source).as_posix()
+    try:
+        page = html.page(loaded, run, pictures.load(folder))
+        texts = (
+            tables.to_leaderboard_json(loaded), tables.to_csv(rows), tables.markdown(rows, run),
+            json.dumps(run, indent=1) + "\n",
+        )  # fmt: skip
+    except KeyError as error:
+        raise ValueError(f"{folder} is no whole result: {error} is missing.") from error
+    return Entry(
+        name=folder.name if name == "." else name,
+        run=run,
+        rows=rows,
+        files={"report.html": page, **dict(zip(FILES, texts, strict=True))},
+    )
+
+
+def index(entries: Sequence[Entry]) -> str:
+    """The overview page."""
+    style = html.source("report.css") + "\n" + html.source("site.css")
+    return html.environment().get_template("site.html").render(
+        policy=(
+            f"default-src 'none'; img-src data:; style-src {html.content_hash(style)}; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        style=Markup(style),
+        mark=Markup(_MARK),
+        entries=entries,
+        version=bench.__version__,
+    )  # fmt: skip
+
+
+def write(source: Path, out: Path) -> list[Path]:
+    """Write the site of all results below `source` and return its pages, the overview first.
+
+    out: a new or empty folder, or an earlier site, whose pages are replaced. Raises ValueError
+    for another folder, and for results that cannot be read; nothing is written then.
+    """
+    if not source.is_dir():
+        raise ValueError(f"no such folder of results: {source}.")
+    front = out / "index.html"
+    ours = front.is_file() and 'content="leakbench ' in front.read_text(errors="replace")
+    if out.exists() and not ours and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out must be a new folder, an empty one or an earlier site, got {out}.")
+    if out.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"--out must lie outside of the results {source}, got {out}.")
+    entries = collect(source)
+    pages = []
+    for entry in entries:
+        for name, text in entry.files.items():
+            write_whole(out / entry.name / name, text)
+        pages.append(out / entry.name / "report.html")
+    write_whole(front, index(entries))
+    return [front, *pages]

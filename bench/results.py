@@ -1,0 +1,389 @@
+"""The Python API: run a suite, load a result folder, look at it as tables and figures."""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from bench import launch
+from bench import suite as suites
+from bench.report import frames, leaderboard, tables
+from bench.report.cells import Cell, cells_of, check_wanted, fits_settings
+from bench.store import Store, to_json, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+Row = dict[str, Any]
+
+
+def run(
+    suite: str | Path | Mapping[str, Any] | suites.Suite,
+    *,
+    only: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    device: str = "auto",
+    jobs: int | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    plugins: Sequence[str | Path] = (),
+    fresh: bool = False,
+    progress: bool | None = None,
+) -> Results:
+    """Run a suite as `leakbench run` does, with the same records, and give its results.
+
+    suite: a shipped suite's name, a TOML file, or the suite itself as a dict. only: keeps cells,
+    {"defense": "spm", "seed": 0}. overrides: changes values of a named suite, {"protocol.rounds":
+    5}. jobs: worker processes; 0: none, run in this process. out: result folder, by default
+    leakbench-runs/SUITE; a run that was stopped continues there. plugins: Python files with a
+    defense or attack. progress: by default on terminals and in notebooks.
+
+    Worker processes import a script's file again, so a script must call this under
+    `if __name__ == "__main__":` or with jobs=0; notebooks need neither. Failed cells raise
+    nothing: see `Results.failures`. Raises ValueError for bad input, before any work.
+    """
+    env = launch.environment(
+        device=device,
+        data_dir=None if data_dir is None else Path(data_dir),
+        download=download,
+        plugins=_files(plugins),
+    )
+    plan, keys = launch.planned(_suite(suite, overrides), only or {}, env)
+    workers = launch.default_workers(env.device) if jobs is None else jobs
+    if not isinstance(workers, int) or workers < 0:
+        raise ValueError(f"jobs must be a whole number >= 0, got {jobs!r}.")
+    if workers:
+        _refuse_unguarded_script(sys._getframe(1))
+    store = launch.store_of(plan, None if out is None else Path(out))
+    store.prepare()
+    shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
+    with _progress(plan, shown) as on_progress:
+        launch.execute(
+            plan, keys, store, workers=workers, fresh=fresh,
+            command=_command(suite, plan.suite.name, only, overrides), on_progress=on_progress,
+        )  # fmt: skip
+    results = Results(store.folder)
+    results.write()
+    return results
+
+
+def load(folder: str | Path) -> Results:
+    """The results in a folder of `leakbench run`. Raises ValueError if it is none."""
+    return Results(Path(folder))
+
+
+class Results:
+    """A result folder: tables as pandas DataFrames, figures as matplotlib Figures.
+
+    Epsilons are floats, `inf` where nothing is proven; what there is no figure of is NaN. Raises
+    ValueError if the folder is no result folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._run = leaderboard.read_run(folder)
+        self._cells = cells_of(self._run)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The leaderboard as leaderboard.json holds it; see bench/report/schema.json."""
+        rows = leaderboard.complete(leaderboard.load(self.folder))
+        found: list[Row] = json.loads(to_json(rows))
+        return found
+
+    @property
+    def _published(self) -> bool:
+        """Whether it is a leaderboard that came without its records, as those in results/ do."""
+        return not (self.folder / "records").is_dir()
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """(what, why) of trainings and cells that failed or ran out of time. Raises ValueError
+        for a leaderboard that came without its records."""
+        self._need_records()
+        store = Store(self.folder)
+        jobs = [("train", t["key"], _training_name(t)) for t in self._run["trainings"]]
+        jobs += [("attack", c.key, f"{c.name}/seed={c.seed}") for c in self._cells]
+        out = []
+        for kind, key, name in jobs:
+            record = store.read("train" if kind == "train" else "attack", key)
+            if record is not None and record["status"] in ("failed", "timeout"):
+                out.append((name, f"{record['status']}: {record['reason']}"))
+        return out
+
+    def leaderboard(
+        self, *, checkpoint: str | None = None, dataset: str | None = None,
+        defense: str | None = None,
+    ) -> DataFrame:  # fmt: skip
+        """One line per defense setting and checkpoint; each attack's means are ATTACK_METRIC,
+        e.g. dlg_ssim. Raises ValueError for a value that occurs nowhere."""
+        return frames.leaderboard(
+            self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
+        )
+
+    def attacks(
+        self, *, checkpoint: str | None = None, dataset: str | None = None,
+        defense: str | None = None,
+    ) -> DataFrame:  # fmt: skip
+        """One line per row and attack, with every metric, interval, floor, status and reason."""
+        return frames.attacks(self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense))
+
+    def victims(
+        self, *, checkpoint: str | None = None, dataset: str | None = None,
+        defense: str | None = None, attack: str | None = None,
+    ) -> DataFrame:  # fmt: skip
+        """One line per victim of every finished cell, from the records. Raises ValueError for a
+        leaderboard that came without them."""
+        self._need_records()
+        return frames.victims(
+            self.folder,
+            self._some_cells(
+                checkpoint=checkpoint, dataset=dataset, defense=defense, attack=attack
+            ),
+        )
+
+    def pictures(
+        self, *, defense: str | None = None, attack: str | None = None,
+        settings: Mapping[str, Any] | None = None, dataset: str | None = None,
+        checkpoint: str | None = None, victims: int = 8, width: str = "page",
+    ) -> Figure:  # fmt: skip
+        """Private images above what attacks made of them, SSIM under each: the first victims in
+        the run's order, of the first seed.
+
+        Raises ValueError, saying what there is, if nothing matches or more than fits a page.
+        """
+        from bench.report import grids
+
+        cells = self._some_cells(
+            checkpoint=checkpoint, dataset=dataset, defense=defense, attack=attack
+        )
+        chosen = [c for c in cells if fits_settings(c.settings, settings)]
+        if not chosen:
+            there = ", ".join(dict.fromkeys(c.setting for c in cells))
+            raise ValueError(f"no cell has the settings {dict(settings or {})}; there are {there}.")
+        return grids.pictures(self.folder, chosen, victims=victims, width=width)
+
+    def plot_pareto(
+        self, *, dataset: str | None = None, model: str | None = None,
+        protocol: str | None = None, checkpoint: str | None = None, width: str = "column",
+    ) -> Figure:  # fmt: skip
+        """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
+        from bench.report import figures
+
+        return figures.pareto(self._table(dataset, model, protocol, checkpoint), width=width)
+
+    def plot_epsilon(
+        self, *, which: str = "eps_record", dataset: str | None = None, model: str | None = None,
+        protocol: str | None = None, checkpoint: str | None = None, width: str = "column",
+    ) -> Figure:  # fmt: skip
+        """Accuracy against an epsilon of one table: eps_record (proven) or eps_claimed."""
+        from bench.report import figures
+
+        rows = self._table(dataset, model, protocol, checkpoint)
+        return figures.epsilon(rows, which=which, width=width)
+
+    def plot_budget(
+        self, *, dataset: str | None = None, model: str | None = None,
+        protocol: str | None = None, checkpoint: str | None = None, width: str = "column",
+    ) -> Figure:  # fmt: skip
+        """SSIM against each attack's budget, where nothing defends, in one table."""
+        from bench.report import figures, grids
+
+        rows = self._table(dataset, model, protocol, checkpoint)
+        return figures.budget(grids.budgets(self.folder, self._cells, rows[0]), width=width)
+
+    def write(self) -> list[Path]:
+        """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
+        texts = {
+            "json": tables.to_leaderboard_json(self.rows),
+            "csv": tables.to_csv(self.rows),
+            "md": tables.markdown(self.rows, self._run),
+        }
+        for name, text in texts.items():
+            write_whole(self.folder / f"leaderboard.{name}", text)
+        return [self.folder / f"leaderboard.{name}" for name in texts]
+
+    def _need_records(self) -> None:
+        if self._published:
+            raise ValueError(f"{self.folder} holds a leaderboard without its records.")
+
+    def _rows(self, **wanted: str | None) -> list[Row]:
+        """Rows whose values are the wanted ones; None: any."""
+        for key, value in wanted.items():
+            check_wanted(key, value, (r[key] for r in self.rows))
+        return [r for r in self.rows if all(v is None or r[k] == v for k, v in wanted.items())]
+
+    def _some_cells(self, *, attack: str | None, **wanted: str | None) -> list[Cell]:
+        for key, value in wanted.items():
+            check_wanted(key, value, (getattr(c, key) for c in self._cells))
+        check_wanted("attack", attack, {n for c in self._cells for n in (c.label, c.attack)})
+        found = [
+            c
+            for c in self._cells
+            if all(v is None or getattr(c, k) == v for k, v in wanted.items())
+            and attack in (None, c.label, c.attack)
+        ]
+        if not found:
+            asked = {k: v for k, v in {**wanted, "attack": attack}.items() if v is not None}
+            raise ValueError(
+                f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in asked.items())} "
+                "at once."
+            )
+        return found
+
+    def _table(
+        self, dataset: str | None, model: str | None, protocol: str | None, checkpoint: str | None
+    ) -> list[Row]:
+        """Rows of the one table that the words fit."""
+        rows = self._rows(dataset=dataset, model=model, protocol=protocol, checkpoint=checkpoint)
+        found = tables.tables(rows)
+        if checkpoint is None and len(found) > 1:
+            last = self._run["suite"]["checkpoints"][-1]
+            found = tables.tables([r for r in rows if r["checkpoint"] == last]) or found
+        if len(found) != 1:
+            raise ValueError(
+                "a figure shows one table; give dataset, model, protocol or checkpoint so that "
+                f"one is left of: {', '.join(title for title, _ in found) or 'none'}."
+            )
+        return found[0][1]
+
+    def __repr__(self) -> str:
+        suite = self._run["suite"]
+        failed = "no records" if self._published else f"{len(self.failures)} failed"
+        return (
+            f"Results({suite['name']} v{suite['version']}: {len(self._run['trainings'])} "
+            f"trainings, {len(self._cells)} cells, {failed}, in {self.folder})"
+        )
+
+    def _repr_html_(self) -> str:
+        frame = self.leaderboard()
+        names = ("rank", "dataset", "model", "checkpoint", "setting", "accuracy", "eps_claimed",
+                 "unit", "eps_record", "worst_ssim", "worst_attack", "flags")  # fmt: skip
+        shown = frame[[n for n in names if n in frame]]
+        body = shown.to_html(index=False, escape=True, na_rep="-", float_format="{:.3g}".format)
+        return f"<p>{html.escape(repr(self))}</p>{body}"
+
+
+def _training_name(training: Mapping[str, Any]) -> str:
+    task = training["task"]
+    return "/".join(
+        (task["dataset"], task["model"], tables.setting(dict(training)), f"seed={training['seed']}")
+    )
+
+
+def _suite(
+    given: str | Path | Mapping[str, Any] | suites.Suite, overrides: Mapping[str, Any] | None
+) -> suites.Suite:
+    if isinstance(given, (str, Path)):
+        pairs = [f"{k}={_toml(v, k)}" for k, v in (overrides or {}).items()]
+        return suites.load(str(given), pairs)
+    if overrides:
+        raise ValueError("overrides change a suite's file; change the dict itself instead.")
+    if isinstance(given, suites.Suite):
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"suite must be a name, a TOML file or a dict, got {type(given).__name__}."
+        )
+    from pydantic import ValidationError
+
+    try:
+        return suites.Suite.model_validate(dict(given))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(p) for p in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ").rstrip(".")
+        raise ValueError(f"the suite{f', at {place}' if place else ''}: {message}.") from error
+
+
+def _toml(value: Any, place: str) -> str:
+    """A value as `--set` takes it. Raises ValueError for what TOML cannot hold."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_toml(str(k), place)} = {_toml(v, place)}" for k, v in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml(v, place) for v in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (str, Path)):
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007F")
+    raise ValueError(f"overrides: {place} cannot be {value!r}; a suite's file has no such value.")
+
+
+def _command(
+    suite: str | Path | Mapping[str, Any] | suites.Suite, name: str,
+    only: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None,
+) -> list[str]:  # fmt: skip
+    """The command line that makes the same records; a suite given as a dict is named NAME.toml
+    there (run.json holds it whole)."""
+    command = ["leakbench", "run", str(suite) if isinstance(suite, (str, Path)) else f"{name}.toml"]
+    for key, value in (only or {}).items():
+        command += ["--only", f"{key}={value}"]
+    for key, value in (overrides or {}).items():
+        command += ["--set", f"{key}={_toml(value, key)}"]
+    return command
+
+
+def _files(plugins: Sequence[str | Path]) -> list[Path]:
+    if isinstance(plugins, (str, Path)):
+        plugins = [plugins]
+    for plugin in plugins:
+        if isinstance(plugin, type):
+            raise ValueError(
+                f"plugins takes Python files, since worker processes cannot find the class "
+                f"{plugin.__name__}: save it to a file (in a notebook by %%writefile) and give "
+                "its path."
+            )
+    return [Path(p) for p in plugins]
+
+
+def _refuse_unguarded_script(caller: FrameType | None) -> None:
+    """Raises ValueError if workers, which import the script's file, would come here again."""
+    while caller is not None:
+        names = caller.f_globals
+        if caller.f_code.co_name == "<module>" and names.get("__name__") == "__main__":
+            break
+        caller = caller.f_back
+    if caller is None or not names.get("__file__"):
+        return  # notebooks and interactive sessions: workers import no file
+    try:
+        tree = ast.parse(Path(names["__file__"]).read_text())
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return
+    for node in ast.walk(tree):
+        end = getattr(node, "end_lineno", None) or 0
+        if isinstance(node, ast.If) and node.lineno <= caller.f_lineno <= end:
+            named = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
+            if "__name__" in named:
+                return
+    raise ValueError(
+        "bench.run starts worker processes, which import this script again: call it under "
+        'if __name__ == "__main__":, or with jobs=0.'
+    )
+
+
+@contextmanager
+def _progress(plan: suites.Plan, shown: bool) -> Iterator[launch.OnProgress]:
+    if not shown:
+        yield lambda progress: None
+        return
+    from rich.console import Console
+
+    # In a notebook rich's live bar needs a package of its own; lines do as well.
+    with launch.live(plan, Console(force_jupyter=False)) as on_progress:
+        yield on_progress
+
+
+__all__ = ["Results", "load", "run"]

@@ -1,0 +1,165 @@
+"""A report of 2,000 rows: how long it takes to make, how large it is, how fast it opens.
+
+    uv run pytest tests/benchmarks/test_report_speed.py --benchmark-only -s
+
+Rows are drawn by a seeded generator: 20 tables of 100 settings, or one of 2,000, eight attacks
+each with every metric, notes and flags. Opening is measured in headless Chromium, from the
+navigation to the first frame after `load` (skipped without a browser), and as the CPU time of
+its renderer, which a neighbour's load does not stretch; scrolling as the longest
+gap between two frames while the page moves by a screen per frame from top to bottom. Printed, not
+asserted: a machine under load would make any bound a coin toss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.report import html, pictures, tables
+from bench.seeding import numpy_generator
+from tests.test_report_html import attack, row, run_of
+
+ROWS = 2000
+ATTACKS = ("dlg", "idlg", "inverting_gradients", "analytic", "ridge", "decoder", "ilrg", "prior")
+METRICS = ("mse", "psnr", "success", "leacc", "lnacc", "irec", "label_accuracy")
+DEFENSES = ("gaussian", "spm", "ms_pafl", "selective_shield", "dp_sgd", "fedml_he", "pm_sfl",
+            "dp_cutmix", "duchi", "none")  # fmt: skip
+
+
+def drawn(rng: np.random.Generator) -> dict[str, float]:
+    lo, mean, hi = sorted(rng.random(3).tolist())
+    return {"mean": mean, "lo": lo, "hi": hi}
+
+
+def drawn_row(rng: np.random.Generator, table: int, rank: int) -> Any:
+    attacks = {}
+    for name in ATTACKS:
+        if rng.random() < 0.1:
+            attacks[name] = attack(None)
+            continue
+        attacks[name] = attack(
+            0.5, seconds=rng.random(), notes=[f"held-out loss {rng.random():.3f} of ridge"],
+            convergence={"gain": rng.random() / 10, "budget": 200, "converged": False},
+            floor=dict.fromkeys(("ssim", *METRICS), 0.2 + table / 100),
+            **{m: drawn(rng) for m in METRICS},
+        )  # fmt: skip
+        attacks[name]["ssim"] = drawn(rng)
+    done = [n for n, e in attacks.items() if e["ssim"]]
+    worst = {"attack": done[0], "metric": "ssim", "ssim": drawn(rng)} if done else None
+    return row(
+        DEFENSES[int(rng.integers(len(DEFENSES)))], rank if worst else None,
+        dataset=f"dataset_{table}", attacks=attacks, worst=worst, accuracy=drawn(rng),
+        personal_accuracy=drawn(rng), personalised=True, unit="client",
+        settings={"noise_multiplier": rng.random(), "clip_norm": 5.0, "rank": rank},
+        eps_claimed=float(10 ** rng.uniform(-1, 5)), bytes_up=1e6 * rng.random(),
+        eps_record="inf" if rng.random() < 0.5 else float(10 ** rng.uniform(0, 5)),
+        flags=["epsilon claimed, none proven", f"dlg cut short: +{rng.random():.2f} SSIM",
+               "claim is per client"],
+        ledger={"words": [f"The paper claims epsilon {rng.random():.4g} for one client.",
+                          "Nothing is proven.", "Neither number covers more."],
+                "reasons": [f"Gaussian noise of std {rng.random():.4g} on an update."]},
+    )  # fmt: skip
+
+
+def drawn_rows(count: int, per_table: int) -> list[Any]:
+    rng = numpy_generator(0, "report rows")
+    return [drawn_row(rng, i // per_table, i % per_table + 1) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    from tests.test_report_browser import ARGUMENTS, chromium
+
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium on PATH")
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield running
+        running.close()
+
+
+SCROLL = """() => new Promise((done) => {
+  const gaps = [];
+  let last = performance.now();
+  const step = (now) => {
+    gaps.push(now - last);
+    last = now;
+    scrollBy(0, innerHeight);
+    if (scrollY + innerHeight + 2 < document.documentElement.scrollHeight && gaps.length < 400) {
+      requestAnimationFrame(step);
+    } else {
+      gaps.sort((a, b) => a - b);
+      done({ frames: gaps.length, median: gaps[gaps.length >> 1],
+             p95: gaps[Math.floor(gaps.length * 0.95)], longest: gaps[gaps.length - 1] });
+    }
+  };
+  requestAnimationFrame(step);
+})"""
+OPENED = """() => new Promise((done) => requestAnimationFrame(() => setTimeout(() =>
+  done(performance.now()))))"""
+
+
+def renderers(browser: Any) -> float:
+    """CPU seconds of all renderer processes so far."""
+    session = browser.new_browser_cdp_session()
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    session.detach()
+    return sum(float(p["cpuTime"]) for p in processes if p["type"] == "renderer")
+
+
+@pytest.mark.parametrize("per_table", [100, ROWS])
+def test_report_of_two_thousand_rows(
+    benchmark: Any, browser: Any, tmp_path: Path, per_table: int
+) -> None:
+    rows = drawn_rows(ROWS, per_table)
+    began = time.process_time()
+    text = benchmark.pedantic(
+        lambda: html.page(rows, run_of(), pictures.none("none were kept")), rounds=1
+    )
+    made = time.process_time() - began
+    started = time.process_time()
+    tables.to_leaderboard_json(rows)
+    as_json = time.process_time() - started
+    path = tmp_path / "report.html"
+    path.write_text(text)
+    opened, spent = [], []
+    for _ in range(3):
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        before = renderers(browser)
+        page.goto(path.as_uri())
+        opened.append(page.evaluate(OPENED))
+        spent.append(1000 * (renderers(browser) - before))
+        nodes = page.evaluate("document.querySelectorAll('*').length")
+        if len(opened) < 3:
+            page.close()
+    timed = {}
+    for name, action in (
+        ("filter", "document.querySelector('[name=q]').value = 'spm';"
+                   "document.querySelector('form').dispatchEvent(new Event('input'))"),
+        ("reset", "document.querySelector('[name=q]').value = '';"
+                  "document.querySelector('form').dispatchEvent(new Event('input'))"),
+        ("sort", "document.querySelectorAll('#t1 .sort')[2].click()"),
+        ("open a row", "document.querySelector('#t1 .open').click()"),
+    ):  # fmt: skip
+        timed[name] = page.evaluate(
+            f"() => {{ const t = performance.now(); {action}; document.body.offsetHeight;"
+            " return performance.now() - t; }"
+        )
+    scrolled = page.evaluate(SCROLL)
+    page.close()
+    print(
+        f"\n{ROWS} rows, {per_table} a table: {len(text) / 1e6:.1f} MB, {nodes:,} elements; opened "
+        f"in {min(opened):.0f} ms (of {', '.join(f'{o:.0f}' for o in opened)}), "
+        f"{min(spent):.0f} ms of CPU; "
+        + ", ".join(f"{k} {v:.0f} ms" for k, v in timed.items())
+        + f"; scrolling: {scrolled['frames']} frames, median {scrolled['median']:.0f} ms, "
+        f"95 % below {scrolled['p95']:.0f} ms, longest {scrolled['longest']:.0f} ms; "
+        f"made in {made:.1f} s of CPU, {as_json:.1f} s of it the leaderboard's JSON for its hash"
+    )

@@ -1,0 +1,246 @@
+"""Figures for papers: sized, embedded, the same bytes each time, and true to the rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+import bench
+from bench.metrics.intervals import Interval
+from bench.report import figures
+from bench.results import Results
+from tests.conftest import TINY
+
+ROOT = Path(__file__).parents[1]
+
+
+def entry(ssim: float) -> dict[str, Any]:
+    return {"floor": {"ssim": 0.2, "ssim_class_mean": 0.7}, "ssim": _interval(ssim)}
+
+
+def _interval(mean: float) -> dict[str, float]:
+    return {"mean": mean, "lo": mean - 0.02, "hi": mean + 0.02}
+
+
+def row(name: str, leak: float | None, accuracy: float | None, **changes: Any) -> dict[str, Any]:
+    """As much of a leaderboard row as a figure reads."""
+    worst = leak is not None and {"attack": "dlg", "metric": "ssim", "ssim": _interval(leak)}
+    return {
+        "protocol": "fedavg", "protocol_settings": {"clients": 10}, "dataset": "digits",
+        "model": "lenet", "checkpoint": "final", "defense": name, "settings": {}, "rank": 1,
+        "accuracy": accuracy and _interval(accuracy), "personal_accuracy": None,
+        "eps_claimed": None, "eps_record": "inf", "unit": None, "worst": worst or None,
+        "attacks": {"dlg": entry(leak or 0.0)},
+    } | changes  # fmt: skip
+
+
+ROWS = [
+    row("best", 0.3, 0.9, eps_record=3.0, eps_claimed=2.0, unit="client"),
+    row("beaten", 0.4, 0.8, eps_claimed="inf", unit="record"),
+    row("exact", 0.9, 0.95, eps_record=None),
+    row("useless", 0.1, 0.1, rank=None),
+    row("silent", None, 0.7),
+]
+
+
+def texts(figure: Any) -> str:
+    return "\n".join(t.get_text() for legend in figure.legends for t in legend.get_texts())
+
+
+def lines_named(axes: Any, label: str) -> list[Any]:
+    return [line for line in axes.lines if line.get_label() == label]
+
+
+def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None:
+    figure = figures.pareto(ROWS)
+    axes = figure.axes[0]
+    points = list(axes.containers)
+    places = [(c[0].get_xdata()[0], c[0].get_ydata()[0]) for c in points]
+    assert places == [(0.3, 0.9), (0.4, 0.8), (0.9, 0.95), (0.1, 0.1)]
+    bars = [b.get_segments()[0] for b in points[0][2]]
+    assert bars[0][:, 0].tolist() == pytest.approx([0.28, 0.32])
+    assert bars[1][:, 1].tolist() == pytest.approx([0.88, 0.92])
+    assert points[3][0].get_markerfacecolor() == "white"
+    (front,) = lines_named(axes, "front")
+    assert list(zip(front.get_xdata(), front.get_ydata(), strict=True))[:2] == [
+        (0.3, 0.9), (0.9, 0.95),
+    ]  # fmt: skip
+    assert lines_named(axes, "floor: mean public sample")[0].get_xdata()[0] == pytest.approx(0.2)
+    text = texts(figure)
+    assert "useless (no rank)" in text
+    assert "not shown, without a figure: silent" in text
+
+
+def test_the_front_of_records_prefers_large_errors() -> None:
+    rows = [
+        row(n, None, a, worst={"attack": "dlg", "metric": "mse", "mse": _interval(m)})
+        for n, m, a in (("safe", 2.0, 0.8), ("leaky", 0.5, 0.9), ("bad", 0.4, 0.7))
+    ]
+    axes = figures.pareto(rows).axes[0]
+    (front,) = lines_named(axes, "front")
+    assert sorted(set(zip(front.get_xdata(), front.get_ydata(), strict=True))) >= [
+        (0.4, 0.9), (0.5, 0.9),
+    ]  # fmt: skip
+    assert (2.0, 0.8) in set(zip(front.get_xdata(), front.get_ydata(), strict=True))
+    assert "right is safer" in axes.get_xlabel()
+
+
+def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
+    figure = figures.epsilon(ROWS)
+    axes, strip = figure.axes
+    assert [c[0].get_xdata()[0] for c in axes.containers] == [3.0]
+    assert axes.get_xscale() == "log"
+    columns = [round(float(c[0].get_xdata()[0])) for c in strip.containers]
+    assert sorted(columns) == [0, 0, 0, 1]
+    assert len({float(c[0].get_xdata()[0]) for c in strip.containers}) == 4
+    assert [t.get_text() for t in strip.get_xticklabels()] == ["inf", "none"]
+    claimed = figures.epsilon(ROWS, which="eps_claimed")
+    assert "best per client" in texts(claimed)
+    assert [c[0].get_xdata()[0] for c in claimed.axes[0].containers] == [2.0]
+    none = figures.epsilon(ROWS[1:2])
+    assert "no finite epsilon" in [t.get_text() for t in none.axes[0].texts]
+
+
+def test_looks_repeat_after_56_settings_only() -> None:
+    assert len({figures._look(i) for i in range(56)}) == 56
+
+
+def test_a_budget_figure_joins_an_attacks_budgets() -> None:
+    spent = figures.Spent(
+        attack="dlg",
+        points=(
+            (100, Interval(mean=0.4, lo=0.3, hi=0.5)),
+            (200, Interval(mean=0.6, lo=0.5, hi=0.7)),
+        ),
+    )  # fmt: skip
+    axes = figures.budget([spent]).axes[0]
+    assert list(axes.containers[0][0].get_ydata()) == [0.4, 0.6]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["100", "200"]
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
+def test_figures_have_a_papers_width_and_8_point_text(width: str, inches: float) -> None:
+    figure = figures.pareto(ROWS, width=width)
+    assert figure.get_size_inches()[0] == inches
+    sizes = {t.get_fontsize() for legend in figure.legends for t in legend.get_texts()}
+    sizes |= {t.get_fontsize() for t in figure.axes[0].get_xticklabels()}
+    assert sizes == {8.0}
+    figure.draw_without_rendering()
+    for legend in figure.legends:  # nothing is cut off at the edge
+        box = legend.get_window_extent()
+        assert box.x1 <= figure.bbox.x1 + 1
+        assert box.y0 >= -1
+
+
+def test_figures_leave_matplotlibs_settings_alone() -> None:
+    before = dict(matplotlib.rcParams)
+    with matplotlib.rc_context({"font.size": 30, "text.parse_math": True}):
+        figure = figures.pareto(ROWS)
+        assert figure.axes[0].xaxis.label.get_fontsize() == 8
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_dollar_signs_in_names_are_text(tmp_path: Path) -> None:
+    figure = figures.pareto([row("$\\frac{x$", 0.5, 0.5)])
+    assert figures.write(figure, tmp_path / "a", ("png",))[0].is_file()
+
+
+def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> None:
+    def digests(folder: Path) -> list[str]:
+        paths = figures.write(figures.pareto(ROWS), folder / "a", ("pdf", "png"))
+        return [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
+
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    code = (
+        "import hashlib, sys; from pathlib import Path;"
+        "from tests.test_figures import ROWS, figures; import bench.report.grids;"
+        "ps = figures.write(figures.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png'));"
+        "assert 'matplotlib.pyplot' not in sys.modules;"
+        "print(*[hashlib.sha256(p.read_bytes()).hexdigest() for p in ps])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "three")], check=True,
+                           cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    assert ended.stdout.split() == digests(tmp_path / "one")
+    pdf = (tmp_path / "one" / "a.pdf").read_bytes()
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+    assert re.search(rb"/MediaBox \[ ?0 0 237\.6 ", pdf)  # 3.3 inches of 72 points
+    notebook = figures.pareto(ROWS)._repr_png_()
+    assert notebook.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda p: figures.pareto([row("a", None, 0.5)]), "nothing to draw"),
+        (lambda p: figures.epsilon([row("a", 0.5, None)]), "nothing to draw"),
+        (lambda p: figures.budget([]), "nothing to draw"),
+        (lambda p: figures.pareto(ROWS, width="wide"), "width must be column or page"),
+        (lambda p: figures.epsilon(ROWS, which="eps"), "which must be"),
+        (lambda p: figures.write(figures.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
+        (lambda p: figures.write(figures.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
+    ],
+)
+def test_what_cannot_be_drawn_says_why(tmp_path: Path, draw: Any, message: str) -> None:
+    (tmp_path / "f").write_text("a file where a folder should be")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        draw(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    suite = tomllib.loads(TINY)
+    suite["attacks"] = [{"name": "dlg", "checkpoints": ["init"]}, {"name": "prior_only"}]
+    suite["budget"] = 2
+    folder = tmp_path_factory.mktemp("figures") / "run"
+    return bench.run(suite, only={"defense": "none"}, out=folder, jobs=0, progress=False)
+
+
+def test_a_folders_figures_have_telling_names(results: Results) -> None:
+    paths = figures.write_figures(results.rows, results.folder, ("png",))
+    assert {p.parent for p in paths} == {results.folder / "figures"}
+    assert [p.name for p in paths] == [
+        f"fedavg-digits-mlp_spm-{name}.png"
+        for name in (
+            "init-epsilon_proven", "init-epsilon_claimed", "init-pareto", "init-budget",
+            "init-pictures", "final-epsilon_proven", "final-epsilon_claimed",
+        )
+    ]  # fmt: skip
+    assert sorted(p.name for p in (results.folder / "figures").iterdir()) == sorted(
+        p.name for p in paths
+    )
+
+
+def test_pictures_show_the_records_images_in_the_runs_order(results: Results) -> None:
+    figure = results.pictures(attack="dlg", checkpoint="init", defense="none", victims=2)
+    axes = figure.axes[0]
+    shown = [image.get_array() for image in axes.images]
+    cells = json.loads((results.folder / "run.json").read_text())["trainings"][0]["cells"]
+    key = next(c["key"] for c in cells if c["attack"] == "dlg")
+    from safetensors.torch import load_file
+
+    tensors = load_file(results.folder / "artifacts" / key / "reconstruction.safetensors")
+    expected = [*tensors["truth"].flatten(0, 1), *tensors["images"].flatten(0, 1)]
+    assert len(shown) == 4
+    assert all((s == e[0].numpy()).all() for s, e in zip(shown, expected, strict=True))
+    record = json.loads((results.folder / "records" / "attack" / f"{key}.json").read_text())
+    under = [t.get_text() for t in axes.texts if re.fullmatch(r"-?\d\.\d\d", t.get_text())]
+    assert under == [f"{v:.2f}" for v in record["values"]["ssim"]]
+
+
+def test_too_many_pictures_ask_for_a_filter(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.report.grids.MOST_LINES", 2)
+    with pytest.raises(ValueError, match="but a page holds 2: give dataset, checkpoint"):
+        results.pictures()

@@ -1,0 +1,338 @@
+"""Result folders made in parts come together as one whole run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import bench
+from bench import suite as suites
+from bench.cli.outside import merge as merge_command
+from bench.merging import merge
+from bench.report import leaderboard
+from bench.store import SCHEMA, Store, key_of, to_json, write_whole
+from tests.conftest import TINY
+
+Run = dict[str, Any]
+
+
+def small_suite(**changes: Any) -> suites.Suite:
+    data = tomllib.loads(TINY) | {"seeds": [0, 1], "checkpoints": ["init"]} | changes
+    return suites.Suite.model_validate(data)
+
+
+def write_part(
+    folder: Path, only: Callable[[int], bool] = lambda place: True, *, device: str = "cpu",
+    torch: str = "2.0", suite: suites.Suite | None = None, command: str = "leakbench run tiny",
+    status: str = "done", seconds: float = 1.0,
+) -> Path:  # fmt: skip
+    """A result folder as `runner.write_run` and the jobs write it, with made-up figures that
+    follow from the key; only: which cells of the plan, by their place."""
+    plan = suites.expand(suite or small_suite())
+    store = Store(folder)
+    entries: list[Run] = []
+    cells = [(i, c) for i, c in enumerate(plan.cells) if only(i)]
+    for job in plan.trainings:
+        mine = [(i, c) for i, c in cells if c.train == job]
+        if not mine:
+            continue
+        inputs = json.loads(to_json(job.inputs()))
+        key = key_of(inputs)
+        entries.append({"key": key, **inputs, "cells": []})
+        store.write("train", key, {
+            "status": "done", "reason": None, "figure": int(key[:4], 16), "seconds": seconds,
+            "versions": {"torch": torch}, "inputs": inputs,
+        })  # fmt: skip
+        (store.artifacts(key)).mkdir(parents=True)
+        (store.artifacts(key) / "init-server-seen.json").write_text(key)
+        for _, cell in mine:
+            own = key_of({"train": key, **cell.inputs()})
+            entries[-1]["cells"].append(
+                {"key": own, "label": cell.label, "attack": cell.attack,
+                 "checkpoint": cell.checkpoint, "threat": cell.threat.name}
+            )  # fmt: skip
+            store.write("attack", own, {
+                "status": status, "reason": None if status == "done" else status,
+                "values": {"ssim": [int(own[:4], 16) / 65536]}, "seconds": seconds,
+            })  # fmt: skip
+            store.artifacts(own).mkdir(parents=True)
+            (store.artifacts(own) / "reconstruction.safetensors").write_text(own)
+    run = {
+        "schema": SCHEMA, "suite": json.loads(to_json(plan.suite.model_dump())),
+        "command": command, "device": device,
+        "versions": {"python": "3.11", "leakbench": "0.1.0", "torch": torch}, "plugins": [],
+        "trainings": entries,
+    }  # fmt: skip
+    write_whole(folder / "run.json", to_json(run))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def edit(folder: Path, change: Callable[[Run], None]) -> None:
+    run = json.loads((folder / "run.json").read_text())
+    change(run)
+    (folder / "run.json").write_text(to_json(run))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_fsync() -> Iterator[None]:
+    """Waiting for the disk is most of what these tests would do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+N_CELLS = len(suites.expand(small_suite()).cells)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    owners=st.lists(st.sets(st.integers(0, 2), min_size=1), min_size=N_CELLS, max_size=N_CELLS),
+    order=st.permutations(range(3)),
+    timing=st.tuples(*[st.floats(0.5, 2.0)] * 3),
+)
+def test_parts_merge_to_the_whole_in_any_order_however_cells_were_shared_out(
+    owners: Sequence[set[int]], order: Sequence[int], timing: tuple[float, ...]
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        parts = [
+            write_part(root / f"p{i}", lambda n, i=i: i in owners[n], seconds=timing[i])  # type: ignore[misc]
+            for i in range(3)
+        ]
+        merge(parts, root / "a")
+        merge([parts[i] for i in order], root / "b")
+        assert contents(root / "a") == contents(root / "b")
+        merge([root / "a", root / "b", parts[order[0]]], root / "c")
+        assert contents(root / "c") == contents(root / "a")
+        whole = contents(write_part(root / "whole"))
+        merged = contents(root / "a")
+        assert merged.keys() == whole.keys()
+        assert merged["run.json"] == whole["run.json"]
+        assert all(merged[n] == whole[n] for n in whole if n.startswith("artifacts"))
+        merge([parts[0], merge_of(root / "bc", parts[1:])], root / "d")
+        assert contents(root / "d") == merged
+
+
+def merge_of(out: Path, parts: Sequence[Path]) -> Path:
+    merge(parts, out)
+    return out
+
+
+def test_a_folder_merged_with_itself_stays_as_it_is(tmp_path: Path) -> None:
+    part = write_part(tmp_path / "p", lambda n: n % 3 != 0)
+    merge([part, part], tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(part)
+    merge([part], tmp_path / "alone")
+    assert contents(tmp_path / "alone") == contents(part)
+
+
+def without_clock(rows: list[Run]) -> list[Run]:
+    for row in rows:
+        row.pop("client_seconds")
+        for entry in row["attacks"].values():
+            entry.pop("seconds")
+    return rows
+
+
+def test_a_run_in_parts_has_the_leaderboard_of_the_whole(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite = tiny(
+        **{
+            "version = 1": "version = 1\nseeds = [0, 1]", "[0.5, 2.0]": "[2.0]",
+            'checkpoints = ["init", "final"]': 'checkpoints = ["init"]',
+        }
+    )  # fmt: skip
+    same = {"jobs": 0, "progress": False}
+    whole = bench.run(suite, out=tmp_path / "whole", **same)  # type: ignore[arg-type]
+    filters = [{"seed": 1, "defense": "spm"}, {"seed": 0}, {"seed": 1, "defense": "none"}]
+    parts = [tmp_path / f"part{i}" for i in range(3)]
+    for only, out in zip(filters, parts, strict=True):
+        bench.run(suite, only=only, out=out, **same)  # type: ignore[arg-type]
+    merge(parts, tmp_path / "merged")
+    rows = leaderboard.rows(tmp_path / "merged")
+    assert [len(r["seeds"]) for r in rows] == [2] * 2
+    assert without_clock(rows) == without_clock(leaderboard.rows(whole.folder))
+    folders = (whole.folder, tmp_path / "merged")
+    one, other = (json.loads((f / "run.json").read_text()) for f in folders)
+    assert one["trainings"] == other["trainings"]
+    assert other["command"] == " && ".join(sorted(other["commands"]))
+    stems = {p.parent.name for p in (tmp_path / "merged").rglob("reconstruction.safetensors")}
+    assert stems == {p.parent.name for p in whole.folder.rglob("reconstruction.safetensors")}
+
+
+def test_artifacts_are_copies_that_no_later_run_reaches(tmp_path: Path) -> None:
+    part = write_part(tmp_path / "p")
+    merge([part], tmp_path / "out")
+    for path in (tmp_path / "out" / "artifacts").rglob("*"):
+        if path.is_file():
+            path.write_text("changed")
+    assert b"changed" not in contents(part).values()
+
+
+def test_a_record_that_failed_gives_way_to_one_that_is_done(tmp_path: Path) -> None:
+    good = write_part(tmp_path / "good")
+    for status in ("failed", "timeout"):
+        bad = write_part(tmp_path / status, status=status)
+        for i, parts in enumerate(itertools.permutations((good, bad))):
+            merge(parts, tmp_path / f"{status}{i}")
+            assert contents(tmp_path / f"{status}{i}") == contents(good)
+
+
+def test_attacks_on_a_training_that_failed_are_left_out_where_another_folder_has_it_done(
+    tmp_path: Path,
+) -> None:
+    good = write_part(tmp_path / "good")
+    bad = write_part(tmp_path / "bad", status="not_applicable")
+    for path in (bad / "records" / "train").iterdir():
+        record = json.loads(path.read_text())
+        path.write_text(to_json(record | {"status": "failed", "reason": "out of memory"}))
+    merge([bad, good], tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(good)
+    for path in (good / "records" / "attack").iterdir():
+        path.unlink()
+    merge([bad, good], tmp_path / "open")
+    assert not (tmp_path / "open" / "records" / "attack").exists()
+
+
+def test_different_figures_under_one_key_are_an_error_that_names_it(tmp_path: Path) -> None:
+    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+    path = sorted((parts[1] / "records" / "attack").iterdir())[0]
+    record = json.loads(path.read_text())
+    record["values"]["ssim"][0] += 1
+    path.write_text(to_json(record))
+    with pytest.raises(ValueError, match=rf"attack {path.stem} has different .*values.ssim.0: "):
+        merge(parts, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_different_artifacts_of_one_key_are_an_error(tmp_path: Path) -> None:
+    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+    next((parts[1] / "artifacts").rglob("*.safetensors")).write_text("other")
+    with pytest.raises(ValueError, match="differs from the same artifact"):
+        merge(parts, tmp_path / "out")
+
+
+def test_devices_and_versions_are_kept_and_said(tmp_path: Path) -> None:
+    half = N_CELLS // 2
+    parts = [
+        write_part(tmp_path / "a", lambda n: n < half, command="one"),
+        write_part(tmp_path / "b", lambda n: n >= half, device="cuda", torch="2.1", command="two"),
+    ]
+    made = merge(parts, tmp_path / "out")
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["device"] == "cpu, cuda"
+    assert run["versions"]["torch"] == "2.0, 2.1"
+    assert (run["command"], run["commands"]) == ("one && two", ["one", "two"])
+    assert made.cells == N_CELLS
+    assert any("different devices (cpu, cuda)" in n for n in made.notes)
+    assert any("torch 2.0, 2.1" in n for n in made.notes)
+    merge([tmp_path / "out", parts[1]], tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r["suite"].update(name="other"), 'name is "tiny" in one and "other"'),
+        (lambda r: r["suite"].update(version=2), "version is 1 in one and 2 in the other"),
+        (lambda r: r["suite"].update(budget=6), "budget is 5 in one and 6"),
+        (lambda r: r["suite"]["protocol"].update(lr=0.2), "different suites: protocol is"),
+        (lambda r: r["versions"].update(leakbench="0.2.0"), "leakbench 0.1.0, "),
+        (lambda r: r.update(schema=2), "records of schema 1"),
+        (lambda r: r.update(code={"leakbench": "b"}), "different code of leakbench"),
+        (lambda r: r.update(extra=1), "differ in 'extra' of run.json"),
+        (lambda r: r["trainings"][0].update(key="0" * 24), "was made twice"),
+        (lambda r: r["trainings"][0].update(key="../../x"), "24 hex digits"),
+        (lambda r: r["trainings"][0]["cells"][0].update(key="1" * 24), "under different keys"),
+        (lambda r: r.pop("trainings"), "run.json lacks one of"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_in_one_sentence(
+    tmp_path: Path, change: Callable[[Run], object], message: str
+) -> None:
+    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+    edit(parts[0], lambda r: r.update(code={"leakbench": "a", "defense spm": "s"}))
+    edit(parts[1], lambda r: change(r) and None)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        merge(parts, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"\.$"):
+        merge(parts[::-1], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_code_hashes_of_parts_are_joined(tmp_path: Path) -> None:
+    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+    edit(parts[0], lambda r: r.update(code={"leakbench": "a", "defense spm": "s"}))
+    edit(parts[1], lambda r: r.update(code={"leakbench": "a", "attack dlg": "d"}))
+    merge(parts, tmp_path / "out")
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["code"] == {"attack dlg": "d", "defense spm": "s", "leakbench": "a"}
+
+
+def test_out_must_be_new_or_empty_and_folders_must_be_results(tmp_path: Path) -> None:
+    part = write_part(tmp_path / "p")
+    with pytest.raises(ValueError, match="is not empty: give --out a new folder"):
+        merge([part], part)
+    with pytest.raises(ValueError, match="is no result folder"):
+        merge([tmp_path / "none"], tmp_path / "out")
+    with pytest.raises(ValueError, match="at least one"):
+        merge([], tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    merge([part], tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(part)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
+
+
+def test_links_in_artifacts_are_not_followed(tmp_path: Path) -> None:
+    part = write_part(tmp_path / "p")
+    (tmp_path / "secret").write_text("secret")
+    (next((part / "artifacts").iterdir()) / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="is no plain file"):
+        merge([part], tmp_path / "out")
+
+
+def test_the_command_publishes_the_merged_leaderboard(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite = tiny(**{"version = 1": "version = 1\nseeds = [0, 1]"})
+    parts = [tmp_path / "a", tmp_path / "b"]
+    for seed, out in enumerate(parts):
+        only = {"seed": seed, "attack": "prior_only", "checkpoint": "init", "defense": "none"}
+        bench.run(suite, only=only, out=out, jobs=0, progress=False)
+    edit(parts[1], lambda r: r.update(device="cuda"))
+    app = typer.Typer()
+    app.command()(merge_command)
+    shuffled = random.Random(0).sample(parts, 2)
+    ended = CliRunner().invoke(app, [*map(str, shuffled), "--out", str(tmp_path / "out")],
+                               env={"COLUMNS": "200"})  # fmt: skip
+    text = " ".join((ended.stdout + ended.stderr).split())
+    assert ended.exit_code == 0, text
+    assert "warning: the parts ran on different devices (cpu, cuda)" in text
+    assert "2 trainings and 2 cells of 2 folder(s)" in text
+    rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
+    assert {tuple(r["seeds"]) for r in rows} == {(0, 1)}
+    shutil.rmtree(parts[0])
+    ended = CliRunner().invoke(app, [*map(str, parts), "--out", str(tmp_path / "new")])
+    assert ended.exit_code == 2
+    assert "is no result folder" in ended.stderr

@@ -1,0 +1,306 @@
+"""Outside attacks: what is exported, and that a reconstruction is scored as our own are."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import bench
+from bench import jobs, outside
+from bench.cli.outside import export as export_command
+from bench.cli.outside import score as score_command
+from bench.protocols.export import load_seen, load_truth
+from bench.report.cells import cells_of, find
+from bench.results import Results
+from bench.store import Store, key_of
+from tests.conftest import TINY
+
+HERE = jobs.Environment()
+PAGE = Path(__file__).parents[1] / "docs" / "outside.md"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """An MLP undefended and under SPM, attacked singly and, for label counts, in batches."""
+    suite = tomllib.loads(TINY) | {"checkpoints": ["init"]}
+    suite["threats"] = [{"victims": 2}, {"name": "batch4", "victims": 2, "batch": 4}]
+    suite["attacks"] = [
+        {"name": "analytic"}, {"name": "prior_only"}, {"name": "ilrg", "threat": "batch4"},
+        {"name": "prior_only", "threat": "batch4"}, {"name": "idlg"},
+    ]  # fmt: skip
+    suite["defenses"] = [{"name": "none"}, {"name": "spm", "settings": {"epsilon": 2.0}}]
+    return bench.run(suite, out=tmp_path_factory.mktemp("outside") / "run", jobs=0, progress=False)
+
+
+def cell_of(results: Results, text: str) -> Any:
+    return find(cells_of(json.loads((results.folder / "run.json").read_text())), text)
+
+
+def save(path: Path, **arrays: torch.Tensor) -> Path:
+    save_file({k: v.contiguous() for k, v in arrays.items()}, path)
+    return path
+
+
+def test_an_export_holds_what_was_seen_and_public_facts_and_never_the_truth(
+    results: Results, tmp_path: Path
+) -> None:
+    for name in ("none/analytic", "spm/analytic", "none/ilrg"):
+        paths = outside.export(results.folder, name, tmp_path / "x" / "seen", HERE)
+        cell = cell_of(results, name)
+        folder = Store(results.folder).artifacts(cell.training["key"])
+        stem = f"{cell.checkpoint}-{cell.threat}"
+        kept, seen = load_seen(folder / f"{stem}-seen"), load_seen(tmp_path / "x" / "seen")
+        assert (seen.known, seen.clients, seen.network) == (kept.known, kept.clients, kept.network)
+        assert [m.kind for m in seen.messages] == [m.kind for m in kept.messages]
+        about, public = json.loads(paths.text.read_text()), load_file(paths.public)
+        truth = load_truth(folder / f"{stem}-truth.safetensors")
+        assert about["cell"] == cell.key
+        assert about["answer"]["images"] == list(truth.x.shape)
+        assert about["answer"]["labels"] == list(truth.y.shape)
+        assert about["known"]["defense"]["name"] == cell.defense
+        assert "truth_labels" not in about["known"]
+        assert "seed" not in paths.text.read_text()
+        private = truth.x.flatten(0, 1).flatten(1)
+        assert torch.cdist(public["x"].flatten(1), private).min() > 1e-3
+        for tensor in load_file(paths.tensors).values():
+            if tensor.numel() and tensor.shape[-1] == private.shape[1]:
+                rows = tensor.reshape(-1, private.shape[1]).float()
+                assert torch.cdist(rows, private).min() > 1e-3
+        assert sorted(p.name for p in (tmp_path / "x").iterdir()) == [
+            "seen-public.safetensors", "seen.json", "seen.safetensors",
+        ]  # fmt: skip
+
+
+def test_every_key_of_an_export_is_described(results: Results, tmp_path: Path) -> None:
+    text = PAGE.read_text()
+    paths = outside.export(results.folder, "spm/analytic", tmp_path / "seen", HERE)
+    about = json.loads(paths.text.read_text())
+    for key in [*about, *about["known"], *about["network"], *about["messages"][0],
+                *about["states"], *about["answer"]]:  # fmt: skip
+        assert f"`{key}`" in text or f"`{key}/NAME`" in text, key
+    prefixes = {name.split("/")[0].rstrip("0123456789") for name in load_file(paths.tensors)}
+    assert prefixes <= {"before", "after", "initial", "const", "buffers", "m"}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz"])
+def test_our_own_reconstruction_scores_exactly_as_recorded(
+    results: Results, tmp_path: Path, kind: str
+) -> None:
+    store = Store(results.folder)
+    compared = 0
+    for cell in cells_of(json.loads((results.folder / "run.json").read_text())):
+        record = store.read("attack", cell.key)
+        path = store.artifacts(cell.key) / "reconstruction.safetensors"
+        if not path.is_file():
+            continue
+        assert record is not None
+        images = load_file(path)["images"]
+        mine = tmp_path / f"mine.{kind}"
+        if kind == "npz":
+            np.savez(mine, images=images.numpy())
+        else:
+            save(mine, images=images)
+        found = outside.score_file(results.folder, cell.key, mine, HERE)
+        assert set(found.values) == {"ssim", "mse", "psnr", "success"}
+        for name, values in found.values.items():
+            assert values == record["values"][name]
+            assert found.floors[name] == record["floors"][name]
+            assert found.figures[name].own == pytest.approx(found.figures[name].interval.mean)
+        compared += 1
+    assert compared >= 6
+
+
+def test_labels_and_counts_are_scored_and_samples_may_come_in_any_order(
+    results: Results, tmp_path: Path
+) -> None:
+    cell = cell_of(results, "none/ilrg")
+    folder = Store(results.folder).artifacts(cell.training["key"])
+    truth = load_truth(folder / "init-batch4-truth.safetensors")
+    order = torch.tensor([2, 0, 3, 1])
+    counts = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
+    mine = save(tmp_path / "mine.safetensors", images=truth.x[:, order], labels=truth.y[:, order],
+                label_counts=counts)  # fmt: skip
+    found = outside.score_file(results.folder, cell.key, mine, HERE)
+    assert found.values["label_accuracy"] == found.values["lnacc"] == [1.0, 1.0]
+    assert min(found.values["ssim"]) > 0.999999
+    assert (found.victims, found.samples, found.failed) == (2, 4, 0)
+    assert found.figures["lnacc"].own is not None
+    assert 0 < (found.figures["lnacc"].floor or 0) < 1
+
+
+def test_victims_without_an_answer_are_scored_as_the_mean_public_image(
+    results: Results, tmp_path: Path
+) -> None:
+    truth = _truth(results)
+    images = truth.x.clone()
+    images[1] = float("nan")
+    mine = save(tmp_path / "mine.safetensors", images=images[:, 0],
+                failed=torch.tensor([False, True]))  # fmt: skip
+    found = outside.score_file(results.folder, "none/analytic", mine, HERE)
+    assert found.failed == 1
+    assert found.values["ssim"][0] == pytest.approx(1)
+    assert found.values["ssim"][1] == pytest.approx(found.floors["ssim"][1])
+
+
+def _truth(results: Results) -> Any:
+    key = cell_of(results, "none/analytic").training["key"]
+    return load_truth(Store(results.folder).artifacts(key) / "init-server-truth.safetensors")
+
+
+def _npz_of_objects(path: Path) -> Path:
+    np.savez(path, images=np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return path
+
+
+GOOD = torch.full((2, 1, 1, 16, 16), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": GOOD[:1]}, "images must have shape [2, 1, 1, 16, 16]"),
+        ({"images": GOOD.double() * 255}, "images must lie in [0, 1], got values from 127.5 to"),
+        ({"images": GOOD - 0.6}, "images must lie in [0, 1], got values from -0.1"),
+        ({"images": (GOOD * 255).to(torch.uint8)}, "of bytes divided by 255, got torch.uint8"),
+        ({"images": torch.full_like(GOOD, float("nan"))}, "images of victim(s) 0, 1 hold NaN"),
+        ({"labels": torch.zeros(2)}, "labels must be whole numbers, got torch.float32"),
+        ({"labels": torch.tensor([3, 10])}, "labels must lie in 0..9, got 3 to 10"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels must have shape [2, 1]"),
+        ({"label_counts": torch.zeros(2, 9, dtype=torch.int64)}, "shape [2, 10] (victims, classes"),
+        ({"label_counts": torch.full((2, 10), -1)}, "label_counts must lie in 0..1, got -1"),
+        ({"image": GOOD}, "Did you mean 'images'?"),
+        ({"failed": torch.tensor([True, False])}, "holds no images, labels or label_counts"),
+        ({"images": GOOD, "failed": torch.tensor([1, 0])}, "failed must be bool [2]"),
+    ],
+)
+def test_a_wrong_answer_gets_one_sentence(
+    results: Results, tmp_path: Path, arrays: dict[str, torch.Tensor], message: str
+) -> None:
+    mine = save(tmp_path / "mine.safetensors", **arrays)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        outside.score_file(results.folder, "none/analytic", mine, HERE)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "none.npz", "cannot read"),
+        (lambda p: _npz_of_objects(p / "objects.npz"), "allow_pickle=False"),
+        (lambda p: _text(p / "text.npz"), "cannot read"),
+        (lambda p: _text(p / "text.safetensors"), "cannot read"),
+        (lambda p: _text(p / "mine.pt"), "is a .safetensors or .npz file, got mine.pt"),
+        (lambda p: _zip(p / "empty.npz"), "holds no images"),
+    ],
+)
+def test_a_file_that_is_no_reconstruction_is_refused(
+    results: Results, tmp_path: Path, make: Callable[[Path], Path], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        outside.score_file(results.folder, "none/analytic", make(tmp_path), HERE)
+
+
+def _text(path: Path) -> Path:
+    path.write_text("no arrays at all, but long enough to look like something")
+    return path
+
+
+def _zip(path: Path) -> Path:
+    zipfile.ZipFile(path, "w").close()
+    return path
+
+
+def test_cells_are_found_by_key_prefix_and_words(results: Results) -> None:
+    cells = cells_of(json.loads((results.folder / "run.json").read_text()))
+    cell = cell_of(results, "digits/mlp_spm/spm/analytic/init")
+    assert (cell.defense, cell.label) == ("spm", "analytic")
+    assert find(cells, cell.key) == find(cells, cell.key[:10]) == find(cells, cell.name) == cell
+    for text, message in (
+        ("digits/mlp_spm/spm/analytik/init", "Did you mean 'analytic'?"),
+        ("digits/mlp_spm/none", "fits 5 cells; give more words or a key"),
+        ("ilrg/server", "no cell is all of"),
+        ("", "give more words"),
+        (key_of({"no": "cell"}), "Unknown cell or part"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            find(cells, text)
+
+
+def test_a_cell_without_observation_says_why(results: Results, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(results.folder, folder)
+    cell = cell_of(results, "none/analytic")
+    path = Store(folder).path("train", cell.training["key"])
+    record = json.loads(path.read_text())
+    shutil.rmtree(folder / "artifacts")
+    with pytest.raises(ValueError, match="holds no artifacts of cell"):
+        outside.export(folder, "none/analytic", tmp_path / "seen", HERE)
+    look = {"status": "not_applicable", "reason": "no client checked in"}
+    record["observations"]["init"]["server"] = look
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="has no observation: no client checked in"):
+        outside.export(folder, "none/analytic", tmp_path / "seen", HERE)
+    path.write_text(json.dumps(record | {"status": "failed", "reason": "boom"}))
+    with pytest.raises(ValueError, match=r"not done \(failed: boom\)"):
+        outside.export(folder, "none/analytic", tmp_path / "seen", HERE)
+    assert not (tmp_path / "seen.json").exists()
+    with pytest.raises(ValueError, match="a file name without dots"):
+        outside.export(results.folder, "none/analytic", tmp_path / "spm-0.5", HERE)
+
+
+def test_the_pages_example_rebuilds_the_images_and_the_commands_score_it(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(export_command)
+    app.command()(score_command)
+
+    def leakbench(*arguments: str) -> tuple[int, str]:
+        ended = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+        return ended.exit_code, " ".join((ended.stdout + ended.stderr).split())
+
+    run = str(results.folder)
+    code, text = leakbench("export", run, "digits/mlp_spm/none/analytic/init", "--out", "seen")
+    assert code == 0, text
+    assert "seen-public.safetensors: public samples" in text
+    block = PAGE.read_text().split("```python\n")[1].split("```")[0]
+    Path("my_attack.py").write_text(block)
+    runpy.run_path("my_attack.py")
+    assert "loss of the answer" in capsys.readouterr().out
+    code, text = leakbench("score", run, "seen", "mine.safetensors")
+    assert code == 0, text
+    for word in ("ssim", "label_accuracy", "floor", "own analytic"):
+        assert word in text
+    code, text = leakbench("score", run, "seen.json", "mine.safetensors", "--json")
+    found = json.loads(text)
+    assert found["figures"]["ssim"]["mean"] > 0.999
+    assert found["figures"]["label_accuracy"]["mean"] == 1.0
+    assert found["figures"]["ssim"]["own"] > 0.99
+    assert found["figures"]["ssim"]["floor"] < 0.5
+    assert len(found["values"]["ssim"]) == found["victims"] == 2
+    Path("mine.json").write_text("{}")
+    for arguments, message in (
+        (("score", run, "mine", "mine.safetensors"), "it names no cell"),
+        (("score", run, "nonee", "mine.safetensors"), "Did you mean 'none'?"),
+        (("score", "/no/such", "seen", "mine.safetensors"), "is no result folder"),
+        (("export", run, "digits", "--out", "seen"), "fits 10 cells"),
+    ):
+        code, text = leakbench(*arguments)
+        assert code == 2, text
+        assert message in text
+        assert text.startswith("leakbench: ")

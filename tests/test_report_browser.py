@@ -1,0 +1,424 @@
+"""The HTML page in a real browser: it sorts, filters, opens and draws, alone and by keyboard.
+
+Skipped where no Chromium is on PATH (or named by LEAKBENCH_CHROMIUM).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.report import boards, html, leaderboard, pictures
+from tests.test_report_html import HOSTILE, attack, interval, row, run_of
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update",
+             "--disable-sync"]  # fmt: skip
+
+
+def chromium() -> str | None:
+    named = os.environ.get("LEAKBENCH_CHROMIUM")
+    return named or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = chromium()
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} on PATH")
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield running
+        running.close()
+
+
+class Visit:
+    """A page with what it said, asked for and popped up."""
+
+    def __init__(self, browser: Any, path: Path, hash_: str = "", **options: Any) -> None:
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1300, "height": 900}, **options}
+        )
+        self.page = self.context.new_page()
+        self.address = path.as_uri()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda m: self.said.append(m.text))
+        self.page.on("pageerror", lambda e: self.said.append(str(e)))
+        self.page.on("dialog", lambda d: (self.said.append(f"dialog {d.message}"), d.dismiss()))
+        self.page.on("request", lambda r: self.asked.append(r.url))
+        self.page.goto(self.address + hash_)
+
+    def clean(self) -> None:
+        """Nothing went wrong and nothing was asked for but the file itself."""
+        assert self.said == []
+        own = (self.address, "data:")
+        assert [u for u in self.asked if not u.startswith(own)] == []
+        self.context.close()
+
+    def names(self, board: str = "#t1") -> list[str]:
+        """Defenses of the rows that are shown, in order."""
+        names: list[str] = self.page.eval_on_selector_all(
+            f"{board} tbody tr[data-i]:not([hidden])", "rows => rows.map(r => r.dataset.d)"
+        )
+        return names
+
+
+def toy_rows() -> list[Any]:
+    """Two tables; numbers whose order as text is another one, an infinite and a missing one."""
+    doubled = {"budget": 400, "ssim": interval(0.97)}
+    return leaderboard.complete([
+        row("beta", 1, 0.3, accuracy=interval(0.8), eps_claimed=9.0, unit="client", eps_record=2.0,
+            settings={"clip": 1.0}, flags=["claim is per client"]),
+        row("alpha", 2, 0.5, accuracy=interval(0.7), eps_claimed=10.0, unit="client",
+            attacks={"dlg": attack(0.5), "idlg": attack(None, status="failed", reason="boom")}),
+        row("none", 3, 0.95, attacks={"dlg": attack(0.95, doubled=doubled), "idlg": attack(0.9)}),
+        row("broken", None, 0.1, accuracy=None, eps_claimed="inf", unit="record",
+            flags=["diverged: weights not finite after round 3"]),
+        row("alpha", 1, 0.4, dataset="photos", checkpoint="final"),
+    ])  # fmt: skip
+
+
+def toy_pictures(rows: list[Any]) -> Any:
+    rng = np.random.default_rng(0)
+    truth = pictures._sprite(rng.random((2, 1, 1, 16, 16)))
+    album = pictures.none("") | {"victims": 2, "sprites": [truth]}
+    for place, entry in enumerate(rows[:3]):
+        album["sprites"].append(pictures._sprite(rng.random((2, 1, 1, 16, 16))))
+        album["cells"].append({
+            "row": leaderboard.row_id(entry), "attack": "dlg", "samples": 1, "metric": "ssim",
+            "scores": [0.31, 0.5], "truth": 0, "images": place + 1,
+        })  # fmt: skip
+    album["records"].append({
+        "row": leaderboard.row_id(rows[3]), "attack": "analytic", "samples": 1, "features": 30,
+        "truth": [[1.5, -2.0]], "images": [[1.25, 0.5]], "scores": [0.125],
+    })  # fmt: skip
+    return album
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = toy_rows()
+    path = tmp_path_factory.mktemp("browser") / "report.html"
+    path.write_text(html.page(rows, run_of(), toy_pictures(rows)))
+    return path
+
+
+def test_columns_sort_as_numbers_inf_above_all_and_missing_last(browser: Any, report: Path) -> None:
+    visit = Visit(browser, report)
+    heads = [c.title for c in boards.boards(toy_rows())[0].columns]
+
+    def press(title: str) -> str | None:
+        head = visit.page.locator("#t1 thead th").nth(heads.index(title))
+        head.locator(".sort").click()
+        sort: str | None = head.get_attribute("aria-sort")
+        return sort
+
+    assert visit.names() == ["beta", "alpha", "none", "broken"]
+    assert press("ε claimed") == "ascending"
+    assert visit.names() == ["beta", "alpha", "broken", "none"]  # 9, 10, inf, no claim
+    assert press("ε claimed") == "descending"
+    assert visit.names() == ["broken", "alpha", "beta", "none"]
+    press("accuracy")
+    assert visit.names() == ["alpha", "beta", "none", "broken"]
+    press("defense")
+    assert visit.names() == ["alpha", "beta", "broken", "none"]
+    assert visit.page.locator("#t1 [aria-sort]").count() == 1
+    visit.page.locator("#t1 .open").first.click()
+    press("defense")
+    opened = visit.page.locator("#t1 tr.detail").evaluate("d => d.previousElementSibling.dataset.d")
+    assert opened == "alpha"  # an opened row keeps its details
+    visit.clean()
+
+
+def test_filters_hold_for_all_tables_and_are_kept_in_the_address(
+    browser: Any, report: Path
+) -> None:
+    visit = Visit(browser, report)
+    page = visit.page
+    count = page.locator(".count")
+    assert count.inner_text() == "5 rows in 2 tables"
+    page.select_option("select[name=defense]", "alpha")
+    assert count.inner_text() == "2 of 5 rows, in 2 tables"
+    page.select_option("select[name=dataset]", "photos")
+    assert count.inner_text() == "1 of 5 rows, in 1 table"
+    assert not page.locator("#t1").is_visible()
+    assert not page.locator(".contents [data-board=t1]").is_visible()
+    link = page.url
+    assert link.endswith("#dataset=photos&defense=alpha")
+    page.locator("button[type=reset]").click()
+    page.wait_for_function("!location.hash")
+    page.fill("input[name=q]", "claim per CLIENT clip")
+    assert visit.names() == ["beta"]
+    page.fill("input[name=q]", "nothing like this")
+    assert "None of 5 rows fits" in count.inner_text()
+    page.fill("input[name=q]", "")
+    page.check("input[name=ranked]")
+    assert visit.names() == ["beta", "alpha", "none"]
+    visit.clean()
+    again = Visit(browser, report, "#" + link.split("#")[1])
+    assert again.page.locator(".count").inner_text() == "1 of 5 rows, in 1 table"
+    assert again.page.locator("select[name=defense]").input_value() == "alpha"
+    again.page.evaluate("location.hash = 'ranked=1'")
+    again.page.wait_for_function("document.querySelector('.count').textContent.startsWith('4 of')")
+    again.page.locator(".contents a").nth(1).click()
+    assert again.page.url.endswith("#ranked=1&at=t2")
+    assert again.page.locator("#t2 h2").evaluate("h => h === document.activeElement")
+    again.clean()
+
+
+def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(
+    browser: Any, report: Path
+) -> None:
+    visit = Visit(browser, report)
+    page = visit.page
+    button = page.locator("#t1 .open").nth(1)
+    button.focus()
+    page.keyboard.press("Enter")
+    detail = page.locator("#t1 tr.detail")
+    assert button.get_attribute("aria-expanded") == "true"
+    assert button.get_attribute("aria-controls") == detail.get_attribute("id")
+    text = detail.inner_text()
+    for words in ("One.", "1.2 kB", "3.4 MB", "failed: boom", "server: one round of 8 clients",
+                  "No audit was made", "floor 0.2/0.7"):  # fmt: skip
+        assert words in text, words
+    detail.locator("summary").first.focus()
+    page.keyboard.press("Escape")
+    assert detail.count() == 0
+    assert button.evaluate("b => b === document.activeElement")
+    button.click()
+    detail.locator(".close").click()
+    assert button.get_attribute("aria-expanded") == "false"
+    assert button.evaluate("b => b === document.activeElement")
+    visit.clean()
+
+
+def test_pictures_are_drawn_when_opened_with_words_for_each(browser: Any, report: Path) -> None:
+    visit = Visit(browser, report)
+    page = visit.page
+    assert page.locator("img").count() == 0
+    page.locator("#t1 .open").first.click()
+    assert page.locator("img").count() == 0
+    summary = page.locator("#t1 .pictures summary").first
+    summary.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("[...document.images].length === 4 && "
+                           "[...document.images].every(i => i.naturalWidth === 16)")  # fmt: skip
+    words = [i.get_attribute("alt") for i in page.locator("img").all()]
+    assert words == ["Truth, victim 1", "Truth, victim 2", "dlg, victim 1, SSIM 0.31",
+                     "dlg, victim 2, SSIM 0.50"]  # fmt: skip
+    sources = {i.get_attribute("src") for i in page.locator("img").all()}
+    assert len(sources) == 4
+    page.keyboard.press("Escape")
+    assert not page.locator("img").first.is_visible()
+    assert summary.evaluate("s => s === document.activeElement")
+    page.locator("#t1 .compare summary").click()
+    rows = page.locator("#t1 .compare tbody tr")
+    assert [r.split("\n")[0] for r in rows.locator("th").all_inner_texts()] == [
+        "Truth", "1 beta", "2 alpha", "3 none",
+    ]  # fmt: skip
+    page.locator("#t1 .open").nth(3).click()
+    page.locator("#t1 .pictures summary").last.click()
+    assert "First 2 of 30 features" in page.locator("#t1 tr.detail").last.inner_text()
+    visit.clean()
+
+
+def test_flags_columns_and_failures_explain_themselves_and_close_by_escape(
+    browser: Any, report: Path
+) -> None:
+    visit = Visit(browser, report)
+    page = visit.page
+    note = page.locator("#note")
+    for selector, words in (
+        ("#t1 tbody .chip", "do not compare it with claims"),
+        ("#t1 [data-note=floor]", "What needs no leak"),
+        ("#t1 .why", "boom"),
+    ):
+        button = page.locator(selector).first
+        button.focus()
+        page.keyboard.press("Enter")
+        assert words in note.inner_text()
+        page.keyboard.press("Escape")
+        assert not note.is_visible()
+        assert button.evaluate("b => b === document.activeElement")
+    visit.clean()
+
+
+def test_plots_switch_and_tell_their_points_by_keyboard(browser: Any, report: Path) -> None:
+    visit = Visit(browser, report)
+    page = visit.page
+    point = page.locator("#t1 .plot .pt[tabindex='0']").first
+    point.focus()
+    tip = page.locator("#tip")
+    first = tip.inner_text()
+    page.keyboard.press("ArrowRight")
+    second = tip.inner_text()
+    assert second.split("\n")[0] == "alpha"
+    assert first.split("\n") == [
+        "beta(clip=1)", "rank 1", "accuracy 0.800 [0.75, 0.85]",
+        "worst SSIM 0.300 [0.25, 0.35] by dlg", "ε claimed 9 per client", "ε proven 2",
+    ]  # fmt: skip
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    view = page.locator("#t1 .view")
+    for name in ("claimed", "proven", "promise", "leak"):
+        view.select_option(name)
+        assert page.locator(f"#t1-plot svg [id='t1-{name}-t']").count() == 1
+        assert page.locator("#t1-plot > figure").count() == 1
+        named = page.locator("#t1-plot .pt[aria-label^='beta(clip=1); rank 1']").count()
+        assert named == 1
+    visit.clean()
+
+
+def test_a_long_table_shows_its_first_rows_as_sorted_and_filtered_until_asked_for_all(
+    browser: Any, tmp_path: Path
+) -> None:
+    count = boards.AT_ONCE + 5
+    rows = [row(f"d{i}", i + 1, settings={"even": i % 2 == 0}) for i in range(count)]
+    path = tmp_path / "long.html"
+    path.write_text(html.page(rows, run_of(), pictures.none("")))
+    visit = Visit(browser, path)
+    page = visit.page
+
+    def visible() -> list[str]:
+        names: list[str] = page.eval_on_selector_all(
+            "#t1 tr[data-i]", "rows => rows.filter(r => r.checkVisibility()).map(r => r.dataset.d)"
+        )
+        return names
+
+    assert visible() == [f"d{i}" for i in range(boards.AT_ONCE)]
+    assert page.locator(".count").inner_text() == f"{count} rows in 1 table"
+    page.locator("#t1 .sort").first.click()
+    assert visible() == [f"d{i}" for i in range(count - 1, 4, -1)]
+    page.fill("input[name=q]", "even=False")
+    assert len(visible()) == count // 2
+    assert not page.locator("#t1 .rest").is_visible()
+    page.locator("button[type=reset]").click()
+    page.locator("#t1 .all").click()
+    assert len(visible()) == count
+    assert page.evaluate("document.activeElement.closest('tr').dataset.d") == "d4"
+    visit.clean()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_both_schemes(browser: Any, report: Path, scheme: str) -> None:
+    visit = Visit(browser, report, color_scheme=scheme)
+    visit.page.locator("#t1 .open").nth(1).click()
+    worst = visit.page.evaluate(CONTRAST)
+    assert worst["ratio"] >= 4.5, worst
+    visit.clean()
+
+
+CONTRAST = """() => {
+  const parse = (colour) => {
+    const n = colour.match(/[\\d.]+/g).map(Number);
+    return n.length < 4 ? [...n, 1] : n;
+  };
+  const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3]));
+  const light = (colour) => {
+    const [r, g, b] = colour.map((v) => v / 255).map(
+      (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const left = "svg, script, template, select, .hidden, [hidden]";
+  let worst = { ratio: 99 };
+  for (const e of document.querySelectorAll("main *, header *, form *")) {
+    if (e.closest(left) || !e.checkVisibility()) continue;
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
+    const layers = [];
+    for (let p = e; p; p = p.parentElement) {
+      layers.unshift(parse(getComputedStyle(p).backgroundColor));
+    }
+    let back = [255, 255, 255];
+    for (const layer of layers) back = over(layer, back);
+    const ink = over(parse(getComputedStyle(e).color), back);
+    const [a, b] = [light(ink), light(back)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < worst.ratio) worst = { ratio, text: e.textContent, name: e.className };
+  }
+  return worst;
+}"""
+"""The least contrast of any text with what lies behind it (WCAG's ratio; AA asks for 4.5)."""
+
+
+def test_a_phone_scrolls_tables_in_their_own_box_and_not_the_page(
+    browser: Any, report: Path
+) -> None:
+    visit = Visit(browser, report, viewport={"width": 360, "height": 740})
+    page = visit.page
+    page.locator("#t1 .open").first.click()
+    page.locator("#t1 .pictures summary").first.click()
+    page.locator("#t1 .compare summary").click()
+    page.locator(".guide summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    box = page.locator("#t1 .scroll")
+    assert box.evaluate("b => b.scrollWidth > b.clientWidth")
+    box.evaluate("b => { b.scrollLeft = 300; }")
+    name, edge = (
+        page.locator(s).bounding_box()["x"] for s in ("#t1 .open >> nth=0", "#t1 .scroll")
+    )
+    assert 0 <= name - edge < 30  # the setting stays in sight
+    assert page.locator("#t1 .inner").bounding_box()["width"] <= 360
+    visit.clean()
+
+
+def test_hostile_names_run_nothing_and_ask_for_nothing(browser: Any, tmp_path: Path) -> None:
+    bad = attack(None, status="failed", reason=HOSTILE)
+    rows = [
+        row(HOSTILE, settings={HOSTILE: HOSTILE}, flags=[HOSTILE], threat=HOSTILE, dataset=HOSTILE,
+            attacks={HOSTILE: bad, "dlg": attack(notes=[HOSTILE])},
+            ledger={"words": [HOSTILE], "reasons": [HOSTILE]}),
+        row("b", 2, dataset=HOSTILE, threat=HOSTILE, attacks={HOSTILE: attack()},
+            worst={"attack": HOSTILE, "metric": "ssim", "ssim": interval(0.5)}),
+    ]  # fmt: skip
+    album = toy_pictures(rows + rows)
+    for cell in album["cells"] + album["records"]:
+        cell["attack"] = HOSTILE
+        cell["row"] = leaderboard.row_id(rows[0])
+    path = tmp_path / "hostile.html"
+    path.write_text(html.page(rows, run_of(HOSTILE, HOSTILE) | {"command": HOSTILE}, album))
+    visit = Visit(browser, path, "#q=%3Cimg%20src%3Dx%20onerror%3Dalert(3)%3E&at=%3Cb%3E",
+                  viewport={"width": 360, "height": 740})  # fmt: skip
+    page = visit.page
+    page.locator("button[type=reset]").click()
+    page.locator(".open").first.click()
+    for summary in page.locator("#t1 summary").all():
+        summary.click()
+    page.locator("#t1 tbody .chip").first.click()
+    assert HOSTILE.strip() in page.locator("#note").inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#t1 .pt").first.focus()
+    page.wait_for_timeout(100)
+    assert page.locator("img[src=x]").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    visit.clean()
+
+
+def test_print_leaves_controls_out_and_shows_whole_tables(browser: Any, report: Path) -> None:
+    visit = Visit(browser, report)
+    visit.page.emulate_media(media="print")
+    assert not visit.page.locator(".filters").is_visible()
+    assert (
+        visit.page.locator("#t1 .scroll").evaluate("b => getComputedStyle(b).overflowX")
+        == "visible"
+    )
+    visit.clean()
+
+
+def test_without_scripts_the_tables_are_complete(browser: Any, report: Path) -> None:
+    visit = Visit(browser, report, java_script_enabled=False)
+    assert visit.page.locator("#t1 tr[data-i]").count() == 4
+    assert not visit.page.locator(".filters").is_visible()
+    assert "need JavaScript" in visit.page.locator(".noscript").inner_text()
+    visit.clean()

@@ -1,0 +1,123 @@
+"""The static site of several result folders."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.report import site
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["site", *arguments], env={"COLUMNS": "200"})
+    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "site"
+    site.write(RESULTS, out)
+    return out
+
+
+def test_every_result_folder_has_its_report_and_files(published: Path) -> None:
+    names = {p.parent.relative_to(RESULTS).as_posix() for p in RESULTS.rglob("run.json")}
+    front = (published / "index.html").read_text()
+    for name in names:
+        for file in ("report.html", *site.FILES):
+            assert f'href="{name}/{file}"' in front
+            assert (published / name / file).stat().st_size > 0
+        ours = json.loads((published / name / "leaderboard.json").read_text())
+        assert ours == json.loads((RESULTS / name / "leaderboard.json").read_text())
+
+
+def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(published: Path) -> None:
+    front = (published / "index.html").read_text()
+    for address in re.findall(r'href="([^"]*)"', front):
+        if address.startswith("#"):
+            assert f'id="{address[1:]}"' in front
+        elif not address.startswith("data:"):
+            assert (published / address).is_file(), address
+    assert not re.search(r"<script|<img|https?://", front)
+
+
+def test_the_overview_names_the_setting_that_leaks_least_of_each_table(published: Path) -> None:
+    front = (published / "index.html").read_text()
+    rows = json.loads((RESULTS / "quick" / "leaderboard.json").read_text())
+    best = [r for r in rows if r["rank"] == 1 and r["defense"] != "none"]
+    assert best
+    for row in best:
+        assert f'<td class="setting">{row["defense"]}' in front
+        assert f"{row['worst']['ssim']['mean']:.3f} [" in front
+
+
+def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
+    pages = site.write(RESULTS / "quick", tmp_path / "site")
+    assert [p.relative_to(tmp_path).as_posix() for p in pages] == [
+        "site/index.html",
+        "site/quick/report.html",
+    ]
+
+
+def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "a <b> & 'c'"
+    shutil.copytree(RESULTS / "spm_accuracy", folder)
+    run = json.loads((folder / "run.json").read_text())
+    run["suite"]["description"] = "<script>alert(1)</script>"
+    (folder / "run.json").write_text(json.dumps(run))
+    front = site.write(tmp_path / "results", tmp_path / "site")[0].read_text()
+    assert "<script" not in front
+    assert "<b>" not in front
+    assert 'href="a%20%3Cb%3E%20%26%20%27c%27/report.html"' in front
+
+
+def test_an_earlier_site_is_replaced_and_other_folders_are_left_alone(tmp_path: Path) -> None:
+    source, out = str(RESULTS / "quick"), tmp_path / "out"
+    assert command(source, "--out", str(out))[0] == 0
+    (out / "quick" / "report.html").write_text("old")
+    code, text = command(source, "--out", str(out))
+    assert code == 0, text
+    assert "1 reports. Open" in text
+    assert (out / "quick" / "report.html").read_text() != "old"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "index.html").write_text("<html>mine</html>")
+    code, text = command(source, "--out", str(other))
+    assert code == 2
+    assert "must be a new folder, an empty one or an earlier site" in text
+    assert (other / "index.html").read_text() == "<html>mine</html>"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "absent", "no such folder of results"),
+        (lambda p: p, "holds no result folder of leakbench (no run.json)"),
+        (lambda p: (p / "run.json").write_text("{") and p, "no readable run.json"),
+        (lambda p: (p / "run.json").write_text("{}") and p, "has neither records nor a readable"),
+    ],
+)
+def test_what_is_no_result_is_named_in_one_sentence(
+    make: Callable[[Path], Path], message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    code, text = command(str(make(folder)), "--out", str(tmp_path / "site"))
+    assert (code, message in text) == (2, True), text
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_site_inside_of_its_results_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "quick", tmp_path / "quick")
+    code, text = command(str(tmp_path), "--out", str(tmp_path / "site"))
+    assert code == 2
+    assert "must lie outside of the results" in text
