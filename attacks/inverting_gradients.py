@@ -27,7 +27,9 @@ class InvertingGradients(Attack):
     preset: `paper` or `strong`; the other settings replace its values. restarts: further starts
     of every victim. lr: first step in units of the pixel range. total_variation: weight of the
     mean absolute difference between neighbouring pixels; grows with the share of noise in the
-    upload. start: of the first start (gray, uniform, normal); further ones are random.
+    upload. start: of the first start (public, gray, uniform, normal; by
+    default public of the strong, normal of the paper's objective); further ones are random.
+    signed: whether steps follow the sign of the objective's gradient.
     Labels are granted, or read as by `idlg`; the update of several local steps is simulated.
     Images stay in [0, 1]. The budget is the number of steps (4800 in the paper).
     Departures: batched starts; the point of least loss is kept, not the last; the upload is

@@ -244,6 +244,9 @@ class Defense:
     """Clients that must take a step together, e.g. because their smashed data is mixed."""
     is_reference: bool = False
     """True for the undefended protocol: attacks' convergence is measured on it."""
+    zero_strength: Mapping[str, Any] | None = None
+    """Settings that, in place of the given ones, make it the identity; None: none declared. A
+    conformance check holds it to that."""
     source: str = ""
     """Where the mechanism is published."""
 

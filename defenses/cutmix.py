@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from defenses.mixer import Deal, Mixing, deal_boxes
 
 class CutMix(DPCutMix):
     """DP-CutMixSL without clip and noise: CutMixSL. Settings: see `DPCutMix`."""
+
+    zero_strength = MappingProxyType({"group": 1})
 
     source = "DP-CutMixSL, Sec. 2 (CutMixSL)"
 
@@ -93,6 +96,8 @@ class Cutout(CutMix):
 
 class Mixup(DPMixSL):
     """DP-MixSL without clip and noise. Settings: see `DPMixSL`."""
+
+    zero_strength = MappingProxyType({"group": 1})
 
     source = "DP-CutMixSL, Table 1 (SL w. Mixup), after Zhang et al. 2017"
 

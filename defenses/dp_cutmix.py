@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -66,6 +67,9 @@ class DPSL(Defense):
 
     requires = frozenset({"smashed"})
     source = "DP-CutMixSL, Appendix B.1 (DP-SL)"
+    zero_strength: Mapping[str, Any] | None = MappingProxyType(
+        {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
+    )
     method: claims.Method = "sl"
     group = 1
 
@@ -233,6 +237,9 @@ class _Mixing(DPSL):
     """A group's smashed data becomes one batch of the server."""
 
     owns = frozenset({"mix"})
+    zero_strength = MappingProxyType(
+        {"group": 1, "clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
+    )
     plan_kind: Literal["patches", "ratios"] = RATIOS
     patches: int | None = None
     dealt = "patches"

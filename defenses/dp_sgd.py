@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class DPSGD(Defense):
 
     owns = frozenset({"gradient"})
     source = "Abadi et al., arXiv:1607.00133"
+    zero_strength = MappingProxyType({"noise_multiplier": 0.0, "clip_norm": 1e9})
 
     def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
         if not noise_multiplier >= 0:

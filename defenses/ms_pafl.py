@@ -137,9 +137,10 @@ class MSPAFL(Defense):
                 raise ValueError(f"{name} must lie in (0, 1), got {value}.")
         if noise not in ("lemma1", "analytic"):
             raise ValueError(f"noise must be lemma1 or analytic, got '{noise}'.")
-        if not clip_norm > 0:
+        if not 0 < clip_norm < math.inf:
             raise ValueError(
-                f"clip_norm must be > 0 (L2 norm of the public weights), got {clip_norm}."
+                f"clip_norm must be > 0 and finite (L2 norm of the public weights), "
+                f"got {clip_norm}."
             )
         if sampling not in ("wor", "wr"):
             raise ValueError(f"sampling must be wor or wr, got '{sampling}'.")

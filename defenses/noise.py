@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,9 @@ class _ClippedNoise(Defense):
     """
 
     order = 2
+    zero_strength: Mapping[str, Any] | None = MappingProxyType(
+        {"noise_multiplier": 0.0, "clip_norm": 1e9}
+    )
 
     def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
         if not noise_multiplier >= 0:

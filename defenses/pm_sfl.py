@@ -8,7 +8,7 @@ about noised variants, here the setting `noise`.
 Departures: theta is clipped to [clip, 1 - clip] before the scores are taken, since Eq. 5 reaches
 0 and 1; a coordinate that nobody sends keeps its theta (Eq. 7 is 0/0 there); scores move with
 the protocol's SGD and `lr_scale` in place of Adam; tensors of one dimension keep their initial
-values as w_b; Eq. 8's mix with the server's copy is not played (`pm_sfl_claims.compensated`).
+values as w_b.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class SplitFedDP(Defense):
 
     epsilon: budget of one sample's smashed data in one step, and of one update. Smashed data:
     each sample's is clipped to L1 norm smashed_clip, Laplace scale 2 smashed_clip / epsilon.
-    Update, clipped to norm update_clip: `gaussian`, L2 clip, std 2 update_clip
+    update_noise: of the update, clipped to norm update_clip: `gaussian`, L2 clip, std 2 update_clip
     sqrt(2 ln(1.25 / delta)) / epsilon (proven for epsilon <= 1; the ledger accounts exactly),
     or `laplace`, L1 clip, scale 2 update_clip / epsilon.
 

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 # A module may import from its own layer and from those after it.
 LAYERS = (
     ("cli",),
-    ("results", "merging", "outside"),
+    ("submission",),
+    ("results", "merging", "outside", "conformance"),
     ("launch",),
     ("report", "runner"),
     ("executors", "jobs"),

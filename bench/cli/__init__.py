@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from bench.cli import catalogue, outside, privacy, reports, runs
+from bench.cli import catalogue, outside, plugins, privacy, reports, runs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +21,12 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Run": {"run": runs.run, "plan": runs.plan, "list": catalogue.list_},
     "Read": {"report": reports.report, "site": reports.site, "merge": outside.merge},
     "Epsilon": {"ledger": privacy.ledger, "audit": privacy.audit},
+    "Your own defense or attack": {
+        "new": plugins.new,
+        "check": plugins.check,
+        "submit": plugins.submit,
+        "verify": plugins.verify,
+    },
     "Outside tools": {"export": outside.export, "score": outside.score},
 }
 for _panel, _commands in _PANELS.items():

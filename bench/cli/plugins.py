@@ -1,0 +1,204 @@
+"""`leakbench new`, `check`, `submit` and `verify`: from an idea to a row that others can rerun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.cli.options import (
+    AsJson,
+    DataDir,
+    DefenseSet,
+    Device,
+    console,
+    environment,
+    errors,
+    plain_errors,
+)
+
+if TYPE_CHECKING:
+    from bench.conformance.findings import Conformance
+    from bench.submission.verification import Comparison
+
+_STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
+_VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
+
+Target = Annotated[str, typer.Argument(help="A plugin's name, or FILE.py.")]
+
+
+def new(
+    kind: Annotated[str, typer.Argument(help="defense or attack.")],
+    name: Annotated[str, typer.Argument(help="Its name, in snake_case.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where to write.")] = Path(),
+) -> None:
+    """Write a small working defense or attack, and its test, to start from."""
+    with plain_errors():
+        from bench.submission.authoring import next_commands, write_new
+
+        plugin, test = write_new(kind, name, folder)
+    for path in (plugin, test):
+        console.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
+    console.print("Next:")
+    for command in next_commands(kind, plugin, test):
+        console.print(f"    {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def check(
+    target: Target,
+    set_: DefenseSet = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play a defense or attack in tiny rounds and say where it breaks the contract."""
+    with plain_errors():
+        from bench import suite
+        from bench.conformance.plugins import check_plugins
+        from bench.store import to_json
+
+        found = []
+        for conformance in check_plugins(target, suite.parse_pairs(set_ or (), "--set")):
+            found.append(conformance)
+            if not as_json:
+                _show(conformance)
+        if as_json:
+            typer.echo(to_json([c.to_dict() for c in found]))
+    if not all(c.passed for c in found):
+        raise typer.Exit(1)
+
+
+def _show(conformance: Conformance) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    given = ", ".join(f"{k}={v}" for k, v in conformance.settings.items())
+    title = f"{conformance.kind} {conformance.name}{' ' if given else ''}{given}"
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    for name in ("", "check", "what was found"):
+        table.add_column(name, overflow="fold")
+    for finding in conformance.findings:
+        found = Text(finding.reason)
+        if finding.status == "failed":
+            found.append(f"\n-> {finding.change}", style="bold")
+            if finding.hook:
+                found.append(f" (hook {finding.hook})", style="dim")
+        status = Text(finding.status, style=_STYLES[finding.status])
+        table.add_row(status, Text(finding.name), found)
+    console.print(table)
+    counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
+    console.print(
+        f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "
+        f"{conformance.seconds:.0f} s.\n", highlight=False,
+    )  # fmt: skip
+
+
+def submit(
+    target: Target,
+    run: Annotated[Path, typer.Option("--run", help="The result folder with its rows.")],
+    attack: Annotated[
+        list[Path] | None, typer.Option("--attack", help="FILE.py of your own attack in that run.")
+    ] = None,
+    author: Annotated[str, typer.Option("--author", help="Who submits.")] = "anonymous",
+    out: Annotated[Path, typer.Option("--out")] = Path("results/submissions"),
+    date: Annotated[str | None, typer.Option("--date", help="YYYY-MM-DD; default today.")] = None,
+    data_dir: DataDir = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Write it anew.")] = False,
+) -> None:
+    """Pack a plugin's source, rows and records into a folder that others can verify."""
+    with plain_errors():
+        from bench.submission.packing import Request, submit
+
+        request = Request(
+            target=target, run=run, attacks=tuple(attack or ()), author=author, out=out,
+            date=date, data_dir=data_dir.resolve() if data_dir else None, replace=replace,
+        )  # fmt: skip
+        folder = submit(request, tell=_say)
+        _say(f"Written: {folder}")
+        _say(f"Next: leakbench verify {folder}")
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A submission's folder.")],
+    sample: Annotated[int, typer.Option("--sample", help="Cells to rerun.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sample.")] = 0,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="Of means, where figures are not equal.")
+    ] = 0.02,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=0, help="0: run in this process.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Check a submission's files, rerun a random sample of its cells, and compare."""
+    with plain_errors():
+        from bench.submission import verification
+
+        try:
+            code = verification.sources(folder)
+        except ValueError as error:
+            if not folder.is_dir():
+                raise
+            # A submission that is not what was submitted is a finding, not a mistake of the user.
+            errors.print(
+                f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+            )
+            raise typer.Exit(1) from None
+        say = _aside if as_json else _say
+        say("The files are as they were submitted.")
+        say(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
+        env = environment(device, data_dir, False, None)
+        if jobs == 0:
+            import torch
+
+            torch.set_num_threads(1)  # as in a worker, so that figures do not depend on --jobs
+        opened = verification.open_submission(folder)
+        drawn = verification.sample(opened, count=sample, seed=seed)
+        say(f"Sample of {len(drawn)} cells, seed {seed}:")
+        for item in drawn:
+            say(f"  {item.label}")
+        found = verification.rerun(
+            opened, drawn, device=env.device, data_dir=env.data_dir, tolerance=tolerance,
+            workers=jobs,
+        )  # fmt: skip
+    same = verification.same_environment(opened, env.device)
+    differing = sum(c.verdict == "differs" for c in found)
+    if as_json:
+        from dataclasses import asdict
+
+        typer.echo(json.dumps({"same_environment": same, "seed": seed, "tolerance": tolerance,
+                               "comparisons": [asdict(c) for c in found]}, indent=1))  # fmt: skip
+    else:
+        _show_comparisons(found)
+        expected = "equal figures are expected" if same else "figures may differ by rounding"
+        _say(
+            f"Versions and device are {'those' if same else 'not those'} of the submission: "
+            f"{expected}; means may differ by {tolerance:g} (relative beyond 1)."
+        )
+        _say(f"{differing} of {len(found)} figures differ." if differing else "Verified.")
+    if differing:
+        raise typer.Exit(1)
+
+
+def _show_comparisons(found: list[Comparison]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("cell", "figure", "submitted", "rerun", "verdict"):
+        table.add_column(name, overflow="fold")
+    for entry in found:
+        table.add_row(
+            Text(entry.what), Text(entry.figure), Text(entry.submitted), Text(entry.rerun),
+            Text(entry.verdict, style=_VERDICTS[entry.verdict]),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _aside(text: str) -> None:
+    """What is said beside --json goes to stderr."""
+    errors.print(text, highlight=False, markup=False, soft_wrap=True)

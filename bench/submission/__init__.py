@@ -1,0 +1,1 @@
+"""The way of a defense or attack from a template to a folder that others can rerun."""

@@ -1,0 +1,132 @@
+"""The files of a submission folder as checked value objects, and how they are read safely."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SCHEMA = 1
+MANIFEST, SUBMISSION, RUN, LEADERBOARD = (
+    "manifest.json", "submission.json", "run.json", "leaderboard.json",
+)  # fmt: skip
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_MOST_BYTES = 64 * 2**20
+"""Of one file: records and sources are small."""
+
+
+class Source(BaseModel):
+    """A plugin that the run needs. file: its copy in the folder; None for one that an installed
+    package brings, which must then be installed where it is rerun. sources: hash of its source."""
+
+    model_config = _STRICT
+
+    kind: Literal["defense", "attack"]
+    name: str
+    file: str | None
+    origin: str
+    sources: str
+
+
+class Submission(BaseModel):
+    """What is submitted, by whom, and how it was made."""
+
+    model_config = _STRICT
+
+    schema_: int = Field(alias="schema", ge=1, le=SCHEMA)
+    kind: Literal["defense", "attack"]
+    name: str = Field(pattern=r"^[a-z][a-z0-9_+]*$")
+    author: str
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    leakbench: str
+    command: str
+    settings: list[dict[str, Any]]
+    plugins: list[Source] = Field(min_length=1)
+    failed_cells: list[str]
+    environment: dict[str, str]
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_manifest(folder: Path) -> str:
+    """The manifest of everything in the folder."""
+    files = {
+        str(PurePosixPath(p.relative_to(folder))): digest(p)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != MANIFEST
+    }
+    return json.dumps({"schema": SCHEMA, "files": files}, indent=1)
+
+
+def check_files(folder: Path) -> None:
+    """Raises ValueError with the first file that is changed, missing, too many, or outside."""
+    manifest = read_json(folder / MANIFEST)
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(listed, dict) or manifest.get("schema") != SCHEMA:
+        raise ValueError(f"{folder / MANIFEST} lists no files of schema {SCHEMA}.")
+    for name, expected in listed.items():
+        path = inside(folder, name)
+        if not path.is_file():
+            raise ValueError(f"{name} is in the manifest but not in {folder}.")
+        if digest(path) != expected:
+            raise ValueError(f"{name} was changed after the submission was made.")
+    for path in sorted(folder.rglob("*")):
+        name = str(PurePosixPath(path.relative_to(folder)))
+        if path.is_symlink():
+            raise ValueError(f"{name} is a link, which a submission may not hold.")
+        if path.is_file() and name != MANIFEST and name not in listed:
+            raise ValueError(f"{name} is in {folder} but not in the manifest.")
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file that a manifest names. Raises ValueError if it leaves the folder."""
+    pure = PurePosixPath(name)
+    path = folder / pure
+    if (
+        pure.is_absolute()
+        or ".." in pure.parts
+        or "\\" in name
+        or not path.resolve().is_relative_to(folder.resolve())
+        or any(p.is_symlink() for p in [path, *path.parents] if p.is_relative_to(folder)
+               and p != folder)
+    ):  # fmt: skip
+        raise ValueError(f"the manifest's path '{name}' leaves the submission's folder.")
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """Raises ValueError if the file is missing, too large or no JSON."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.")
+        return json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is missing or no JSON ({error}).") from error
+
+
+def read_submission(folder: Path) -> Submission:
+    """Raises ValueError naming the key that is wrong."""
+    try:
+        return Submission.model_validate(read_json(folder / SUBMISSION))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(p) for p in problem["loc"])
+        raise ValueError(f"{folder / SUBMISSION}: {place}: {problem['msg']}.") from error
+
+
+def check_records(folder: Path, run: Mapping[str, Any]) -> None:
+    """Raises ValueError if the run names a record that the folder lacks or by an odd key."""
+    for training in run["trainings"]:
+        for kind, key in [
+            ("train", training["key"]), *(("attack", c["key"]) for c in training["cells"])
+        ]:  # fmt: skip
+            if not isinstance(key, str) or not key.isalnum():
+                raise ValueError(f"{RUN} names a record '{key}', which is no key.")
+            if not (folder / "records" / kind / f"{key}.json").is_file():
+                raise ValueError(f"{RUN} names the {kind} record {key}, which is missing.")

@@ -1,0 +1,513 @@
+"""`leakbench check`: what shipped plugins must pass, and how deliberately broken ones are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from bench.cli import plugins
+from bench.conformance.findings import Conformance, Finding
+from bench.conformance.plugins import check, check_plugins
+from bench.registry import Registry
+
+CLIPPED_STD = {"noise_multiplier": 0.02, "clip_norm": 5.0}
+DP_SPLIT = {"clip": 4.0, "low": -2.0, "smashed_std": 0.1, "label_std": 0.1}
+# Settings of the shipped suites.
+DEFENSES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "gaussian": CLIPPED_STD,
+    "laplace": {"noise_multiplier": 0.0002, "clip_norm": 100.0},
+    "spm": {"epsilon": 3.9, "variant": "unbiased"},
+    "duchi": {"epsilon": 3.9, "bound": 0.1, "target": "weights"},
+    "pm_piecewise": {"epsilon": 3.9, "bound": 1.0, "target": "weights"},
+    "pnpm": {"epsilon": 3.9, "bound": 1.0, "target": "weights"},
+    "sun_adaptive": {"epsilon": 3.9},
+    "dp_fedavg": {"noise_multiplier": 12.79, "clip_norm": 0.1, "shared_by": 20},
+    "dp_sgd": {"noise_multiplier": 3.0, "clip_norm": 1.0},
+    "fedml_he": {"share": 0.1},
+    "mask_crypt": {"share": 0.1},
+    "ms_pafl": {"epsilon": 10000.0, "noise": "analytic", "clip_norm": 10.0, "check_in": 0.7},
+    "selective_shield": {"tau": 0.05, "rho": 0.5, "noise_multiplier": 0.02, "clip_norm": 1.0},
+    "depthfl": {},
+    "lg_fedavg": {},
+    "standalone": {},
+    "splitfed_pm": {"lr_scale": 3000.0},
+    "splitfed_dp": {"epsilon": 5.0, "smashed_clip": 1.0, "update_clip": 0.001},
+    "pm_sfl": {"lr_scale": 1000.0},
+    "cutmix": {"patches": 16, "group": 2},
+    "mixup": {"group": 2},
+    "cutout": {"patches": 16, "group": 2},
+    "vanilla_cutmix": {"positions": 64, "group": 2},
+    "dp_cutmix": {"patches": 16, "group": 2, **DP_SPLIT},
+    "dp_mixsl": {"group": 2, **DP_SPLIT},
+    "dp_sl": DP_SPLIT,
+}
+ATTACKS: Mapping[str, Mapping[str, Any]] = {
+    "analytic": {},
+    "decoder": {"rows": 60},
+    "dlg": {},
+    "idlg": {},
+    "ilrg": {},
+    "inverting_gradients": {},
+    "prior_only": {},
+    "ridge": {"rows": 60},
+    "split_label": {},
+}
+QUICK = {"none", "spm", "ilrg", "prior_only", "split_label"}
+"""Plugins whose check takes no more than a few seconds; the others are marked slow."""
+
+
+def _named(table: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in table]
+
+
+def failures(conformance: Conformance) -> dict[str, Finding]:
+    return {f.name: f for f in conformance.findings if f.status == "failed"}
+
+
+@pytest.mark.parametrize("name", _named(DEFENSES))
+def test_every_shipped_defense_conforms(registry: Registry, name: str) -> None:
+    found = check(registry, "defense", name, DEFENSES[name])
+    wrong = failures(found)
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", _named(ATTACKS))
+def test_every_shipped_attack_conforms(registry: Registry, name: str) -> None:
+    wrong = failures(check(registry, "attack", name, ATTACKS[name]))
+    assert not wrong
+
+
+def test_the_tables_name_every_shipped_plugin(registry: Registry) -> None:
+    assert set(DEFENSES) == set(registry.names("defense"))
+    assert set(ATTACKS) == set(registry.names("attack"))
+
+
+# --- broken plugins -------------------------------------------------------------------------------
+
+HEAD = '''
+import torch
+from dataclasses import replace
+from bench.api import Attack, Defense, Message, Part, Reconstruction, as_kind
+from bench.privacy.events import Clip, Gaussian, GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_values
+
+
+def noised(messages, local, client, *, std, norm=1e9, draw=gaussian_like, rng=None):
+    """What an honest Gaussian does."""
+    out = []
+    for message in messages:
+        update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
+        parts = clip(update.parts, norm=norm)
+        stream = rng or client.rng["defense"]
+        out.append(replace_values(update, {
+            n: p.values + draw(p.values, **{"scale" if draw is laplace_like else "std": std},
+                               rng=stream)
+            for n, p in parts.items()}))
+    return out
+
+'''
+
+BROKEN_DEFENSES = {
+    "changes the update in place": ("arguments untouched", "upload", '''
+class Broken(Defense):
+    """Halves every update."""
+    def upload(self, messages, local, client):
+        for message in messages:
+            for part in message.parts.values():
+                part.values.mul_(0.5)
+        return messages
+'''),
+    "moves the global generator": ("global generators untouched", "upload", '''
+class Broken(Defense):
+    """Adds noise of its own."""
+    def upload(self, messages, local, client):
+        return [replace_values(m, {n: p.values + torch.randn(p.values.shape)
+                                   for n, p in m.parts.items()}) for m in messages]
+'''),
+    "keeps state": ("no state on self", "rounds", '''
+class Broken(Defense):
+    """Counts its uploads."""
+    def __init__(self):
+        self.rounds = 0
+    def upload(self, messages, local, client):
+        self.rounds += 1
+        return messages
+'''),
+    "sends a sample": ("private data in messages", "say", '''
+class Broken(Defense):
+    """Tells the server a sample."""
+    def say(self, when, client, local, round):
+        if when != "upload":
+            return []
+        return [Message(kind="hello", sender=client.id, receiver="server", round=round,
+                        parts={"note": Part(values=3 * client.x[:1] - 1)})]
+'''),
+    "sends the labels": ("private data in messages", "say", '''
+class Broken(Defense):
+    """Tells the server its label counts."""
+    def say(self, when, client, local, round):
+        if when != "upload":
+            return []
+        counts = torch.bincount(client.y, minlength=10).float()
+        return [Message(kind="sizes", sender=client.id, receiver="server", round=round,
+                        parts={"sizes": Part(values=counts)})]
+'''),
+    "declares half of its noise": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds Gaussian noise."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.2)
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "declares twice its noise": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds Gaussian noise."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.05)
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "proves by a Gaussian that is Laplace": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds Laplace noise of the declared std."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1 / 2**0.5, norm=1.0, draw=laplace_like)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
+    def guarantee(self, facts):
+        return (Gaussian(sensitivity=2.0, std=0.1, unit="record"),)
+'''),
+    "clips elsewhere": ("declared Clip of update", "upload", '''
+class Broken(Defense):
+    """Clips to another norm than it declares."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.0, norm=2.0)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.0))
+'''),
+    "keeps other signs": ("declared SignPerturbation of update", "mechanisms", '''
+class Broken(Defense):
+    """Flips signs more often than it declares."""
+    def upload(self, messages, local, client):
+        out = []
+        for m in messages:
+            u = as_kind(m, "update", base=local.broadcast, lr=local.lr)
+            out.append(replace_values(u, {n: p.values * torch.where(
+                torch.rand(p.values.shape, generator=client.rng["defense"]) < 0.7, 1.0, -1.0)
+                for n, p in u.parts.items()}))
+        return out
+    def mechanisms(self):
+        return (SignPerturbation(of="update", keep=0.8, low=1.0, high=1.0),)
+'''),
+    "contradicts itself": ("guarantee agrees with mechanisms", "guarantee", '''
+class Broken(Defense):
+    """Proves more noise than there is."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1, norm=1.0)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
+    def guarantee(self, facts):
+        return (Gaussian(sensitivity=2.0, std=0.4, unit="record"),)
+'''),
+    "halves its sensitivity": ("guarantee agrees with mechanisms", "guarantee", '''
+class Broken(Defense):
+    """Forgets that a replaced record moves an update by twice the clip."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1, norm=1.0)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
+    def guarantee(self, facts):
+        return (Gaussian(sensitivity=1.0, std=0.1, unit="record"),)
+'''),
+    "has the wrong shape": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Flattens what it sends."""
+    def upload(self, messages, local, client):
+        return [m.with_parts({n: replace(p, values=p.values.flatten())
+                              for n, p in m.parts.items()}) for m in messages]
+'''),
+    "crashes": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Divides by nothing."""
+    def upload(self, messages, local, client):
+        return 1 / 0
+'''),
+    "sends NaN": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Sends no numbers."""
+    def upload(self, messages, local, client):
+        return [replace_values(m, {n: p.values * float("nan") for n, p in m.parts.items()})
+                for m in messages]
+'''),
+    "lies about bits": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Says that it sends one bit per value."""
+    def upload(self, messages, local, client):
+        return [m.with_parts({n: replace(p, bits=1) for n, p in m.parts.items()})
+                for m in messages]
+'''),
+    "has no annotation": ("settings", "__init__", '''
+class Broken(Defense):
+    """Takes a scale.
+
+    scale: of nothing.
+    """
+    def __init__(self, *, scale=1.0):
+        self.scale = scale
+'''),
+    "has no docstring": ("docstring", "", '''
+class Broken(Defense):
+    pass
+'''),
+    "takes any number": ("bad settings", "__init__", '''
+class Broken(Defense):
+    """Takes a scale.
+
+    scale: of nothing.
+    """
+    def __init__(self, *, scale: float = 1.0):
+        self.scale = scale
+'''),
+    "ignores the seed": ("other draws, other figures", "upload", '''
+class Broken(Defense):
+    """Draws the same noise for everyone."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1, rng=torch.Generator().manual_seed(0))
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "is different in every run": ("same seed, same figures (fedavg)", "", '''
+class Broken(Defense):
+    """Seeds itself from the machine."""
+    def upload(self, messages, local, client):
+        rng = torch.Generator()
+        rng.seed()
+        return noised(messages, local, client, std=0.1, rng=rng)
+'''),
+    "reads what was withheld": ("values that are not present", "aggregate", '''
+class Broken(Defense):
+    """Sums what it says is withheld."""
+    owns = frozenset({"aggregate"})
+    def upload(self, messages, local, client):
+        return [m.with_parts({n: replace(p, present=torch.zeros_like(p.values, dtype=torch.bool))
+                              for n, p in m.parts.items()}) for m in messages]
+    def aggregate(self, server, messages):
+        ups = [as_kind(m, "weights", base=server.state, lr=server.lr) for m in messages]
+        return {n: torch.stack([u.parts[n].values for u in ups]).mean(dim=0)
+                for n in server.state}
+'''),
+    "does something at zero strength": ("zero strength is no defense", "zero_strength", '''
+class Broken(Defense):
+    """Shrinks every update.
+
+    scale: added to what is left, >= 0.
+    """
+    zero_strength = {"scale": 0.0}
+    def __init__(self, *, scale: float = 0.5) -> None:
+        if not scale >= 0:
+            raise ValueError("scale must be >= 0.")
+        self.scale = scale
+    def upload(self, messages, local, client):
+        return [replace_values(m, {n: p.values * 0.5 for n, p in m.parts.items()})
+                for m in messages]
+'''),
+    "does not own its role": ("roles", "aggregate", '''
+class Broken(Defense):
+    """Keeps the state."""
+    def aggregate(self, server, messages):
+        return dict(server.state)
+'''),
+}  # fmt: skip
+
+
+SLOW = {
+    "declares twice its noise", "proves by a Gaussian that is Laplace", "contradicts itself",
+    "keeps other signs", "sends the labels", "lies about bits", "takes any number",
+    "does something at zero strength", "halves its sensitivity", "clips elsewhere",
+    "does not own its role", "has no annotation",
+}  # fmt: skip
+"""Kinds of mistakes of which another is found in the fast tests."""
+
+
+def check_text(tmp_path: Path, text: str) -> Conformance:
+    path = tmp_path / "broken.py"
+    path.write_text(HEAD + text)
+    (found,) = check_plugins(str(path), {})
+    return found
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=pytest.mark.slow if w in SLOW else ()) for w in BROKEN_DEFENSES]
+)
+def test_a_broken_defense_is_found_with_its_hook(tmp_path: Path, what: str) -> None:
+    name, hook, text = BROKEN_DEFENSES[what]
+    wrong = failures(check_text(tmp_path, text))
+    assert name in wrong, wrong
+    assert wrong[name].hook == hook
+    assert wrong[name].reason.endswith((".", ":"))
+    assert wrong[name].change
+    assert "Traceback" not in wrong[name].reason
+
+
+def test_stacked_mechanisms_are_left_to_the_checks_of_each(registry: Registry) -> None:
+    settings = {"none.a": 1}
+    with pytest.raises(ValueError, match="setting"):
+        check(registry, "defense", "none+spm", settings)
+    settings = {"gaussian.noise_multiplier": 0.1, "gaussian.clip_norm": 1.0, "spm.epsilon": 1.0}
+    found = check(registry, "defense", "gaussian+spm", settings)
+    assert not failures(found)
+    stacked = [f for f in found.findings if "one after another" in f.reason]
+    assert [f.status for f in stacked] == ["skipped"] * 3
+
+
+def test_a_crash_names_the_hook_and_the_error(tmp_path: Path) -> None:
+    wrong = failures(check_text(tmp_path, BROKEN_DEFENSES["crashes"][2]))
+    assert wrong["runs under fedavg"].reason == (
+        "upload raised ZeroDivisionError: division by zero."
+    )
+
+
+BROKEN_ATTACKS = {
+    "gives NaN": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Gives no numbers."""
+    recovers = frozenset({"images"})
+    def run(self, seen, ctx):
+        return Reconstruction(images=torch.full((2, 1, *ctx.network.shape), float("nan")))
+'''),
+    "has the wrong shape": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Forgets the samples."""
+    recovers = frozenset({"labels"})
+    def run(self, seen, ctx):
+        return Reconstruction(labels=torch.zeros(len(seen.clients), dtype=torch.int64))
+'''),
+    "promises more than it gives": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Gives nothing."""
+    recovers = frozenset({"images"})
+    def run(self, seen, ctx):
+        return Reconstruction()
+'''),
+    "changes what was seen": ("arguments untouched", '''
+class Broken(Attack):
+    """Changes the broadcast."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        next(iter(seen.before.values())).add_(1.0)
+        return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64))
+'''),
+    "uses the global generator": ("global generators untouched", '''
+class Broken(Attack):
+    """Guesses."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        return Reconstruction(label_counts=torch.randint(9, (2, 10)))
+'''),
+    "is different in every run": ("same seed, same answer", '''
+COUNT = [0]
+class Broken(Attack):
+    """Guesses by turns."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        COUNT[0] += 1
+        return Reconstruction(label_counts=torch.full((2, 10), COUNT[0]))
+'''),
+    "ignores its budget": ("budget", '''
+class Broken(Attack):
+    """Spends what it likes."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64),
+                              evaluations=1000)
+'''),
+    "fixes its device": ("device", '''
+class Broken(Attack):
+    """Wants a GPU."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        return Reconstruction(label_counts=torch.zeros(2, 10).cuda())
+'''),
+    "reads a file": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Looks for the truth beside it."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        open("init-server-truth.safetensors")
+'''),
+    "gives no reason": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Applies where it likes."""
+    recovers = frozenset({"counts"})
+    def applies(self, seen):
+        return False
+'''),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN_ATTACKS)
+def test_a_broken_attack_is_found(tmp_path: Path, what: str) -> None:
+    name, text = BROKEN_ATTACKS[what]
+    wrong = failures(check_text(tmp_path, text))
+    assert name in wrong, wrong
+    assert wrong[name].change
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+APP = typer.Typer()
+APP.command()(plugins.check)
+APP.command()(plugins.new)  # two commands, so that names are needed
+run = CliRunner()
+
+
+def test_the_command_tells_failures_as_table_and_json(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(HEAD + BROKEN_DEFENSES["crashes"][2])
+    result = run.invoke(APP, ["check", str(path)], env={"COLUMNS": "160"})
+    assert result.exit_code == 1
+    assert "ZeroDivisionError" in result.stdout
+    assert "hook upload" in result.stdout
+    result = run.invoke(APP, ["check", str(path), "--json"])
+    assert result.exit_code == 1
+    (document,) = json.loads(result.stdout)
+    assert document["passed"] is False
+    assert {f["status"] for f in document["findings"]} == {"passed", "failed", "skipped"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gausian"], "Did you mean 'gaussian'"),
+        (["gaussian"], "needs the setting(s)"),
+        (["spm", "--set", "epsilon=-1"], "epsilon must lie in"),
+        (["nothing.py"], "no such plugin file"),
+    ],
+)
+def test_bad_input_of_check_gets_one_sentence(arguments: list[str], message: str) -> None:
+    result = run.invoke(APP, ["check", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_file_that_does_not_load_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import nothing_of_the_kind")
+    result = run.invoke(APP, ["check", str(path)])
+    assert result.exit_code == 2
+    assert "nothing_of_the_kind" in result.stderr
+
+
+def test_global_generators_are_left_as_they_were(registry: Registry) -> None:
+    before = torch.get_rng_state()
+    check(registry, "attack", "prior_only", {})
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,483 @@
+"""From a template to a submission that verifies, and what is refused on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bench.cli import plugins, runs
+from bench.submission.authoring import write_new
+from bench.submission.documents import write_manifest
+from bench.submission.packing import Request, submit
+from bench.submission.page import plain
+from bench.submission.verification import open_submission, sample, sources
+
+APP = typer.Typer()
+for command in (plugins.new, plugins.check, plugins.submit, plugins.verify, runs.run):
+    APP.command()(command)
+runner = CliRunner()
+
+SUITE = """
+name = "mine"
+version = 1
+checkpoints = ["final"]
+budget = 5
+audit = 0
+
+[protocol]
+name = "fedavg"
+clients = 3
+rounds = 1
+local_steps = 1
+batch = 8
+lr = 0.1
+
+[[tasks]]
+dataset = "digits"
+model = "mlp_spm"
+
+[[threats]]
+victims = 2
+
+[[defenses]]
+name = "none"
+
+[[defenses]]
+name = "my_defense"
+settings = { noise_multiplier = 0.1, clip_norm = 1.0 }
+
+[[attacks]]
+name = "my_attack"
+
+[[attacks]]
+name = "prior_only"
+"""
+
+
+def leakbench(*arguments: str | Path) -> tuple[int, str]:
+    result = runner.invoke(APP, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+
+
+def quick_check(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the conformance check, which has tests of its own, by a note that it was asked."""
+    asked: list[str] = []
+
+    class Passed:
+        findings: tuple[object, ...] = ()
+
+    def check(registry: object, kind: str, name: str, settings: object) -> Passed:
+        asked.append(name)
+        return Passed()
+
+    monkeypatch.setattr("bench.submission.packing.check", check)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a new defense and attack, their suite, and a finished run."""
+    folder = tmp_path_factory.mktemp("workshop")
+    write_new("defense", "my_defense", folder)
+    write_new("attack", "my_attack", folder)
+    (folder / "my.toml").write_text(SUITE)
+    code, text = leakbench(
+        "run", folder / "my.toml", "--plugin", folder / "my_defense.py", "--plugin",
+        folder / "my_attack.py", "--out", folder / "run", "--jobs", "0", "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0, text
+    return folder
+
+
+def request(workshop: Path, out: Path, **more: object) -> Request:
+    given: dict[str, object] = {
+        "target": str(workshop / "my_defense.py"), "run": workshop / "run",
+        "attacks": (workshop / "my_attack.py",), "author": "A. Author", "out": out,
+        "date": "2026-01-02",
+    }  # fmt: skip
+    return Request(**{**given, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def submitted(workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    quick_check(monkeypatch)
+    return submit(request(workshop, tmp_path / "subs"))
+
+
+# --- new ------------------------------------------------------------------------------------------
+
+
+def test_new_writes_a_plugin_and_a_test_that_pass_ruff_and_says_what_to_type(
+    tmp_path: Path,
+) -> None:
+    for kind in ("defense", "attack"):
+        code, text = leakbench("new", kind, f"my_{kind}", "--dir", tmp_path)
+        assert code == 0, text
+        assert text.count(str(tmp_path / f"my_{kind}.py")) == 3
+        assert "leakbench check" in text
+        assert "pytest" in text
+        assert "leakbench run my.toml --plugin" in text
+    written = sorted(p.name for p in tmp_path.iterdir())
+    assert written == ["my_attack.py", "my_defense.py", "test_my_attack.py", "test_my_defense.py"]
+    config = Path(__file__).parents[1] / "pyproject.toml"
+    for command in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(config), "--no-cache"]
+        done = subprocess.run([*ruff, str(tmp_path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["defense", "attack"])
+def test_a_new_plugins_own_tests_pass(tmp_path: Path, kind: str) -> None:
+    _, test = write_new(kind, f"my_{kind}", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(test)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("defence", "my_defense", "Did you mean 'defense'"),
+        ("defense", "spm", "name of a known defense"),
+        ("defense", "ilrg", "name of a known attack"),
+        ("defense", "class", "no word of Python"),
+        ("defense", "MyDefense", "snake_case"),
+        ("defense", "my-defense", "snake_case"),
+        ("defense", "../my_defense", "snake_case"),
+        ("defense", "2nd", "snake_case"),
+        ("attack", "random", "name of a Python package"),
+        ("attack", "torch", "name of a Python package"),
+        ("attack", "a_b", "would come back as"),
+    ],
+)
+def test_new_refuses_bad_names(tmp_path: Path, kind: str, name: str, message: str) -> None:
+    code, text = leakbench("new", kind, name, "--dir", tmp_path)
+    assert code == 2
+    assert message in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_new_never_overwrites(tmp_path: Path) -> None:
+    (tmp_path / "test_my_defense.py").write_text("mine")
+    code, text = leakbench("new", "defense", "my_defense", "--dir", tmp_path)
+    assert code == 2
+    assert "exists already" in text
+    assert [p.name for p in tmp_path.iterdir()] == ["test_my_defense.py"]
+    assert (tmp_path / "test_my_defense.py").read_text() == "mine"
+
+
+# --- submit ---------------------------------------------------------------------------------------
+
+
+def test_a_submission_holds_source_rows_records_and_no_folder_of_the_author(
+    workshop: Path, submitted: Path
+) -> None:
+    names = {str(p.relative_to(submitted)) for p in submitted.rglob("*") if p.is_file()}
+    assert {"README.md", "manifest.json", "submission.json", "run.json", "leaderboard.json",
+            "source/my_defense.py", "source/my_attack.py"} <= names  # fmt: skip
+    assert (submitted / "source" / "my_defense.py").read_text() == (
+        workshop / "my_defense.py"
+    ).read_text()
+    rows = json.loads((submitted / "leaderboard.json").read_text())
+    assert {r["defense"] for r in rows} == {"none", "my_defense"}
+    facts = json.loads((submitted / "submission.json").read_text())
+    assert facts["author"] == "A. Author"
+    assert facts["date"] == "2026-01-02"
+    assert facts["settings"] == [{"noise_multiplier": 0.1, "clip_norm": 1.0}]
+    page = (submitted / "README.md").read_text()
+    assert "A. Author on 2026-01-02" in page
+    assert page.count("| fedavg digits") == 2
+    for path in submitted.rglob("*"):
+        if path.is_file():
+            assert str(workshop) not in path.read_text()
+            assert str(Path.home()) not in path.read_text()
+    assert [p.name for p in submitted.parent.iterdir()] == ["my_defense"]
+
+
+def test_an_attack_is_submitted_with_the_rows_that_it_attacked(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = quick_check(monkeypatch)
+    mine = {"target": str(workshop / "my_attack.py"), "attacks": ()}
+    folder = submit(request(workshop, tmp_path, **mine))
+    assert asked == ["my_attack"]
+    assert folder.name == "my_attack"
+    rows = json.loads((folder / "leaderboard.json").read_text())
+    assert [r["defense"] for r in rows] == ["none"]
+    assert sources(folder) == ["source/my_attack.py"]
+    code, text = leakbench("verify", folder, "--jobs", "0", "--device", "cpu")
+    assert code == 0, text
+    assert "my_attack at final" in text
+    assert "Sample of 1 cells" in text
+
+
+def test_the_files_of_own_attacks_must_be_given(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    with pytest.raises(ValueError, match="the attack 'my_attack'; give its file by --attack FILE"):
+        submit(request(workshop, tmp_path, attacks=()))
+    stranger = tmp_path / "stranger.py"
+    stranger.write_text((workshop / "my_attack.py").read_text().replace("MyAttack", "Stranger"))
+    files = (workshop / "my_attack.py", stranger)
+    with pytest.raises(ValueError, match=r"no column of an attack from stranger\.py"):
+        submit(request(workshop, tmp_path, attacks=files))
+
+
+def test_a_shipped_plugin_is_submitted_by_its_name_and_needs_no_source(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    mine = {"target": "prior_only", "attacks": (workshop / "my_attack.py",)}
+    folder = submit(request(workshop, tmp_path, **mine))
+    (entry,) = [
+        p for p in json.loads((folder / "submission.json").read_text())["plugins"]
+        if p["name"] == "prior_only"
+    ]  # fmt: skip
+    assert entry["file"] is None
+    assert entry["origin"].startswith("attacks.prior_only:PriorOnly")
+    code, text = leakbench("verify", folder, "--jobs", "0", "--device", "cpu")
+    assert code == 0, text
+
+
+def test_every_setting_is_checked_and_a_failure_refuses(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.conformance.findings import failed
+
+    class Failed:
+        findings = (failed("arguments untouched", "upload changed x.", "Do not."),)
+
+    monkeypatch.setattr("bench.submission.packing.check", lambda *a: Failed())
+    with pytest.raises(ValueError, match=r"does not pass `leakbench check`: arguments untouched"):
+        submit(request(workshop, tmp_path / "subs"))
+    assert not (tmp_path / "subs").exists()
+
+
+def test_submit_refuses_to_overwrite_unless_asked(
+    workshop: Path, submitted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="exists already"):
+        submit(request(workshop, submitted.parent))
+    (submitted / "stale.txt").write_text("old")
+    submit(request(workshop, submitted.parent, replace=True))
+    assert not (submitted / "stale.txt").exists()
+    assert [p.name for p in submitted.parent.iterdir()] == ["my_defense"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": "spm"}, "the run has no row of defense 'spm'"),
+        ({"target": "spmm"}, "Did you mean 'spm'"),
+        ({"date": "yesterday"}, "--date must be a day"),
+        ({"run": Path("/no/such")}, "is no result folder"),
+    ],
+)
+def test_submit_refuses_with_one_sentence(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object],
+    message: str,
+) -> None:  # fmt: skip
+    quick_check(monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        submit(request(workshop, tmp_path, **change))
+    assert not list(tmp_path.iterdir())
+
+
+def copied(workshop: Path, tmp_path: Path) -> Path:
+    shutil.copytree(workshop, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_source_that_changed_since_the_run_is_refused(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    copy = copied(workshop, tmp_path)
+    for name in ("my_defense", "my_attack"):
+        path = copy / f"{name}.py"
+        before = path.read_text()
+        path.write_text(before + "\n# changed\n")
+        with pytest.raises(ValueError, match=f"source of '{name}' has changed since the run"):
+            submit(request(copy, tmp_path / "subs"))
+        path.write_text(before)
+    assert submit(request(copy, tmp_path / "subs")).is_dir()
+
+
+def rewritten(path: Path, change: Callable[[dict[str, object]], None]) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_an_unfinished_run_and_one_without_reference_are_refused(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    copy = copied(workshop, tmp_path)
+
+    def no_reference(run: dict[str, list[dict[str, object]]]) -> None:
+        run["trainings"] = [t for t in run["trainings"] if t["defense"] != "none"]
+
+    whole = (copy / "run" / "run.json").read_text()
+    rewritten(copy / "run" / "run.json", no_reference)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no undefended row"):
+        submit(request(copy, tmp_path / "subs"))
+    (copy / "run" / "run.json").write_text(whole)
+    next((copy / "run" / "records" / "attack").iterdir()).unlink()
+    with pytest.raises(ValueError, match="is not finished"):
+        submit(request(copy, tmp_path / "subs"))
+
+
+def test_failed_cells_are_listed_in_sight(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    copy = copied(workshop, tmp_path)
+    path = next((copy / "run" / "records" / "attack").iterdir())
+    rewritten(path, lambda r: r.update(status="failed", reason="RuntimeError: boom"))
+    folder = submit(request(copy, tmp_path / "subs"))
+    assert "Cells without a result" in (folder / "README.md").read_text()
+    (label,) = json.loads((folder / "submission.json").read_text())["failed_cells"]
+    assert label.endswith("failed")
+
+
+def test_text_of_others_is_shown_as_it_is() -> None:
+    assert plain("<b>|x|`y`") == r"\<b\>\|x\|\`y\`"
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+
+def test_a_submission_verifies_on_the_machine_that_made_it(submitted: Path) -> None:
+    arguments = ("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "2")
+    code, text = leakbench(*arguments)
+    assert code == 0, text
+    assert "This now runs the submitted code: source/my_defense.py, source/my_attack.py" in text
+    assert "Versions and device are those of the submission" in text
+    assert "Verified." in text
+    assert "differs" not in text
+    assert "within tolerance" not in text.split("Versions")[0]
+
+
+def test_a_made_up_figure_is_found_by_the_rerun(submitted: Path) -> None:
+    forge(submitted, 0.9)
+    code, text = leakbench(
+        "verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "9", "--json"
+    )
+    assert code == 1
+    document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+    found = document["comparisons"]
+    assert {c["figure"] for c in found if c["verdict"] == "differs"} == {"label_accuracy"}
+
+
+def forge(folder: Path, value: float) -> None:
+    """Another label accuracy in every record, with leaderboard and manifest to match."""
+    from bench.report.leaderboard import rows
+    from bench.store import to_json
+
+    for path in (folder / "records" / "attack").iterdir():
+        record = json.loads(path.read_text())
+        if "label_accuracy" in record["values"]:
+            record["values"]["label_accuracy"] = [value] * record["victims"]
+            path.write_text(json.dumps(record))
+    (folder / "leaderboard.json").write_text(to_json(rows(folder)))
+    (folder / "manifest.json").write_text(write_manifest(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["source/my_defense.py", "run.json", "leaderboard.json", "README.md"]
+)
+def test_one_changed_byte_is_named(submitted: Path, name: str) -> None:
+    with (submitted / name).open("a") as file:
+        file.write(" ")
+    code, text = leakbench("verify", submitted)
+    assert code == 1
+    assert f"{name} was changed after the submission was made" in text
+    assert "This now runs" not in text
+
+
+def test_missing_extra_and_linked_files_are_refused(submitted: Path, tmp_path: Path) -> None:
+    (submitted / "extra.py").write_text("x = 1")
+    with pytest.raises(ValueError, match=r"extra\.py is in .* but not in the manifest"):
+        sources(submitted)
+    (submitted / "extra.py").unlink()
+    readme = submitted / "README.md"
+    text = readme.read_text()
+    readme.unlink()
+    with pytest.raises(ValueError, match=r"README\.md is in the manifest but not in"):
+        sources(submitted)
+    (tmp_path / "elsewhere.md").write_text(text)
+    readme.symlink_to(tmp_path / "elsewhere.md")
+    with pytest.raises(ValueError, match="leaves the submission's folder"):
+        sources(submitted)
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/etc/hostname", "source/../../x", "a\\b"])
+def test_a_manifest_that_leaves_the_folder_is_refused(submitted: Path, name: str) -> None:
+    rewritten(submitted / "manifest.json", lambda m: m["files"].update({name: "0"}))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="leaves the submission's folder"):
+        sources(submitted)
+
+
+def test_a_leaderboard_that_does_not_follow_from_its_records_is_refused(submitted: Path) -> None:
+    path = submitted / "leaderboard.json"
+    path.write_text(path.read_text().replace('"my_defense"', '"best_defense"'))
+    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    code, text = leakbench("verify", submitted)
+    assert code == 1
+    assert "does not follow from the records" in text
+
+
+def test_a_source_of_a_submission_outside_of_it_is_never_loaded(
+    submitted: Path, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    (submitted.parent / "evil.py").write_text(f"open({str(marker)!r}, 'w')")
+
+    def point_outside(document: dict[str, object]) -> None:
+        for source in document["plugins"]:  # type: ignore[attr-defined]
+            if source["file"]:
+                source["file"] = "../evil.py"
+
+    rewritten(submitted / "submission.json", point_outside)
+    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    with pytest.raises(ValueError, match="leaves the submission's folder"):
+        open_submission(submitted)
+    assert not marker.exists()
+
+
+def test_reading_a_submission_runs_nothing_of_it(submitted: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    source = submitted / "source" / "my_defense.py"
+    source.write_text(source.read_text() + f"\nopen({str(marker)!r}, 'w')\n")
+    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    assert sources(submitted) == ["source/my_defense.py", "source/my_attack.py"]
+    assert not marker.exists()
+    with pytest.raises(ValueError, match="other source than the submission was run with"):
+        open_submission(submitted)
+
+
+def test_the_sample_follows_its_seed(submitted: Path) -> None:
+    opened = open_submission(submitted)
+    assert len(sample(opened, count=9, seed=0)) == 2
+    drawn = {sample(opened, count=1, seed=s)[0].label for s in range(8)}
+    assert len(drawn) == 2
+    assert sample(opened, count=1, seed=3)[0].label == sample(opened, count=1, seed=3)[0].label
+    with pytest.raises(ValueError, match="--sample must be >= 1"):
+        sample(opened, count=0, seed=0)
+
+
+def test_a_folder_that_is_none_is_bad_input() -> None:
+    code, text = leakbench("verify", "/no/such/folder")
+    assert code == 2
+    assert "no such submission folder" in text
