@@ -1,0 +1,409 @@
+"""Parts of the site that are made from the code at every build, so that they are never outdated.
+
+A page asks for one by a fenced block: its first word says what, the rest of that line on which
+subject, and its lines hold what only a person can say (ranges and meanings). A setting, key or
+fact that has no line, or a line that belongs to none, ends the build.
+
+    settings NAME ...    table of a plugin's constructor; lines `name | range | meaning`
+    keys MODEL           table of a suite's table; lines `name | meaning`
+    facts                what `leakbench ledger --facts` takes; lines `name | meaning`
+    flags                letters of the terminal's last column; lines `letter | meaning`
+    ledger               the command in its line, run while the site is built, with what it printed
+    results SUITE NAME.. rows of a reference run's last round, beside the undefended one
+    board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
+    commands             every command with its arguments and options
+    catalogue KIND       what `leakbench list KIND` says
+    cuts                 stages after which each network may be cut
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import re
+import shlex
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w+)([^\n`]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """mkdocs: replaces the blocks above in one page's text."""
+    from mkdocs.exceptions import PluginError
+
+    try:
+        return rendered(markdown)
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_path}: {error}") from error
+
+
+def rendered(markdown: str) -> str:
+    """The text with every made block in its place. Raises ValueError for one that does not fit."""
+
+    def replace(match: re.Match[str]) -> str:
+        maker = MAKERS.get(match[1])
+        return match[0] if maker is None else maker(match[2].split(), match[3])
+
+    return BLOCK.sub(replace, markdown)
+
+
+# --- settings of plugins --------------------------------------------------------------------------
+
+
+@cache
+def registry() -> Any:
+    from bench.registry import discover
+
+    return discover()
+
+
+def plugin_class(name: str) -> type:
+    """Class of a defense or an attack. Raises ValueError if there is none."""
+    for kind in ("defense", "attack"):
+        if (kind, name) in registry().usable:
+            cls: type = registry().usable[kind, name].cls
+            return cls
+    raise ValueError(f"no defense or attack is named '{name}'.")
+
+
+def parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """A constructor's settings by name, annotations as types."""
+    found = inspect.signature(cls, eval_str=True).parameters.values()
+    return {p.name: p for p in found if p.kind is p.KEYWORD_ONLY}
+
+
+def settings(names: Sequence[str], body: str) -> str:
+    known = [parameters(plugin_class(n)) for n in names]
+    if any(k != known[0] for k in known):
+        raise ValueError(f"{', '.join(names)} do not have the same settings.")
+    lines = described(f"settings of {names[0]}", body, list(known[0]), columns=2)
+    if not lines:
+        return f"`{'`, `'.join(names)}` has no settings.\n"
+    rows = []
+    for name, parameter in known[0].items():
+        given, meaning = lines[name]
+        choices = allowed(parameter.annotation)
+        if bool(choices) == bool(given):
+            raise ValueError(f"{names[0]}.{name} needs a range, or is a choice, which has its own.")
+        default = "required" if parameter.default is parameter.empty else shown(parameter.default)
+        rows.append(
+            [f"`{name}`", kind_of(parameter.annotation), given or choices, default, meaning]
+        )
+    return table(["setting", "type", "range", "default", "meaning"], rows)
+
+
+def described(what: str, body: str, names: Sequence[str], *, columns: int) -> dict[str, list[str]]:
+    """Lines `name | ... | meaning` by name. Raises ValueError unless they are just `names`."""
+    found: dict[str, list[str]] = {}
+    for line in filter(str.strip, body.splitlines()):
+        parts = re.split(r"(?<!\\)\|", line)
+        name, *rest = (part.strip().replace("\\|", "|") for part in parts)
+        if len(rest) != columns or name in found:
+            raise ValueError(f"{what}: cannot read the line '{line.strip()}'.")
+        found[name] = rest
+    for name in names:
+        if name not in found:
+            raise ValueError(f"{what}: '{name}' is not described.")
+    for name in found:
+        if name not in names:
+            raise ValueError(f"{what}: there is no '{name}'.")
+    return found
+
+
+def allowed(annotation: Any) -> str:
+    """Values of a choice, or of a yes/no; empty for numbers and free text."""
+    if typing.get_origin(annotation) is Literal:
+        return ", ".join(f"`{v}`" for v in typing.get_args(annotation))
+    members = [allowed(a) for a in union(annotation)]
+    chosen = [m for m in members if m]
+    if chosen and len(chosen) == len(members):
+        return ", ".join(chosen)
+    return "`true`, `false`" if annotation is bool else ""
+
+
+def union(annotation: Any) -> list[Any]:
+    """Members of `A | B | None` without None; nothing for any other type."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [a for a in typing.get_args(annotation) if a is not types.NoneType]
+    return []
+
+
+def kind_of(annotation: Any) -> str:
+    names = {int: "whole number", float: "number", bool: "yes or no", str: "text", dict: "table"}
+    if members := union(annotation):
+        return " or ".join(dict.fromkeys(kind_of(a) for a in members))
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return "choice"
+    if origin is list:
+        return f"list of {kind_of(typing.get_args(annotation)[0])}"
+    if origin is dict:
+        return "table"
+    return names.get(annotation, f"[[{getattr(annotation, '__name__', annotation)}]]")
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(_escaped(c) for c in line)} |" for line in lines) + "\n"
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
+
+
+# --- suites and facts -----------------------------------------------------------------------------
+
+
+def suite_model(name: str) -> Any:
+    """A pydantic model of a suite's file by its class's name."""
+    from bench import suite
+    from bench.protocols import settings as protocol
+
+    for module in (suite, protocol):
+        model = getattr(module, name, None)
+        if model is not None and hasattr(model, "model_fields"):
+            return model
+    raise ValueError(f"no table of a suite is named '{name}'.")
+
+
+def keys(names: Sequence[str], body: str) -> str:
+    (name,) = names
+    model = suite_model(name)
+    lines = described(f"keys of {name}", body, list(model.model_fields), columns=1)
+    rows = []
+    for key, field in model.model_fields.items():
+        default = (
+            "required"
+            if field.is_required()
+            else shown(field.get_default(call_default_factory=True))
+        )
+        limits = ", ".join(_limit(m) for m in field.metadata if _limit(m))
+        choices = allowed(field.annotation)
+        rows.append([f"`{key}`", kind_of(field.annotation), choices or limits or "any", default,
+                     lines[key][0]])  # fmt: skip
+    return table(["key", "type", "range", "default", "meaning"], rows)
+
+
+def _limit(constraint: Any) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "at least"}
+    for name, sign in signs.items():
+        if hasattr(constraint, name):
+            entries = " entries" if name == "min_length" else ""
+            return f"{sign} {getattr(constraint, name)}{entries}"
+    return ""
+
+
+def facts(_: Sequence[str], body: str) -> str:
+    from bench.privacy.events import Facts
+
+    lines = described("facts", body, [f.name for f in fields(Facts)], columns=1)
+    rows = []
+    for field in fields(Facts):
+        default = "required" if field.default is MISSING else shown(field.default)
+        rows.append([f"`{field.name}`", default, lines[field.name][0]])
+    return table(["fact", "default", "meaning"], rows)
+
+
+def flags(_: Sequence[str], body: str) -> str:
+    from bench.report.tables import CODES
+
+    lines = described("flags", body, list(CODES), columns=1)
+    return table(["flag", "in short", "meaning"],
+                 [[f"**{c}**", text, lines[c][0]] for c, (_, text) in CODES.items()])  # fmt: skip
+
+
+# --- what commands print --------------------------------------------------------------------------
+
+
+def ledger(_: Sequence[str], body: str) -> str:
+    from typer.testing import CliRunner
+
+    from bench.cli import app
+
+    command = body.strip()
+    name, *arguments = shlex.split(command)
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
+    if name != "leakbench" or done.exit_code:
+        raise ValueError(f"'{command}' ended with {done.exit_code}: {done.output.strip()}")
+    return f"```sh\n{command}\n```\n\n{code(done.stdout)}"
+
+
+def code(text: str, classes: str = "") -> str:
+    """A block of plain text that scrolls, as Markdown."""
+    fence = f"```text\n{text.rstrip()}\n```\n"
+    return f'<div class="{classes}" markdown>\n\n{fence}\n</div>\n' if classes else fence
+
+
+def catalogue(names: Sequence[str], _: str) -> str:
+    from typer.testing import CliRunner
+
+    from bench.cli import app
+
+    (kind,) = names
+    entries = json.loads(CliRunner().invoke(app, ["list", kind, "--json"]).stdout)[kind]
+    header = ["name", "what"] + (["source"] if kind in ("defenses", "attacks") else [])
+    rows = []
+    for entry in entries:
+        if entry["broken"]:
+            raise ValueError(f"{entry['name']} is broken: {entry['broken']}")
+        where = page_of(entry["name"]) if kind in ("defenses", "attacks") else None
+        name = f"[{entry['name']}]({where})" if where else f"`{entry['name']}`"
+        line = [name, marked(entry["summary"])]
+        if kind == "datasets":
+            line[1] += f" ({entry['settings']})"
+        rows.append(line + ([entry["source"]] if "source" in entry else []))
+    return table(header, rows)
+
+
+def marked(text: str) -> str:
+    """Plain text as Markdown: formulas keep their stars and underlines."""
+    return re.sub(r"([\\*_<\[\]])", r"\\\1", text)
+
+
+def page_of(plugin: str) -> str:
+    """`page.md#name` of the page, in the same folder, that has the plugin's settings."""
+    for folder in ("defenses", "attacks"):
+        for path in sorted((ROOT / "docs" / folder).glob("*.md")):
+            for match in BLOCK.finditer(path.read_text()):
+                if match[1] == "settings" and plugin in match[2].split():
+                    return f"{path.name}#{plugin}"
+    raise ValueError(f"no page has the settings of '{plugin}'.")
+
+
+def commands(_: Sequence[str], __: str) -> str:
+    import typer.main
+
+    from bench.cli import app
+
+    group: Any = typer.main.get_command(app)
+    parts = []
+    for name, command in group.commands.items():
+        shown_params = [p for p in command.params if not getattr(p, "hidden", False)]
+        arguments = [p for p in shown_params if p.param_type_name == "argument"]
+        options = [p for p in shown_params if p.param_type_name == "option"]
+        usage = " ".join(
+            ["leakbench", name, *(_argument(a) for a in arguments), "[options]" * bool(options)]
+        )
+        parts += [
+            f"## {name}",
+            "",
+            marked(_paragraphs(command.help)),
+            "",
+            f"```text\n{usage}\n```",
+            "",
+        ]
+        rows = [[f"`{_argument(a)}`", "argument", marked(a.help or "")] for a in arguments]
+        rows += [
+            [", ".join(f"`{o}`" for o in p.opts), _takes(p), marked(p.help or "")] for p in options
+        ]
+        parts += [table(["", "takes", "meaning"], rows)] if rows else []
+    return "\n".join(parts)
+
+
+def _argument(parameter: Any) -> str:
+    name = (parameter.metavar or parameter.name).upper().rstrip("_")
+    several = "..." if parameter.nargs == -1 or parameter.multiple else ""
+    return f"{name}{several}" if parameter.required else f"[{name}{several}]"
+
+
+def _takes(parameter: Any) -> str:
+    if parameter.is_flag:
+        return "nothing"
+    default = parameter.default
+    if callable(default) or default in (None, (), []):
+        return "a value, may be repeated" if parameter.multiple else "a value"
+    return f"a value; default `{default}`"
+
+
+def _paragraphs(text: str | None) -> str:
+    return re.sub(r"[ ]*\n(?!\n)[ ]*", " ", inspect.cleandoc((text or "").replace("\b", "")))
+
+
+# --- reference runs -------------------------------------------------------------------------------
+
+
+@cache
+def reference(suite: str) -> Any:
+    path = ROOT / "results" / suite / "leaderboard.json"
+    if not path.is_file():
+        raise ValueError(f"there is no reference run '{suite}'.")
+    return json.loads(path.read_text())
+
+
+def results(names: Sequence[str], _: str) -> str:
+    from bench.report import tables
+
+    suite, *defenses = names
+    parts = [f"From the reference run `results/{suite}` (seeds {reference(suite)[0]['seeds']}), "
+             "last round; mean [95 % interval].", ""]  # fmt: skip
+    for title, rows in tables.tables(reference(suite)):
+        mine = [
+            r for r in rows if r["defense"] in {*defenses, "none"} and r["checkpoint"] == "final"
+        ]
+        if not any(r["defense"] in defenses for r in mine):
+            continue
+        header, body = tables.cells(mine)
+        told = [any(line[i] not in ("-", "n/a", "") for line in body) for i in range(len(header))]
+        kept = [i for i, name in enumerate(header) if name != "#" and told[i]]
+        parts += [f"**{title}**", ""]
+        parts += [
+            table([header[i] for i in kept], [[marked(line[i]) for i in kept] for line in body])
+        ]
+    if len(parts) == 2:
+        raise ValueError(f"results/{suite} has no row of {', '.join(defenses)}.")
+    return "\n".join(parts)
+
+
+def board(names: Sequence[str], _: str) -> str:
+    from rich.console import Console
+
+    from bench.report import tables
+
+    suite, place, *defenses = names
+    _, rows = tables.tables(reference(suite))[int(place)]
+    shown_rows = [r for r in rows if not defenses or r["defense"] in defenses]
+    out = io.StringIO()
+    console = Console(file=out, width=92, color_system=None)
+    for made in tables.terminal(shown_rows):
+        console.print(made)
+    return code("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "wide")
+
+
+def cuts(_: Sequence[str], __: str) -> str:
+    from bench import models
+
+    rows = []
+    for name in models.BUILDERS:
+        network = models.build(name, shape=(3, 32, 32), classes=10)
+        rows.append(
+            [f"`{name}`", f"{network.n_parameters:,}", ", ".join(f"`{c}`" for c in network.cuts)]
+        )
+    return table(["model", "parameters (3 x 32 x 32, 10 classes)", "cuts"], rows)
+
+
+MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
+    "settings": settings,
+    "keys": keys,
+    "facts": facts,
+    "flags": flags,
+    "ledger": ledger,
+    "results": results,
+    "board": board,
+    "commands": commands,
+    "catalogue": catalogue,
+    "cuts": cuts,
+}
