@@ -57,6 +57,7 @@ def planned(
 ) -> tuple[suites.Plan, runner.Keys]:
     """The checked plan and the keys of its jobs. Raises ValueError with one sentence for whatever
     can be found wrong before any work."""
+    jobs.plugins.cache_clear()  # a plugin that was edited since this process ran it is another one
     registry = jobs.plugins(env.plugins)
     plan = suites.expand(suite, only)
     runner.check(plan, registry, env)

@@ -312,3 +312,22 @@ def test_a_script_without_a_main_guard_is_told_so(
     with pytest.raises(error, match=message):
         runpy.run_path(str(script), run_name="__main__")
     assert out.exists() is guarded
+
+
+def test_a_plugin_edited_between_two_runs_of_one_process_runs_as_edited(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite, plugin = tiny(), tmp_path / "told.py"
+    text = (
+        "import torch\nfrom bench.api import Attack, Reconstruction\n\n"
+        "class Told(Attack):\n"
+        "    def run(self, seen, ctx):\n"
+        "        counts = torch.zeros(len(seen.clients), ctx.network.classes, dtype=torch.int64)\n"
+        "        return Reconstruction(label_counts=counts, notes=('NOTE',))\n"
+    )
+    suite.write_text(suite.read_text() + '\n[[attacks]]\nname = "told"\n')
+    for note in ("first", "second"):
+        plugin.write_text(text.replace("NOTE", note))
+        made = bench.run(suite, only={"defense": "none", "attack": "told"}, jobs=0,
+                         plugins=[plugin], out=tmp_path / "out", progress=False)  # fmt: skip
+        assert {n for r in made.rows for n in r["attacks"]["told"]["notes"]} == {note}

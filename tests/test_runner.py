@@ -273,14 +273,14 @@ def test_a_dying_worker_and_a_hanging_cell_end_alone(
 ) -> None:
     suite = tiny(
         append='\n[[attacks]]\nname = "dies"\n\n[[attacks]]\nname = "sleeps"\n',
-        **{"budget = 5": "budget = 5\ntimeout_s = 25"},
+        **{"budget = 5": "budget = 5\ntimeout_s = 40"},
     )
     only = {"defense": "none", "checkpoint": "init"}
     store, report = run(suite, plugins=bad, only=only, workers=2)
     reasons = {label.split()[-3]: reason for label, reason in report.failures}
     assert reasons == {
         "dies": "failed: the worker process was killed by signal 9",
-        "sleeps": "timeout: over the limit of 25 s",
+        "sleeps": "timeout: over the limit of 40 s",
     }
     row = leaderboard.rows(store.folder)[0]
     assert row["attacks"]["ilrg"]["status"] == "done"
