@@ -7,6 +7,7 @@ no other.
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import re
@@ -161,12 +162,21 @@ def _load(kind: PluginKind, name: str, origin: str, load: typing.Callable[[], An
     return Plugin(name=name, kind=kind, origin=origin, cls=cls)
 
 
+class _FromSource(importlib.machinery.SourceFileLoader):
+    """Compiles the file that is there: a cached .pyc beside it may hold other code than its reader
+    and its hash see, and none is written."""
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _from_file(path: Path) -> list[Plugin]:
     if not path.is_file():
         raise ValueError(f"no such plugin file: {path}.")
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     module_name = f"leakbench_plugin_{path.stem}_{place}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    loader = _FromSource(module_name, str(path)) if path.suffix == ".py" else None
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no Python file.")
     module = importlib.util.module_from_spec(spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import py_compile
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,17 @@ def test_the_source_hash_follows_the_plugin_and_what_it_imports(
     path.write_text(MINE + "\n# changed\n")
     assert discover((path,)).sources("defense", "my_noise") != before
     assert registry.sources("attack", "dlg") != registry.sources("attack", "ilrg")
+
+
+def test_a_compiled_file_beside_a_plugin_is_neither_run_nor_written(tmp_path: Path) -> None:
+    source, hidden = tmp_path / "mine.py", tmp_path / "hidden.py"
+    source.write_text(MINE)
+    hidden.write_text(MINE + "\nraise SystemExit('hidden code ran')\n")
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    py_compile.compile(
+        str(hidden), str(compiled), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+    )
+    assert ("defense", "my_noise") in discover((source,)).usable
+    compiled.unlink()
+    discover((source,))
+    assert not compiled.exists()

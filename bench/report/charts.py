@@ -79,12 +79,16 @@ def _view(
         )
         for i, (r, (a, b)) in enumerate(zip(rows, found, strict=True))
     ]  # fmt: skip
+    lines = _floors(rows, metric, across=name == "promise") if "leakage" in choice else []
+    ends = [Value(mean=v, lo=v, hi=v) for line in lines for v in (line.lo, line.hi)]
+    across, up = ([], ends) if name == "promise" else (ends, [])
     plot = svg.Plot(
-        _axis(x[1], [a for a, _ in found], metric), _axis(y[1], [b for _, b in found], metric),
+        _axis(x[1], [*(a for a, _ in found), *across], metric),
+        _axis(y[1], [*(b for _, b in found), *up], metric),
         name=f"{board.id}-{name}", title=f"{choice}: {board.title}",
         description=f"{len(points)} settings. The table above has the same figures.",
     )  # fmt: skip
-    for line in _floors(rows, metric, across=name == "promise") if "leakage" in choice else ():
+    for line in lines:
         plot.line(line)
     plot.front([points[i] for i in front])
     drawn = sorted(svg.spread(points), key=lambda p: plot.at(p)[0])
@@ -109,6 +113,8 @@ def _notes(
             "Claims may be for different units (point at a mark), so no front is drawn: "
             "the smaller number need not protect more."
         )
+    if "ε" in choice and any(not p.x.place and p.x.mean == 0 for p in points):
+        notes.append("ε = 0 stands at the left edge.")
     if any(p.hollow for p in points):
         notes.append("Hollow: no common model; the clients' own accuracy stands in.")
     if any(p.muted for p in points):
@@ -158,8 +164,8 @@ def _axis(label: str, values: Sequence[Value], metric: str) -> Axis:
 def _front(
     rows: Sequence[Row], found: Sequence[tuple[Value, Value]], name: str, metric: str
 ) -> list[int]:
-    """Places of the settings that none other beats in both, along x; of ranked rows with a common
-    accuracy. Empty where the figures of x cannot be compared."""
+    """Places of the settings that none other beats in both, the safest first; of ranked rows with
+    a common accuracy. Empty where the figures of x cannot be compared."""
     if name in ("claimed", "promise"):
         return []
     sign = -1.0 if name == "leak" and metric == "mse" else 1.0
@@ -172,7 +178,7 @@ def _front(
         i for x, y, i in able
         if not any((u <= x and v <= y) and (u < x or v < y) for u, v, _ in able)
     ]  # fmt: skip
-    return sorted(front, key=lambda i: (bool(found[i][0].place), found[i][0].mean))
+    return sorted(front, key=lambda i: (bool(found[i][0].place), sign * found[i][0].mean))
 
 
 def _floors(rows: Sequence[Row], metric: str, *, across: bool) -> list[Line]:

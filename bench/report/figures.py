@@ -118,12 +118,17 @@ def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "col
     shown, missing = _split(rows, [_accuracy(r) for r in rows])
     beside = {r: [i for i, row in enumerate(shown) if _strip(row[which]) == r] for r in (0, 1)}
     with styled():
-        entries = [_label(r, unit=which == "eps_claimed") for r in shown]
+        # Where nothing leaves the client epsilon is 0, which has no place on a logarithmic axis.
+        zero = " (epsilon 0, at the left edge)"
+        entries = [
+            _label(r, unit=which == "eps_claimed") + (zero if r[which] == 0 else "") for r in shown
+        ]
         figure, axes = _frame(width, [*entries, *_not_shown(missing)], strip=True)
         strip = figure.axes[1]
         handles = []
+        known = [float(r[which]) for r in shown if _strip(r[which]) is None]
         for i, row in enumerate(shown):
-            place, where = axes, float(row[which] or 0.0)
+            place, where = axes, max(float(row[which] or 0.0), _decades(known)[0])
             column = _strip(row[which])
             if column is not None:  # side by side, so that equal accuracies do not hide each other
                 members = beside[column]
@@ -132,8 +137,7 @@ def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "col
             handles.append(
                 _point(place, i, {"mean": where}, _accuracy(row) or {}, hollow=row["rank"] is None)
             )
-        if any(_strip(r[which]) is None for r in shown):
-            known = [float(r[which]) for r in shown if _strip(r[which]) is None]
+        if known:
             axes.set_xscale("log")
             axes.set_xlim(*_decades(known))
             axes.xaxis.set_major_formatter(lambda value, _: _power(value))
@@ -295,8 +299,9 @@ def _bar(value: Mapping[str, float]) -> list[list[float]] | None:
 
 def _front(axes: Axes, rows: Sequence[Row], metric: str) -> list[Line2D]:
     """A line through the ranked settings that no other one beats in accuracy and leakage."""
-    ranked = [r for r in rows if r["rank"] is not None]
-    points = [(leak(r["worst"]), (_accuracy(r) or {})["mean"]) for r in ranked]
+    # Accuracy of clients' own networks, on their own labels, is no match for a common one.
+    ranked = [r for r in rows if r["rank"] is not None and r["accuracy"] is not None]
+    points = [(leak(r["worst"]), r["accuracy"]["mean"]) for r in ranked]
     front = sorted(
         p for p in points if not any(q != p and q[0] <= p[0] and q[1] >= p[1] for q in points)
     )

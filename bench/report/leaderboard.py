@@ -18,16 +18,20 @@ FLOOR_SUFFIX = "_class_mean"
 CONVERGED = 0.02
 """Most SSIM that an attack may gain from twice its budget and still count as converged."""
 Record = dict[str, Any]
+Victims = dict[str, dict[int, np.ndarray]]
+"""Attack -> seed -> one figure per victim."""
 
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The folder's run.json. Raises ValueError if it is no result folder."""
     try:
         run = json.loads((folder / "run.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{folder} is no result folder of leakbench (no readable run.json)."
         ) from error
+    if not (isinstance(run, dict) and {"suite", "trainings"} <= run.keys()):
+        raise ValueError(f"{folder / 'run.json'} must hold a suite and its trainings.")
     return run
 
 
@@ -123,19 +127,22 @@ def _row(
     if not records or (not labels and any(t["cells"] for t in trainings)):
         return None
     attacks: dict[str, dict[str, Any]] = {}
-    worst_by_metric: dict[str, dict[str, dict[str, list[np.ndarray]]]] = {"ssim": {}, "mse": {}}
+    worst_by_metric: dict[str, dict[str, Victims]] = {"ssim": {}, "mse": {}}
     threats = []
     for label in labels:
-        cells = [c for t in trainings for c in t["cells"]
-                 if (c["label"], c["checkpoint"]) == (label, checkpoint)]  # fmt: skip
+        seeds, cells = zip(*((t["seed"], c) for t in trainings for c in t["cells"]
+                             if (c["label"], c["checkpoint"]) == (label, checkpoint)),
+                           strict=True)  # fmt: skip
         found = [store.read("attack", c["key"]) for c in cells]
         threat = next(t for t in suite["threats"] if t["name"] == cells[0]["threat"])
         if threat not in threats:
             threats.append(threat)
         attacks[label] = _attack(cells, found, threat)
-        images = [r for r in found if r and r["status"] == "done" and not r["is_floor"]]
+        done_by_seed = {s: r for s, r in zip(seeds, found, strict=True)
+                        if r and r["status"] == "done" and not r["is_floor"]}  # fmt: skip
         for metric, worst_by_threat in worst_by_metric.items():
-            values = [np.array(r["values"][metric]) for r in images if metric in r["values"]]
+            values = {s: np.array(r["values"][metric]) for s, r in done_by_seed.items()
+                      if metric in r["values"]}  # fmt: skip
             if values:
                 worst_by_threat.setdefault(threat["name"], {})[label] = values
     ledger = [r["ledger"] for r in done]
@@ -278,22 +285,24 @@ def _floor(entry: Mapping[str, Any], done: Sequence[Record]) -> dict[str, float]
     }
 
 
-def _worst(
-    by_threat: Mapping[str, Mapping[str, list[np.ndarray]]], metric: str
-) -> dict[str, Any] | None:
+def _worst(by_threat: Mapping[str, Victims], metric: str) -> dict[str, Any] | None:
     """Worst case over attacks, taken per victim and then averaged; only attacks on the same
-    observation are compared. attack: the one that is worst for most victims. metric: ssim, of
-    which the largest is worst, or mse, of which the least is."""
+    observation are compared, so seed by seed, an attack that failed in one counting in the others.
+    attack: the one that is worst for most victims. metric: ssim, of which the largest is worst,
+    or mse, of which the least is."""
     sign = 1.0 if metric == "ssim" else -1.0
     best: tuple[float, dict[str, Any]] | None = None
     for attacks in by_threat.values():
-        seeds = min(len(v) for v in attacks.values())
-        stacks = [np.stack([sign * v[i] for v in attacks.values()]) for i in range(seeds)]
-        interval = bootstrap([sign * s.max(axis=0) for s in stacks])
+        worst, winners = [], []
+        for seed in dict.fromkeys(s for found in attacks.values() for s in found):
+            names = [n for n, found in attacks.items() if seed in found]
+            stack = np.stack([sign * attacks[n][seed] for n in names])
+            worst.append(sign * stack.max(axis=0))
+            winners += [names[i] for i in stack.argmax(axis=0)]
+        interval = bootstrap(worst)
         if interval is None:
             continue
-        winners = np.concatenate([s.argmax(axis=0) for s in stacks])
-        name = list(attacks)[int(np.bincount(winners).argmax())]
+        name = max(attacks, key=winners.count)
         entry = {"attack": name, "metric": metric, metric: interval.to_dict()}
         if best is None or sign * interval.mean > best[0]:
             best = (sign * interval.mean, entry)
