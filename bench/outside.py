@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,9 +183,11 @@ def _mean(values: list[float] | None) -> float | None:
 def _cell_text(cell: str) -> str:
     """The key in an exported file, or the text itself if it is no such file."""
     path = Path(cell)
+    if not path.name:  # "", "." and "/" name no file
+        return cell
     base = path.with_suffix("") if path.suffix in (".json", ".safetensors") else path
     exported = base.with_name(f"{base.name}.json")
-    if not cell or not exported.is_file():
+    if not os.path.isfile(exported):  # unlike Path.is_file, False for names too long to be one
         return cell
     try:
         key = json.loads(exported.read_text())["cell"]
@@ -232,6 +235,12 @@ def _observation(folder: Path, cell: Cell) -> tuple[Path, int]:
 # --- an outside program's answer ------------------------------------------------------------
 
 
+_UNREADABLE = (
+    OSError, EOFError, TypeError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What damaged files and foreign ones raise; TypeError: numbers that torch has no type for."""
+
+
 def _tensors(path: Path) -> dict[str, Tensor]:
     """A file's arrays; code in it is never run. Raises ValueError if it cannot be read."""
     if path.suffix not in (".safetensors", ".npz"):
@@ -240,9 +249,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             found: dict[str, Tensor] = load_file(path)
         else:
-            with np.load(path, allow_pickle=False) as arrays:
+            loaded = np.load(path, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise ValueError("it holds one array without a name, not those of numpy.savez.")
+            with loaded as arrays:
                 found = {name: _tensor(name, arrays[name]) for name in arrays.files}
-    except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     for name in found:
         if name not in ANSWERS:
@@ -252,7 +264,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _tensor(name: str, array: np.ndarray) -> Tensor:
+def _tensor(name: str, array: Any) -> Tensor:
+    if not isinstance(array, np.ndarray):  # a zip file's other members are bytes
+        raise ValueError(f"{name} is no array.")
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{name} must hold numbers, got {array.dtype}.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:

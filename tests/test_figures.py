@@ -13,8 +13,10 @@ from typing import Any
 
 import matplotlib
 import pytest
+from typer.testing import CliRunner
 
 import bench
+from bench.cli import app
 from bench.metrics.intervals import Interval
 from bench.report import figures
 from bench.results import Results
@@ -236,6 +238,21 @@ def test_pictures_show_the_records_images_in_the_runs_order(results: Results) ->
     record = json.loads((results.folder / "records" / "attack" / f"{key}.json").read_text())
     under = [t.get_text() for t in axes.texts if re.fullmatch(r"-?\d\.\d\d", t.get_text())]
     assert under == [f"{v:.2f}" for v in record["values"]["ssim"]]
+
+
+def test_a_folder_of_records_has_every_figure_but_pictures(tmp_path: Path) -> None:
+    suite = tomllib.loads(TINY) | {"attacks": [{"name": "analytic"}], "checkpoints": ["init"]}
+    suite["tasks"] = [{"dataset": "breast_cancer", "model": "logistic"}]
+    made = bench.run(suite, only={"defense": "none"}, out=tmp_path, jobs=0, progress=False)
+    assert list(tmp_path.rglob("reconstruction.safetensors"))
+    ended = CliRunner().invoke(
+        app, ["report", str(made.folder), "--format", "md", "--figures", "png"]
+    )
+    assert ended.exit_code == 0, ended.output
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
+        f"fedavg-breast_cancer-logistic-init-{name}.png"
+        for name in ("epsilon_claimed", "epsilon_proven", "pareto")
+    ]
 
 
 def test_too_many_pictures_ask_for_a_filter(

@@ -204,6 +204,10 @@ def test_a_wrong_answer_gets_one_sentence(
         (lambda p: _text(p / "text.safetensors"), "cannot read"),
         (lambda p: _text(p / "mine.pt"), "is a .safetensors or .npz file, got mine.pt"),
         (lambda p: _zip(p / "empty.npz"), "holds no images"),
+        (lambda p: _npy(p / "npy.npz"), "npy.npz: it holds one array without a name"),
+        (lambda p: _zip(p / "other.npz", "readme.txt"), "other.npz: readme.txt is no array"),
+        (lambda p: _damaged(p / "damaged.npz"), "damaged.npz: Error -3 while decompressing"),
+        (lambda p: _of_extended_floats(p / "long.npz"), "long.npz: can't convert np.ndarray"),
     ],
 )
 def test_a_file_that_is_no_reconstruction_is_refused(
@@ -218,8 +222,30 @@ def _text(path: Path) -> Path:
     return path
 
 
-def _zip(path: Path) -> Path:
-    zipfile.ZipFile(path, "w").close()
+def _zip(path: Path, *members: str) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name in members:
+            file.writestr(name, "text")
+    return path
+
+
+def _npy(path: Path) -> Path:
+    with path.open("wb") as file:
+        np.save(file, GOOD.numpy())
+    return path
+
+
+def _damaged(path: Path) -> Path:
+    np.savez_compressed(path, images=np.random.default_rng(0).random((2, 1, 1, 16, 16)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200] + b"\xff" * 60 + whole[260:])
+    return path
+
+
+def _of_extended_floats(path: Path) -> Path:
+    if np.dtype(np.longdouble).itemsize <= 8:
+        pytest.skip("this platform has no extended floats")
+    np.savez(path, images=GOOD.numpy().astype(np.longdouble))
     return path
 
 
@@ -229,14 +255,19 @@ def test_cells_are_found_by_key_prefix_and_words(results: Results) -> None:
     assert (cell.defense, cell.label) == ("spm", "analytic")
     assert find(cells, cell.key) == find(cells, cell.key[:10]) == find(cells, cell.name) == cell
     for text, message in (
+        (".", "Unknown cell or part of a cell's name '.'"),
+        ("/", "fits 10 cells; give more words or a key"),
         ("digits/mlp_spm/spm/analytik/init", "Did you mean 'analytic'?"),
         ("digits/mlp_spm/none", "fits 5 cells; give more words or a key"),
         ("ilrg/server", "no cell is all of"),
         ("", "give more words"),
+        ("x" * 300, "Unknown cell or part"),
         (key_of({"no": "cell"}), "Unknown cell or part"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             find(cells, text)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            outside.score_file(results.folder, text, Path("mine.npz"), HERE)
 
 
 def test_a_cell_without_observation_says_why(results: Results, tmp_path: Path) -> None:

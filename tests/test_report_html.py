@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from skimage.metrics import structural_similarity
 from typer.testing import CliRunner
@@ -74,7 +75,7 @@ def row(defense: str = "none", rank: int | None = 1, ssim: float = 0.5, **more: 
 def run_of(name: str = "toy", description: str = "A toy.") -> dict[str, Any]:
     return {
         "suite": {"name": name, "version": 1, "description": description, "seeds": [0]},
-        "command": "leakbench run toy", "device": "cpu",
+        "command": "leakbench run toy", "device": "cpu", "trainings": [],
         "versions": {"python": "3.12", "leakbench": "9.9"},
     }  # fmt: skip
 
@@ -402,6 +403,62 @@ def test_errors_of_records_are_safer_the_larger_they_are() -> None:
     assert board.lines[2].cells[4].text == "1e-8"
 
 
+def of_records(defense: str = "none", **more: Any) -> Any:
+    """A row of an attack that copies records, and of one that guesses."""
+    copy = attack(None, status="done", reason=None, floor={"mse": 0.0873, "mse_class_mean": 4e-3},
+                  mse={"mean": 6.68e-17, "lo": 3.2e-20, "hi": 1.34e-16})  # fmt: skip
+    guess = {**copy, "mse": {"mean": 0.523, "lo": 0.386, "hi": 104.2}}
+    worst = {"attack": "analytic", "metric": "mse", "mse": copy["mse"]}
+    return row(defense, attacks={"analytic": copy, "dlg": guess}, worst=worst, **more)
+
+
+def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained() -> None:
+    rows = [of_records()]
+    text = tables.markdown(rows, run_of())
+    exact = "6.68e-17 [3.2e-20, 1.3e-16]"
+    assert f"| {exact} | 0.523 [0.39, 1e2] | MSE 0.09/4e-3 | MSE {exact} analytic |" in text
+    ((line,),) = [b.lines for b in boards.boards(rows)]
+    shown = [(c.text, c.small) for c in line.cells if "[" in c.small][1:]
+    assert shown == [("6.68e-17", "[3.2e-20, 1.3e-16]"), ("0.523", "[0.39, 1e2]"),
+                     ("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic")]  # fmt: skip
+    for legend in (text, tables.terminal_legend(rows)):
+        assert "MSE (of records" in legend
+        assert "higher is safer, 0 is a perfect copy" in legend
+    for legend in (tables.markdown([row()], run_of()), tables.terminal_legend([row()])):
+        assert "MSE" not in legend
+    mixed = [row(), of_records(dataset="adult")]  # no column of all rows together is an MSE
+    assert "MSE (of records" in tables.terminal_legend(mixed)
+
+
+def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
+    made = of_records(
+        "ms_pafl", settings={"epsilon": 100.0, "noise": "analytic", "check_in": 0.7},
+        personalised=True, personal_accuracy=interval(0.8), eps_claimed=8.33e12, unit="record",
+        flags=["diverged: weights not finite", "accuracy at chance"],
+    )  # fmt: skip
+    made["attacks"] |= dict.fromkeys(("idlg", "ridge"), made["attacks"]["analytic"])
+    made["attacks"]["ilrg"] = {**made["attacks"]["dlg"], "mse": None, "lnacc": interval(0.5)}
+    (table,) = tables.terminal([made])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table)
+    text = console.export_text()
+    assert "floor 0.09/4e-3" in text
+    (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
+    assert first[-6:] == ["7e-17", "0.52", "7e-17", "7e-17", "0.50", "DC"]
+    texts = [tables._two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
+    assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
+
+
+def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> None:
+    reason = "ValueError: a|b\nsecond line\r\nthird"
+    attacks = {"dlg": attack(), "idlg": attack(None, status="failed", reason=reason)}
+    rows = [row(flags=[f"audit failed: {reason}"], attacks=attacks)]
+    lines = tables.markdown(rows, run_of()).splitlines()
+    body = lines[lines.index(next(line for line in lines if line.startswith("| ---"))) + 1]
+    assert body.endswith("audit failed: ValueError: a\\|b second line third |")
+    assert lines[-1] == "- idlg failed: ValueError: a|b second line third (none)"
+
+
 def test_leakage_is_drawn_against_the_budgets_of_all_suites() -> None:
     def reference(budget: int, ssim: float, again: float) -> Any:
         doubled = {"budget": 2 * budget, "ssim": interval(again)}
@@ -618,6 +675,20 @@ def test_kept_pictures_come_back_without_artifacts(folder: Path, tmp_path: Path)
     assert "neither reconstructions nor a pictures.json" in (copy / "report.html").read_text()
 
 
+def spoiled(**changes: Any) -> dict[str, Any]:
+    """A record's entry of a pictures.json, with changes."""
+    return {"row": "r", "attack": "analytic", "samples": 1, "features": 2, "images": [[0.5, 1]],
+            "truth": [[0.25, 1]], "scores": [0.1], **changes}  # fmt: skip
+
+
+def test_a_kept_pictures_file_with_records_is_read_as_it_was_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    album = pictures.load(folder) | {"records": [spoiled()], "unreadable": ["x: damaged"]}
+    (tmp_path / "pictures.json").write_text(to_json(album))
+    assert pictures.load(tmp_path) == album
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -628,6 +699,23 @@ def test_kept_pictures_come_back_without_artifacts(folder: Path, tmp_path: Path)
         lambda a: a["cells"][0].update(truth="0"),
         lambda a: a["cells"][0].update(scores=[]),
         lambda a: a["cells"][0].pop("row"),
+        lambda a: a["cells"][0].update(samples=0),
+        lambda a: a["cells"][0].update(scores=["1"]),
+        lambda a: a["cells"][0].update(metric="psnr"),
+        lambda a: a["cells"][0].update(truth=True),
+        lambda a: a.update(cells=["x"]),
+        lambda a: a.update(victims="x"),
+        lambda a: a.update(victims=True),
+        lambda a: a.update(without=-1),
+        lambda a: a.update(why=["x"]),
+        lambda a: a.update(unreadable="x"),
+        lambda a: a.update(unreadable=[1]),
+        lambda a: a.update(sprites={s: s for s in a["sprites"]}),
+        lambda a: a.update(records={}),
+        lambda a: a.update(records=[spoiled(features="9")]),
+        lambda a: a.update(records=[spoiled(scores=[])]),
+        lambda a: a.update(records=[spoiled(images=[])]),
+        lambda a: a.update(records=[spoiled(truth=[["x"]])]),
     ],
 )
 def test_a_foreign_pictures_file_is_refused(

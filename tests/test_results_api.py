@@ -141,6 +141,18 @@ def test_the_victim_frame_averages_to_the_attack_frame(results: Results) -> None
     assert victims["ssim"].iloc[0] == record["values"]["ssim"][0]
 
 
+def test_a_leaderboard_from_before_convergence_was_measured_has_an_attack_frame(
+    results: Results,
+) -> None:
+    rows = json.loads((results.folder / "leaderboard.json").read_text())
+    for row in rows:
+        for entry in row["attacks"].values():
+            del entry["convergence"]
+    frame = frames.attacks(rows)
+    assert frame["gain_at_twice_budget"].isna().all()
+    assert frame["ssim"].equals(results.attacks()["ssim"])
+
+
 def test_text_of_infinite_and_undefined_figures_becomes_floats() -> None:
     assert frames.number("inf") == math.inf
     assert frames.number("-inf") == -math.inf

@@ -15,6 +15,7 @@ from bench.cli import app
 from bench.report import site
 
 RESULTS = Path(__file__).parents[1] / "results"
+BARE = '{"suite": {"name": "quick", "version": 1}, "trainings": []}'
 
 
 def command(*arguments: str) -> tuple[int, str]:
@@ -60,6 +61,22 @@ def test_the_overview_names_the_setting_that_leaks_least_of_each_table(published
         assert f"{row['worst']['ssim']['mean']:.3f} [" in front
 
 
+def test_the_overview_shows_errors_in_full_and_accuracies_of_own_networks(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "records"
+    shutil.copytree(RESULTS / "quick", folder)
+    rows = json.loads((folder / "leaderboard.json").read_text())
+    bare = [row for row in rows if row["defense"] == "none"]
+    for row in bare:
+        error = {"mean": 6.68e-17, "lo": 3.2e-20, "hi": 1.34e-16}
+        row["worst"] = {"attack": row["worst"]["attack"], "metric": "mse", "mse": error}
+        row["accuracy"], row["personal_accuracy"] = None, {"mean": 0.8, "lo": 0.7, "hi": 0.9}
+    (folder / "leaderboard.json").write_text(json.dumps(rows))
+    front = site.write(tmp_path / "results", tmp_path / "site")[0].read_text()
+    assert front.count("<td>0.800 [0.70, 0.90] (own networks)</td>") == len(bare) > 0
+    assert front.count("<td>MSE 6.68e-17 [3.2e-20, 1.3e-16]</td>") == len(bare)
+    assert front.count("(own networks)") == len(bare)
+
+
 def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
     pages = site.write(RESULTS / "quick", tmp_path / "site")
     assert [p.relative_to(tmp_path).as_posix() for p in pages] == [
@@ -103,7 +120,8 @@ def test_an_earlier_site_is_replaced_and_other_folders_are_left_alone(tmp_path: 
         (lambda p: p / "absent", "no such folder of results"),
         (lambda p: p, "holds no result folder of leakbench (no run.json)"),
         (lambda p: (p / "run.json").write_text("{") and p, "no readable run.json"),
-        (lambda p: (p / "run.json").write_text("{}") and p, "has neither records nor a readable"),
+        (lambda p: (p / "run.json").write_text("{}") and p, "must hold a suite and its trainings"),
+        (lambda p: (p / "run.json").write_text(BARE) and p, "has neither records nor a readable"),
     ],
 )
 def test_what_is_no_result_is_named_in_one_sentence(

@@ -144,14 +144,14 @@ _MISSING = Cell(text="–", style="none")
 def figure(value: float, metric: str = "ssim") -> str:
     """0.908; errors of records, which span decades, with three digits: 4.1e-8."""
     if metric == "mse":
-        return tables.brief_number(float(value)).replace("e-0", "e-")
+        return tables.error_number(value)
     return _fixed(value, 3)
 
 
 def bounds(value: Mapping[str, float], metric: str = "ssim") -> str:
     """[0.88, 0.94]."""
     if metric == "mse":
-        return f"[{figure(value['lo'], metric)}, {figure(value['hi'], metric)}]"
+        return f"[{tables.error_number(value['lo'], 2)}, {tables.error_number(value['hi'], 2)}]"
     return f"[{_fixed(value['lo'], 2)}, {_fixed(value['hi'], 2)}]"
 
 

@@ -74,7 +74,7 @@ def attacks(rows: Sequence[Row]) -> DataFrame:
                 if given_label in entry["floor"]:
                     line[f"{metric}_floor{FLOOR_SUFFIX}"] = number(entry["floor"][given_label])
             line |= {k: number(entry[k]) for k in ("seconds", "gradient_evaluations")}
-            convergence = entry["convergence"] or {}
+            convergence = entry.get("convergence") or {}
             line["gain_at_twice_budget"] = number(convergence.get("gain"))
             lines.append(line | {"notes": "; ".join(entry["notes"])})
     return DataFrame(lines)

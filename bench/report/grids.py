@@ -64,13 +64,14 @@ def pictures(
 
 
 def strongest(folder: Path, cells: Sequence[Cell], rows: Sequence[Row]) -> list[Cell]:
-    """The cell of each row's strongest attack, those that have pictures; of a long table the
-    first rows."""
+    """The cell of each row's strongest attack, those that have pictures (records have none); of a
+    long table the first rows."""
     out: list[Cell] = []
     for row in rows[:MOST_LINES]:
         wanted = row["worst"] and row["worst"]["attack"]
-        members = [c for c in cells if c.label == wanted and _of(c, row)]
-        out += [c for c in members if _path(folder, c).is_file()][:1]
+        members = (c for c in cells if c.label == wanted and _of(c, row))
+        found = next((c for c in members if _pair(folder, c) is not None), None)
+        out += [found] if found else []
     return out
 
 

@@ -234,16 +234,45 @@ def _checked(pictures: Any) -> Pictures:
     """Raises ValueError unless it is what `collect` makes: the file may come from anywhere."""
     if not isinstance(pictures, dict) or pictures.get("schema") != SCHEMA:
         raise ValueError(f"schema must be {SCHEMA}")
-    for sprite in pictures["sprites"]:
+    whole = none("") | pictures
+    for name in ("victims", "without"):
+        if not _is_count(whole[name]):
+            raise ValueError(f"{name} must be a whole number >= 0, got {whole[name]!r}")
+    if not isinstance(whole["why"], str):
+        raise ValueError(f"why must be a text, got {whole['why']!r}")
+    for name in ("unreadable", "sprites", "cells", "records"):
+        if not isinstance(whole[name], list):
+            raise ValueError(f"{name} must be a list, got {whole[name]!r}")
+    if not all(isinstance(what, str) for what in whole["unreadable"]):
+        raise ValueError("unreadable must hold texts")
+    for sprite in whole["sprites"]:
         if not isinstance(sprite, str) or not _PNG.fullmatch(sprite):
             raise ValueError("sprites must be PNG data URIs")
-    for cell in pictures["cells"]:
-        places = (cell["truth"], cell["images"])
-        if not all(isinstance(p, int) and 0 <= p < len(pictures["sprites"]) for p in places):
-            raise ValueError("a cell names a sprite that is not there")
-        if not isinstance(cell["samples"], int) or len(cell["scores"]) < 1:
-            raise ValueError("a cell has no samples")
-    for one in (*pictures["cells"], *pictures["records"]):
+    for one in (*whole["cells"], *whole["records"]):
         if not all(isinstance(one[k], str) for k in ("row", "attack")):
             raise ValueError("a cell has no row or attack")
-    return none("") | pictures
+        if not _is_count(one["samples"]) or not one["samples"] or not _are_numbers(one["scores"]):
+            raise ValueError("a cell has no samples")
+    for cell in whole["cells"]:
+        places = (cell["truth"], cell["images"])
+        if not all(_is_count(p) and p < len(whole["sprites"]) for p in places):
+            raise ValueError("a cell names a sprite that is not there")
+        if cell["metric"] not in ("ssim", "mse"):
+            raise ValueError(f"a cell's metric must be ssim or mse, got {cell['metric']!r}")
+    for record in whole["records"]:
+        shown = (record["truth"], record["images"])
+        if not all(isinstance(lines, list) and all(map(_are_numbers, lines)) for lines in shown):
+            raise ValueError("a record's truth and images must hold numbers")
+        if len({len(lines) for lines in (*shown, record["scores"])}) != 1:
+            raise ValueError("a record needs as many images and scores as truths")
+        if not _is_count(record["features"]):
+            raise ValueError("a record has no number of features")
+    return whole
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0  # True is an int too
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(v) in (int, float) for v in value)

@@ -63,8 +63,12 @@ def _brief(row: tables.Row) -> dict[str, str]:
     worst = row["worst"]
     leak = "–"
     if worst:
-        leak = f"{worst['metric'].upper()} {tables.interval(worst[worst['metric']])}"
-    return {"accuracy": tables.interval(row["accuracy"]), "leak": leak}
+        metric = worst["metric"]
+        leak = f"{tables.TITLES[metric]} {tables.interval(worst[metric], metric)}"
+    accuracy = tables.interval(row["accuracy"] or row["personal_accuracy"])
+    if not row["accuracy"] and row["personal_accuracy"]:  # no common model is ever uploaded
+        accuracy += " (own networks)"
+    return {"accuracy": accuracy, "leak": leak}
 
 
 def collect(source: Path) -> list[Entry]:

@@ -19,6 +19,10 @@ LEGEND = (
     "floor: what needs no leak (mean public image / class mean given the label; chance). "
     "eps proven: for one training record over the whole run; inf = nothing proven."
 )
+ERROR_LEGEND = (
+    "MSE (of records; floor: mean public record / class mean given the label): higher is safer, "
+    "0 is a perfect copy."
+)
 AUDIT_LEGEND = (
     "eps audited: what an attack on one release certifies at least (+: limited by its draws; "
     "!: more than claimed or proven)."
@@ -129,11 +133,29 @@ def any_personalised(rows: Sequence[Row]) -> bool:
     return any(r["personalised"] for r in rows)
 
 
-def interval(value: dict[str, float] | None) -> str:
-    """0.91 [0.88, 0.94]."""
+def any_errors(rows: Sequence[Row]) -> bool:
+    """Whether an attack's figures are errors of records, which are safer the larger they are."""
+    return any(m == "mse" for _, members in tables(rows) for _, m in attack_columns(members))
+
+
+def interval(value: dict[str, float] | None, metric: str = "ssim") -> str:
+    """0.910 [0.88, 0.94]; of an MSE 4.1e-8 [3.9e-8, 4.4e-8]."""
     if value is None:
         return "-"
+    if metric == "mse":
+        lo, hi = (error_number(value[k], 2) for k in ("lo", "hi"))
+        return f"{error_number(value['mean'])} [{lo}, {hi}]"
     return f"{value['mean']:.3f} [{value['lo']:.2f}, {value['hi']:.2f}]"
+
+
+def error_number(value: float, digits: int = 3) -> str:
+    """An error of records, which spans decades, with so many significant digits: 4.1e-8."""
+    return _trimmed(f"{float(value):.{digits}g}")
+
+
+def _trimmed(number: str) -> str:
+    """4.1e-08 as 4.1e-8, 1e+03 as 1e3."""
+    return number.replace("e+0", "e").replace("e-0", "e-")
 
 
 def _entry(entry: dict[str, Any] | None, metric: str) -> str:
@@ -141,7 +163,8 @@ def _entry(entry: dict[str, Any] | None, metric: str) -> str:
         return "-"
     if entry[metric] is None:
         return {"not_applicable": "n/a"}.get(entry["status"], entry["status"])
-    return interval(entry[metric]) + (f" ({entry['failed']} failed)" if entry["failed"] else "")
+    lost = f" ({entry['failed']} failed)" if entry["failed"] else ""
+    return interval(entry[metric], metric) + lost
 
 
 def floor_texts(row: Row, columns: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -152,16 +175,26 @@ def floor_texts(row: Row, columns: Sequence[tuple[str, str]]) -> dict[str, str]:
         floors: dict[str, float] = next((e["floor"] for e in entries if e["floor"]), {})
         if metric in floors:
             given = floors.get(f"{metric}_class_mean")
-            texts[metric] = f"{floors[metric]:.2f}" + (f"/{given:.2f}" if given is not None else "")
+            shown = [v for v in (floors[metric], given) if v is not None]
+            texts[metric] = "/".join(_two_digits(v, metric) for v in shown)
     return texts
+
+
+def _two_digits(value: float, metric: str) -> str:
+    """0.52; of errors that would be 0.00 one digit, 7e-17: a narrow column holds no more."""
+    value = float(value)
+    if metric != "mse" or 0.01 <= value < 100:
+        return f"{value:.2f}"
+    return error_number(value, 2) if value == 0 or value >= 100 else _trimmed(f"{value:.0e}")
 
 
 def _worst(row: Row) -> str:
     worst = row["worst"]
     if not worst:
         return "-"
-    unit = "" if worst["metric"] == "ssim" else f"{TITLES[worst['metric']]} "
-    return f"{unit}{interval(worst[worst['metric']])} {worst['attack']}"
+    metric = worst["metric"]
+    unit = "" if metric == "ssim" else f"{TITLES[metric]} "
+    return f"{unit}{interval(worst[metric], metric)} {worst['attack']}"
 
 
 def short(value: Any) -> str:
@@ -244,6 +277,8 @@ def terminal_legend(rows: Sequence[Row]) -> str:
     letters = sorted({c for r in rows for c in _codes(r)})
     units = sorted({r["unit"] for r in rows if r["unit"]})
     parts = [LEGEND]
+    if any_errors(rows):
+        parts.append(ERROR_LEGEND)
     if any_personalised(rows):
         parts.append(PERSONAL_LEGEND)
     if any(audited(r).endswith("!") for r in rows):
@@ -275,12 +310,15 @@ def _brief(value: dict[str, float] | None) -> str:
 def _brief_entry(entry: dict[str, Any] | None, metric: str) -> str:
     if entry is None or entry[metric] is None:
         return _entry(entry, metric)
-    return f"{entry[metric]['mean']:.2f}" + (f" ({entry['failed']}!)" if entry["failed"] else "")
+    lost = f" ({entry['failed']}!)" if entry["failed"] else ""
+    return _two_digits(entry[metric]["mean"], metric) + lost
 
 
 def markdown(rows: Sequence[Row], run: dict[str, Any]) -> str:
     """One section per table, and how the numbers were made."""
     suite = run["suite"]
+    legends = [LEGEND, *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
+    legends += [PERSONAL_LEGEND] if any_personalised(rows) else []
     lines = [
         f"# {suite['name']} v{suite['version']}",
         "",
@@ -290,17 +328,25 @@ def markdown(rows: Sequence[Row], run: dict[str, Any]) -> str:
         f"Device: {run['device']}, seeds {suite['seeds']}  ",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
         "",
-        " ".join([LEGEND, AUDIT_LEGEND, *([PERSONAL_LEGEND] if any_personalised(rows) else [])]),
+        " ".join(legends),
         "",
     ]
     for title, members in tables(rows):
         header, body = cells(members)
         lines += [f"## {title}", "", f"Threat: {members[0]['threat']}", ""]
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-        lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in body]
+        lines += [
+            "| " + " | ".join(_one_line(c).replace("|", "\\|") for c in line) + " |"
+            for line in body
+        ]
         reasons = _reasons(members)
         lines += ["", *reasons, ""] if reasons else [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Errors may have several lines, which would end a table's row or a list's entry."""
+    return " ".join(text.splitlines())
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
@@ -312,7 +358,7 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
                 found.setdefault(
                     f"{name} {entry['status'].replace('_', ' ')}: {entry['reason']}", []
                 ).append(setting(row))
-    return [f"- {reason} ({', '.join(which)})" for reason, which in found.items()]
+    return [f"- {_one_line(reason)} ({', '.join(which)})" for reason, which in found.items()]
 
 
 def to_csv(rows: Sequence[Row]) -> str:
