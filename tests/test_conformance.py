@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 import torch
 import typer
+from torch import Tensor
 from typer.testing import CliRunner
 
+from bench.api import Client, Part
 from bench.cli import plugins
 from bench.conformance.findings import Conformance, Finding
+from bench.conformance.leaks import _alike
+from bench.conformance.noise import Pair, _together, check_mechanisms
+from bench.conformance.playground import Draw, private_data
 from bench.conformance.plugins import check, check_plugins
+from bench.privacy.events import GaussianNoise
 from bench.registry import Registry
+from bench.seeding import generator
 
 CLIPPED_STD = {"noise_multiplier": 0.02, "clip_norm": 5.0}
 DP_SPLIT = {"clip": 4.0, "low": -2.0, "smashed_std": 0.1, "label_std": 0.1}
@@ -305,6 +312,58 @@ class Broken(Defense):
         return {n: torch.stack([u.parts[n].values for u in ups]).mean(dim=0)
                 for n in server.state}
 '''),
+    "draws once per row": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds one draw to all values of a row."""
+    def upload(self, messages, local, client):
+        def rowwise(values, *, std, rng):
+            rows = values.flatten(1) if values.dim() > 1 else values[:, None]
+            draw = std * torch.randn(len(rows), 1, generator=rng)
+            return draw.expand_as(rows).reshape(values.shape)
+        return noised(messages, local, client, std=0.1, draw=rowwise)
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "takes its noise back": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Every second upload subtracts the noise of the one before."""
+    def upload(self, messages, local, client):
+        last = client.memory.pop("last", None)
+        drawn = []
+        def remembered(values, *, std, rng):
+            noise = gaussian_like(values, std=std, rng=rng) if last is None else -last[len(drawn)]
+            drawn.append(noise)
+            return noise
+        out = noised(messages, local, client, std=0.1, draw=remembered)
+        if last is None:
+            client.memory["last"] = drawn
+        return out
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "flips whole rows": ("declared SignPerturbation of update", "mechanisms", '''
+class Broken(Defense):
+    """Flips the signs of a row together."""
+    def upload(self, messages, local, client):
+        out = []
+        for m in messages:
+            u = as_kind(m, "update", base=local.broadcast, lr=local.lr)
+            out.append(replace_values(u, {n: p.values * torch.where(torch.rand(
+                len(p.values), *[1] * (p.values.dim() - 1), generator=client.rng["defense"]) < 0.8,
+                1.0, -1.0) for n, p in u.parts.items()}))
+        return out
+    def mechanisms(self):
+        return (SignPerturbation(of="update", keep=0.8, low=1.0, high=1.0),)
+'''),
+    "sends a sample as bytes": ("private data in messages", "say", '''
+class Broken(Defense):
+    """Tells the server a sample in whole numbers."""
+    def say(self, when, client, local, round):
+        if when != "upload":
+            return []
+        return [Message(kind="hello", sender=client.id, receiver="server", round=round,
+                        parts={"note": Part(values=(client.x[:1] * 255).byte())})]
+'''),
     "does something at zero strength": ("zero strength is no defense", "zero_strength", '''
 class Broken(Defense):
     """Shrinks every update.
@@ -333,7 +392,8 @@ SLOW = {
     "declares twice its noise", "proves by a Gaussian that is Laplace", "contradicts itself",
     "keeps other signs", "sends the labels", "lies about bits", "takes any number",
     "does something at zero strength", "halves its sensitivity", "clips elsewhere",
-    "does not own its role", "has no annotation",
+    "does not own its role", "has no annotation", "flips whole rows",
+    "draws once per row", "sends a sample as bytes",
 }  # fmt: skip
 """Kinds of mistakes of which another is found in the fast tests."""
 
@@ -356,6 +416,73 @@ def test_a_broken_defense_is_found_with_its_hook(tmp_path: Path, what: str) -> N
     assert wrong[name].reason.endswith((".", ":"))
     assert wrong[name].change
     assert "Traceback" not in wrong[name].reason
+
+
+def noise_finding(noise: Tensor, *, std: float, size: float) -> Finding:
+    """What is found where `noise` [uploads, values] is added to values of that size."""
+    signs = torch.ones(noise.shape[1])
+    signs[::2] = -1
+    pairs = [
+        Pair(given={"w": Part(values=size * signs)}, sent={"w": Part(values=size * signs + n)})
+        for n in noise
+    ]
+    (found,) = check_mechanisms(
+        (GaussianNoise(of="update", std=std),), lambda of: pairs, proof_is_gaussian=True
+    )
+    return found
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(0, "test noise"))
+
+
+@pytest.mark.parametrize("std", [1e-5, 1e-4, 2e-4, 1e-3])
+def test_noise_that_rounding_hides_is_never_passed(std: float) -> None:
+    honest = noise_finding(std * drawn(60, 384), std=std, size=0.5)
+    nothing = noise_finding(torch.zeros(60, 384), std=std, size=0.5)
+    assert honest.status == "skipped"
+    assert "cannot be told from rounding" in honest.reason
+    assert nothing.status == ("skipped" if std < 5e-5 else "failed")
+
+
+def test_independent_draws_pass_and_those_that_hang_together_do_not() -> None:
+    free = drawn(60, 384)
+    assert noise_finding(0.1 * free, std=0.1, size=0.5).status == "passed"
+    rows = free[:, ::24].repeat_interleave(24, dim=1)
+    columns = free[:, :24].repeat(1, 16)
+    pairs = torch.stack([free[:30], -free[:30]], dim=1).flatten(0, 1)
+    far = torch.cat([free[:30], free[:30]])
+    sums = (free - free.roll(1, dims=0)) / 2**0.5
+    for noise, which in (
+        (rows, "neighbouring draws"), (columns, "draws 24 values apart"),
+        (pairs, "draws 384 values apart"), (far, "draws 11520 values apart"),
+        (sums, "draws 384 values apart"),
+    ):  # fmt: skip
+        # Few distinct draws have a level of their own, which is not what is tested here.
+        found = noise_finding(0.1 * noise / noise.std(), std=0.1, size=0.5)
+        assert found.status == "failed"
+        assert f"declared independent, but {which} have a correlation" in found.reason
+
+
+def test_honest_draws_of_every_law_are_hardly_ever_called_dependent() -> None:
+    rng = generator(1, "test noise")
+    for number in range(100):
+        normal = torch.randn(5000, generator=rng)
+        heavy = torch.empty(5000).exponential_(generator=rng) * normal.sign()
+        rare = (torch.rand(23_000, generator=rng) < 0.05).double()
+        for rest in (normal, heavy, rare, normal[: 10 + number]):
+            assert _together("it", rest, "noise") is None
+
+
+@pytest.mark.parametrize("scale", [255, 1_000_000, -1000])
+def test_private_samples_are_found_as_whole_numbers_and_masks_are_let_pass(scale: int) -> None:
+    x, y = private_data(1, Draw())[0]
+    client = Client(id="client-0", x=x, y=y, rng={})
+    sent = x[2:4] * scale
+    assert _alike(sent.long(), client)
+    assert _alike(sent.abs().clamp(max=255).byte(), client) == (scale == 255)
+    for mask in (x[:3] > 0.5, x[:3] > 2, torch.ones(3, 256, dtype=torch.int64), drawn(3, 256)):
+        assert not _alike(mask, client)
 
 
 def test_stacked_mechanisms_are_left_to_the_checks_of_each(registry: Registry) -> None:
@@ -443,6 +570,15 @@ class Broken(Attack):
     recovers = frozenset({"counts"})
     def run(self, seen, ctx):
         open("init-server-truth.safetensors")
+'''),
+    "never applies": ("runs anywhere", '''
+class Broken(Attack):
+    """Could not run if it wanted to."""
+    recovers = frozenset({"counts"})
+    def applies(self, seen):
+        return "not today"
+    def run(self, seen, ctx):
+        raise RuntimeError("never reached")
 '''),
     "gives no reason": ("runs on fedavg, lenet, batch 1", '''
 class Broken(Attack):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,9 +18,16 @@ from typer.testing import CliRunner
 from bench.cli import plugins, runs
 from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
-from bench.submission.packing import Request, submit
+from bench.submission.figures import Comparison, compare, of_cell, of_training
+from bench.submission.packing import Request, _without_paths, submit
 from bench.submission.page import plain
-from bench.submission.verification import open_submission, sample, sources
+from bench.submission.verification import (
+    candidates,
+    open_submission,
+    sample,
+    sources,
+    trainings_of,
+)
 
 APP = typer.Typer()
 for command in (plugins.new, plugins.check, plugins.submit, plugins.verify, runs.run):
@@ -217,7 +226,7 @@ def test_an_attack_is_submitted_with_the_rows_that_it_attacked(
     code, text = leakbench("verify", folder, "--jobs", "0", "--device", "cpu")
     assert code == 0, text
     assert "my_attack at final" in text
-    assert "Sample of 1 cells" in text
+    assert "Sample of 1 cell out of 1, seed 0. To rerun: 1 training and 1 attack." in text
 
 
 def test_the_files_of_own_attacks_must_be_given(
@@ -247,6 +256,23 @@ def test_a_shipped_plugin_is_submitted_by_its_name_and_needs_no_source(
     assert entry["origin"].startswith("attacks.prior_only:PriorOnly")
     code, text = leakbench("verify", folder, "--jobs", "0", "--device", "cpu")
     assert code == 0, text
+
+
+def test_a_submission_without_source_of_its_own_has_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    parts = SUITE.split("\n[[")
+    shipped = "\n[[".join(p for p in parts if "my_" not in p)
+    (tmp_path / "shipped.toml").write_text(shipped)
+    out = tmp_path / "run"
+    code, text = leakbench(
+        "run", tmp_path / "shipped.toml", "--out", out, "--jobs", "0", "--device", "cpu"
+    )
+    assert code == 0, text
+    folder = submit(Request(target="prior_only", run=out, out=tmp_path / "subs"))
+    assert sources(folder) == []
+    assert not (folder / "source").exists()
 
 
 def test_every_setting_is_checked_and_a_failure_refuses(
@@ -382,14 +408,19 @@ def test_a_made_up_figure_is_found_by_the_rerun(submitted: Path) -> None:
 
 def forge(folder: Path, value: float) -> None:
     """Another label accuracy in every record, with leaderboard and manifest to match."""
-    from bench.report.leaderboard import rows
-    from bench.store import to_json
-
     for path in (folder / "records" / "attack").iterdir():
         record = json.loads(path.read_text())
         if "label_accuracy" in record["values"]:
             record["values"]["label_accuracy"] = [value] * record["victims"]
             path.write_text(json.dumps(record))
+    resealed(folder)
+
+
+def resealed(folder: Path) -> None:
+    """Leaderboard and manifest made anew, as whoever forges a record would."""
+    from bench.report.leaderboard import rows
+    from bench.store import to_json
+
     (folder / "leaderboard.json").write_text(to_json(rows(folder)))
     (folder / "manifest.json").write_text(write_manifest(folder))
 
@@ -467,14 +498,245 @@ def test_reading_a_submission_runs_nothing_of_it(submitted: Path, tmp_path: Path
         open_submission(submitted)
 
 
-def test_the_sample_follows_its_seed(submitted: Path) -> None:
+def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitted: Path) -> None:
     opened = open_submission(submitted)
-    assert len(sample(opened, count=9, seed=0)) == 2
+    drawn = sample(opened, count=9, seed=0)
+    assert len({s.label for s in drawn}) == len(drawn) == len(candidates(opened)) == 4
+    assert {s.training.job.defense for s in drawn} == {"none", "my_defense"}
+    assert len(trainings_of(drawn)) == 2
     drawn = {sample(opened, count=1, seed=s)[0].label for s in range(8)}
     assert len(drawn) == 2
+    assert all("my_defense" in label for label in drawn)
+    both = [sample(opened, count=2, seed=s) for s in range(8)]
+    assert any(s.training.job.defense == "none" for pair in both for s in pair)
     assert sample(opened, count=1, seed=3)[0].label == sample(opened, count=1, seed=3)[0].label
     with pytest.raises(ValueError, match="--sample must be >= 1"):
         sample(opened, count=0, seed=0)
+
+
+def hidden(folder: Path, status: str) -> None:
+    """Every attack on my_defense recorded as having no result."""
+    for training in json.loads((folder / "run.json").read_text())["trainings"]:
+        if training["defense"] == "my_defense":
+            for cell in training["cells"]:
+                path = folder / "records" / "attack" / f"{cell['key']}.json"
+                rewritten(path, lambda r: r.update(status=status, reason="not today"))
+    resealed(folder)
+
+
+@pytest.mark.parametrize("status", ["not_applicable", "failed"])
+def test_a_cell_that_is_hidden_behind_a_status_is_found(submitted: Path, status: str) -> None:
+    hidden(submitted, status)
+    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "1")
+    assert code == 1, text
+    assert f"{status} (not today)" in text
+    assert "Verified" not in text
+
+
+def test_an_undefended_row_is_rerun_too(submitted: Path) -> None:
+    for training in json.loads((submitted / "run.json").read_text())["trainings"]:
+        if training["defense"] == "none":
+            path = submitted / "records" / "train" / f"{training['key']}.json"
+            rewritten(path, lambda r: r.update(correct=1))
+    resealed(submitted)
+    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "4")
+    assert code == 1, text
+    assert "To rerun: 2 trainings and 4 attacks." in text
+    assert "1 of" in text
+
+
+def test_a_submission_without_a_cell_of_its_plugin_is_never_verified(submitted: Path) -> None:
+    def no_cells(run: dict[str, list[dict[str, object]]]) -> None:
+        for training in run["trainings"]:
+            if training["defense"] == "my_defense":
+                training["cells"] = []
+
+    rewritten(submitted / "run.json", no_cells)  # type: ignore[arg-type]
+    resealed(submitted)
+    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu")
+    assert code == 2, text
+    assert "no cell of 'my_defense' to rerun" in text
+
+
+def test_where_no_score_was_compared_nothing_is_called_verified(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    copy = copied(workshop, tmp_path)
+    folder = submit(request(copy, tmp_path / "subs"))
+    labels = [s.label for s in sample(open_submission(folder), count=2, seed=0)]
+    statuses = [
+        Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
+        for what in labels
+    ]
+    monkeypatch.setattr("bench.submission.verification.rerun", lambda *a, **k: statuses)
+    code, text = leakbench("verify", folder, "--device", "cpu", "--sample", "2")
+    assert code == 0, text
+    assert "2 of 2 sampled cells gave no figures to compare" in text
+    assert "no score was compared" in text
+    assert "Verified" not in text
+
+
+def test_figures_that_are_near_on_the_same_machine_are_pointed_out(submitted: Path) -> None:
+    for path in (submitted / "records" / "train").iterdir():
+        rewritten(path, lambda r: r.update(bytes_up=r["bytes_up"] * 1.001))
+    resealed(submitted)
+    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "1")
+    assert code == 0, text
+    assert "1 figure not bit-equal although versions and device are the same" in text
+    assert "Verified within the tolerance (1 not bit-equal)." in text
+
+
+TRAINING = {
+    "status": "done", "reason": None, "correct": 50, "test_samples": 100, "diverged": None,
+    "bytes_up": 1e6, "bytes_down": 1e6, "rounds_played": 3, "variant": "printed",
+    "ledger": {"eps_claimed": 1.0, "eps_record": "inf", "unit": "record", "constants": {"c": 2.0}},
+    "audit": {"status": "done", "eps_audited": 4.5, "verdict_claim": "violated",
+              "verdict_proof": "no proof"},
+}  # fmt: skip
+CELL = {
+    "status": "done", "reason": None, "victims": 2, "samples": 1, "failed": 0, "is_floor": False,
+    "budget": 5, "gradient_evaluations": 10, "values": {"mse": [1e-17, 1e-17], "ssim": [0.9, 1.0]},
+    "floors": {"mse": [0.02, 0.03]}, "doubled": {"values": {"ssim": [0.5, 0.5]}},
+}  # fmt: skip
+
+
+def verdicts(honest: dict[str, object], **change: object) -> dict[str, str]:
+    """Verdicts other than equal on a record that claims something else."""
+    figures = of_cell if "values" in honest else of_training
+    found = compare("it", {**honest, **change}, honest, figures, 0.02)
+    return {c.figure: c.verdict for c in found if c.verdict != "equal"}
+
+
+@pytest.mark.parametrize(
+    ("record", "change", "figure"),
+    [
+        (TRAINING, {"diverged": "weights grew"}, "diverged"),
+        (TRAINING, {"bytes_up": 1}, "bytes up"),
+        (TRAINING, {"bytes_down": None}, "bytes down"),
+        (TRAINING, {"rounds_played": 2}, "rounds played"),
+        (TRAINING, {"correct": "many"}, "accuracy"),
+        (TRAINING, {"audit": TRAINING["audit"] | {"verdict_claim": "consistent"}},  # type: ignore[operator]
+         "audit of the claim"),
+        (TRAINING, {"audit": TRAINING["audit"] | {"eps_audited": 0.1}}, "eps audited"),  # type: ignore[operator]
+        (TRAINING, {"ledger": TRAINING["ledger"] | {"unit": "client"}}, "unit of the claim"),  # type: ignore[operator]
+        (TRAINING, {"ledger": TRAINING["ledger"] | {"constants": {}}}, "ledger c"),  # type: ignore[operator]
+        (TRAINING, {"ledger": []}, "record"),
+        (CELL, {"values": {"mse": [1e-17, 1e-17]}}, "ssim"),
+        (CELL, {"values": CELL["values"] | {"psnr": [9.0, 9.0]}}, "psnr"),  # type: ignore[operator]
+        (CELL, {"values": CELL["values"] | {"mse": [0.019, 0.019]}}, "mse"),  # type: ignore[operator]
+        (CELL, {"values": CELL["values"] | {"ssim": [0.95]}}, "ssim"),  # type: ignore[operator]
+        (CELL, {"floors": {"mse": [0.02, 0.032]}}, "mse floor"),
+        (CELL, {"is_floor": True}, "is floor"),
+        (CELL, {"gradient_evaluations": 5}, "gradient evaluations"),
+        (CELL, {"doubled": {"values": {"ssim": [0.9, 1.0]}}}, "ssim at twice the budget"),
+    ],
+)  # fmt: skip
+def test_every_figure_of_a_record_is_compared(
+    record: dict[str, object], change: dict[str, object], figure: str
+) -> None:
+    assert verdicts(record) == {}
+    assert verdicts(record, **change)[figure] == "differs"
+    assert len(verdicts(record, **change)) == 1
+
+
+def test_near_figures_and_exact_copies_are_within_the_tolerance() -> None:
+    near = {"mse": [2e-13, 1e-17], "ssim": [0.91, 1.0]}
+    assert verdicts(CELL, values=near) == {"mse": "within tolerance", "ssim": "within tolerance"}
+    near = {"mse": [0.0201, 0.0301]}
+    assert verdicts(CELL, floors=near) == {"mse floor": "within tolerance"}
+
+
+# --- privacy of the author ------------------------------------------------------------------------
+
+
+def test_a_merged_runs_commands_and_tracebacks_stay_at_home(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    copy = copied(workshop, tmp_path)
+    commands = ["leakbench run a.toml --out /mnt/alice/secret/x", "leakbench run a.toml"]
+    rewritten(copy / "run" / "run.json", lambda r: r.update(
+        command=" && ".join(commands), commands=commands, note="/mnt/alice/other",
+    ))  # fmt: skip
+    path = next((copy / "run" / "records" / "attack").iterdir())
+    rewritten(path, lambda r: r.update(
+        status="failed", reason="RuntimeError: boom", traceback=f"File {copy}/my_attack.py",
+    ))  # fmt: skip
+    folder = submit(request(copy, tmp_path / "subs", target=str(copy / "my_defense.py"),
+                            attacks=(copy / "my_attack.py",)))  # fmt: skip
+    for path in folder.rglob("*.json"):
+        assert "alice" not in path.read_text()
+        assert str(copy) not in path.read_text()
+    run = json.loads((folder / "run.json").read_text())
+    assert run["command"] == "leakbench run a.toml --out x && leakbench run a.toml"
+    assert sources(folder)
+
+
+@pytest.mark.parametrize("place", ["plugin", "command", "jörg"])
+def test_a_reason_that_names_a_folder_of_the_author_is_refused(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    quick_check(monkeypatch)
+    copy = tmp_path / ("jörg" if place == "jörg" else "elsewhere")
+    shutil.copytree(workshop, copy)
+    said = "/mnt/alice/secret" if place == "command" else str(copy)
+    rewritten(copy / "run" / "run.json", lambda r: r.update(
+        command="leakbench run a.toml --set threats.0.file=/mnt/alice/secret",
+    ))  # fmt: skip
+    from bench.store import to_json
+
+    path = next((workshop / "run" / "records" / "attack").iterdir())
+    path = copy / "run" / "records" / "attack" / path.name
+    record = json.loads(path.read_text())
+    reason = f"OSError: cannot read {said}/x"
+    path.write_text(to_json(record | {"status": "failed", "reason": reason}))
+    mine = {"target": str(copy / "my_defense.py"), "attacks": (copy / "my_attack.py",)}
+    with pytest.raises(ValueError, match="would name a folder of your machine"):
+        submit(request(workshop, tmp_path / "subs", run=copy / "run", **mine))
+    assert not any((tmp_path / "subs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("leakbench run a.toml --out=/mnt/a/x/", "leakbench run a.toml --out=x"),
+        ("leakbench run /mnt/a=b/c.toml", "leakbench run a=c.toml"),
+        (r"leakbench run 'C:\Users\a\b.toml'", "leakbench run b.toml"),
+        ("leakbench run a.toml --set lr=0.5", "leakbench run a.toml --set lr=0.5"),
+    ],
+)
+def test_commands_lose_their_folders(command: str, shown: str) -> None:
+    assert _without_paths(command) == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["source/__pycache__/my_defense.cpython-311.pyc", "source/notes.txt", "source/deep/x.py",
+     "__pycache__/x.py", "x.py", "records/train/../x.json", "source//x.py", "source/x.so"],
+)  # fmt: skip
+def test_a_manifest_may_list_nothing_but_sources_and_records(submitted: Path, name: str) -> None:
+    path = submitted / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x = 1")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    rewritten(submitted / "manifest.json", lambda m: m["files"].update({name: digest}))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"no file of a submission|leaves the submission's folder"):
+        sources(submitted)
+
+
+def test_what_the_manifest_does_not_list_is_refused_folders_too(submitted: Path) -> None:
+    folder = submitted / "source" / "__pycache__"
+    folder.mkdir()
+    with pytest.raises(ValueError, match=r"the folder source/__pycache__ in .* holds no file"):
+        sources(submitted)
+    (folder / "my_defense.cpython-311.pyc").write_bytes(b"x")
+    with pytest.raises(ValueError, match="__pycache__"):
+        sources(submitted)
+    shutil.rmtree(folder)
+    os.mkfifo(submitted / "source" / "pipe.py")
+    with pytest.raises(ValueError, match=r"pipe\.py is in .* but not in the manifest"):
+        sources(submitted)
 
 
 def test_a_folder_that_is_none_is_bad_input() -> None:

@@ -21,7 +21,7 @@ from bench.cli.options import (
 
 if TYPE_CHECKING:
     from bench.conformance.findings import Conformance
-    from bench.submission.verification import Comparison
+    from bench.submission.figures import Comparison
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
@@ -154,7 +154,12 @@ def verify(
             torch.set_num_threads(1)  # as in a worker, so that figures do not depend on --jobs
         opened = verification.open_submission(folder)
         drawn = verification.sample(opened, count=sample, seed=seed)
-        say(f"Sample of {len(drawn)} cells, seed {seed}:")
+        trainings = len(verification.trainings_of(drawn))
+        say(
+            f"Sample of {_count(len(drawn), 'cell')} out of {len(verification.candidates(opened))},"
+            f" seed {seed}. To rerun: {_count(trainings, 'training')} and "
+            f"{_count(len(drawn), 'attack')}."
+        )
         for item in drawn:
             say(f"  {item.label}")
         found = verification.rerun(
@@ -163,21 +168,51 @@ def verify(
         )  # fmt: skip
     same = verification.same_environment(opened, env.device)
     differing = sum(c.verdict == "differs" for c in found)
+    near = sum(c.verdict == "within tolerance" for c in found)
+    labels = {s.label for s in drawn}
+    bare = sum(c.figure == "status" and c.what in labels for c in found)
     if as_json:
         from dataclasses import asdict
 
         typer.echo(json.dumps({"same_environment": same, "seed": seed, "tolerance": tolerance,
+                               "cells": len(drawn), "cells_with_figures": len(drawn) - bare,
+                               "differing": differing, "within_tolerance": near,
                                "comparisons": [asdict(c) for c in found]}, indent=1))  # fmt: skip
     else:
         _show_comparisons(found)
         expected = "equal figures are expected" if same else "figures may differ by rounding"
         _say(
             f"Versions and device are {'those' if same else 'not those'} of the submission: "
-            f"{expected}; means may differ by {tolerance:g} (relative beyond 1)."
+            f"{expected}; means may differ by {tolerance:g} (relative beyond 1, and of squared "
+            "errors)."
         )
-        _say(f"{differing} of {len(found)} figures differ." if differing else "Verified.")
+        if same and near:
+            _say(
+                f"Note: {_count(near, 'figure')} not bit-equal although versions and device are "
+                "the same. Another kind of processor or a GPU explains that; otherwise ask how "
+                "the submitted figures were made."
+            )
+        if bare:
+            _say(
+                f"Note: {bare} of {_count(len(drawn), 'sampled cell')} gave no "
+                "figures to compare, only a status; a larger --sample compares more."
+            )
+        _say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
     if differing:
         raise typer.Exit(1)
+
+
+def _conclusion(differing: int, near: int, compared: int, *, scored: bool) -> str:
+    """differing, near: figures beyond and within the tolerance. scored: whether a cell had any."""
+    if differing:
+        return f"{differing} of {_count(compared, 'figure')} differ."
+    if not scored:
+        return "Nothing differs, but no score was compared: nothing is verified but the statuses."
+    return f"Verified within the tolerance ({near} not bit-equal)." if near else "Verified."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _show_comparisons(found: list[Comparison]) -> None:

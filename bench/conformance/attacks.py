@@ -113,6 +113,11 @@ def check_attack(build: Callable[[], Attack], *, settings: Mapping[str, Any]) ->
 
         findings += guarded(name, run)
     if not ran:
+        if all(f.status != "failed" for f in findings):
+            findings.append(failed(
+                "runs anywhere", "the attack applies to none of the checked rounds, so nothing of "
+                "it was run.", "Let applies() return None where the attack can run.", "applies",
+            ))  # fmt: skip
         findings.append(skipped("everything else", "it needs a run that works"))
         return findings
     scene, first = ran[0]

@@ -49,7 +49,10 @@ def check_leaks(ground: Ground, played: Played) -> list[Finding]:
                         else "say",
                     )]  # fmt: skip
     count = sum(len(m) for m in played.seen)
-    return [passed(_NAME, f"{count} messages hold no private sample or label")]
+    return [passed(
+        _NAME, f"{count} messages hold no plain or scaled copy of samples or labels (other "
+        "encodings are not looked for)",
+    )]  # fmt: skip
 
 
 def check_sealed(sealed: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> list[Finding]:
@@ -131,9 +134,10 @@ def _copies(value: Tensor, client: Client) -> bool:
 
 
 def _alike(value: Tensor, client: Client) -> bool:
-    """Whether a stretch of the values is a private sample up to scale and offset."""
+    """Whether a stretch of the values, of any type, is a private sample up to scale, offset and
+    rounding. Of a mask of two values it is none: that correlates by less than _ALIKE."""
     size = client.x[0].numel()
-    if not value.is_floating_point() or value.numel() < size:
+    if value.numel() < size:
         return False
     rows = value.detach().double().flatten()
     rows = rows[: len(rows) // size * size].view(-1, size)

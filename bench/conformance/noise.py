@@ -2,7 +2,11 @@
 
 Residuals of real uploads (what left the hook less what entered it, clipped as declared) are held
 against the declared law. A level counts as wrong if it is off by more than TOLERANCE beyond what
-chance allows at FALSE_ALARM; every test of a check shares that bound.
+chance allows at FALSE_ALARM; every test of a check shares that bound. That noise and flipped signs
+are independent is tested as far as correlation shows it, between draws at any one distance, which
+takes in uploads of one length after another; not seen are draws that depend on each other without
+being correlated, and those whose distance changes; of sampled bits the means alone are tested. A
+level that float32 rounds away is skipped, never passed.
 """
 
 from __future__ import annotations
@@ -38,6 +42,10 @@ TOLERANCE = 0.02
 _TESTS = 20
 _Z = float(stats.norm.isf(FALSE_ALARM / _TESTS / 2))
 _ROUNDING = 1e-4
+_SEEN_FROM = 50
+"""Times the rounding, the std that a test can see."""
+_RARE = 1000
+"""Fewer kept or flipped signs coincide at some distance by chance."""
 _SHAPE_SAMPLES = 20_000
 """Of a shape's test: more would find what float32 rounds off."""
 
@@ -142,10 +150,11 @@ def _residuals(pairs: Sequence[Pair], clips: Sequence[Clip]) -> tuple[Tensor, fl
 def _level(
     name: str, rest: Tensor, *, std: float, size: float, what: str
 ) -> Finding | None:  # fmt: skip
-    """A failure if the residuals' mean is not 0 or their std not the declared one."""
+    """A failure if the residuals' mean is not 0, their std not the declared one, or they hang
+    together."""
     n = len(rest)
     drawn = float(rest.std()) if n > 1 else 0.0
-    slack = _ROUNDING * size + 1e-12
+    slack = _rounding(size)
     change = "Declare what is drawn, or draw what is declared: mechanisms() is what attackers know."
     if std == 0.0:
         if float(rest.abs().max()) > slack:
@@ -167,13 +176,38 @@ def _level(
             name, f"{what} has a mean of {bias:.4g}, where 0 is declared.",
             "Clip as declared and add noise of mean 0.", "mechanisms",
         )  # fmt: skip
-    return None
+    return _together(name, rest, what) if std > _SEEN_FROM * slack else None
 
 
-def _shape(rest: Tensor, law: str, scale: float, size: float) -> bool:
-    """Whether the residuals follow the law, as far as the values' rounding lets one tell."""
-    if scale <= 50 * _ROUNDING * size:
-        return True
+def _rounding(size: float) -> float:
+    """What float32 and a change of the upload's kind may do to values of that size."""
+    return _ROUNDING * size + 1e-12
+
+
+def _together(name: str, rest: Tensor, what: str) -> Finding | None:
+    """A failure if draws at some distance, in the order in which they were sent, correlate."""
+    n = len(rest)
+    centred = rest.double() - rest.double().mean()
+    power = float(centred.square().sum())
+    if n < 3 or power == 0:
+        return None
+    # Padded to twice the length, so that the end is not held against the beginning.
+    spectrum = torch.fft.rfft(centred, n=2 * n).abs().square()
+    correlation = torch.fft.irfft(spectrum, n=2 * n)[1:n] / power
+    worst = int(correlation.abs().argmax())
+    found = float(correlation[worst])
+    chance = float(stats.norm.isf(FALSE_ALARM / _TESTS / 2 / n)) / math.sqrt(n)
+    if abs(found) <= TOLERANCE + chance:
+        return None
+    which = "neighbouring draws" if worst == 0 else f"draws {worst + 1} values apart"
+    return failed(
+        name, f"{what} is declared independent, but {which} have a correlation of {found:.2g}.",
+        "Draw every value of every upload anew.", "mechanisms",
+    )  # fmt: skip
+
+
+def _shape(rest: Tensor, law: str, scale: float) -> bool:
+    """Whether the residuals follow the law."""
     sample = rest[torch.linspace(0, len(rest) - 1, min(len(rest), _SHAPE_SAMPLES)).long()]
     cdf = (stats.norm if law == "Gaussian" else stats.laplace)(scale=scale).cdf
     found = stats.kstest(sample.numpy(), cdf)
@@ -189,7 +223,11 @@ def _additive(
     wrong = _level(name, rest, std=std, size=size, what=f"{law} noise")
     if wrong is not None:
         return wrong
-    if std > 0 and not _shape(rest, law, scale, size):
+    if 0 < std <= _SEEN_FROM * _rounding(size):
+        return skipped(
+            name, f"a std of {std:.4g} cannot be told from rounding beside values of {size:.4g}"
+        )  # fmt: skip
+    if std > 0 and not _shape(rest, law, scale):
         reason = f"the std is as declared, but the law is not {law}"
         if proof_is_gaussian:
             return failed(
@@ -287,6 +325,10 @@ def _signs(name: str, m: Mechanism, clips: Sequence[Clip], pairs: Sequence[Pair]
                 name, f"magnitudes are declared uniform on [{m.low:.4g}, {m.high:.4g}], but their "
                 f"mean is {float(sizes.mean()):.4g}.", change, "mechanisms",
             )  # fmt: skip
+    if min(kept, n - kept) >= _RARE:
+        wrong = _together(name, (factor > 0).double(), "which signs are kept")
+        if wrong is not None:
+            return wrong
     return passed(name, f"{share:.4g} of {n} signs kept, declared {m.keep:.4g}")
 
 

@@ -77,7 +77,11 @@ class Probes:
         received = defense.receive(state, const)
         norms = [m for m in defense.mechanisms() if isinstance(m, Clip) and m.of == kind]
         masks = any(isinstance(m, BernoulliMask) for m in defense.mechanisms())
-        client_rng = generator(0, "conformance noise", kind)
+        # One client for all, so that what it keeps in its memory acts on later uploads.
+        client = Client(
+            id="client-0", x=torch.zeros(1, 1), y=torch.zeros(1, dtype=torch.int64),
+            rng=dict.fromkeys(STREAMS, generator(0, "conformance noise", kind)),
+        )  # fmt: skip
         pairs = []
         for number in range(_SHORT + (_LONG if norms else 0)):
             size = _size(norms, longer=number >= _SHORT)
@@ -89,10 +93,6 @@ class Probes:
                 broadcast=received, start=received,
                 end={n: received[n] + v for n, v in update.items()}, const=const,
                 grad_sum={n: -v for n, v in update.items()}, lr=1.0, steps=1,
-            )  # fmt: skip
-            client = Client(
-                id="client-0", x=torch.zeros(1, 1), y=torch.zeros(1, dtype=torch.int64),
-                rng=dict.fromkeys(STREAMS, client_rng),
             )  # fmt: skip
             message = Message(
                 kind="update", sender=client.id, receiver=SERVER, round=0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -15,6 +16,12 @@ MANIFEST, SUBMISSION, RUN, LEADERBOARD = (
     "manifest.json", "submission.json", "run.json", "leaderboard.json",
 )  # fmt: skip
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+_FILES = re.compile(
+    r"(README\.md|submission\.json|run\.json|leaderboard\.json"
+    r"|source/[^/]+\.py|records/(train|attack)/[0-9A-Za-z]+\.json)"
+)
+"""All that a submission may hold beside its manifest: code is read and hashed as source, so that
+nothing compiled, and nothing that hides between other files, may be among it."""
 _MOST_BYTES = 64 * 2**20
 """Of one file: records and sources are small."""
 
@@ -65,13 +72,19 @@ def write_manifest(folder: Path) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Raises ValueError with the first file that is changed, missing, too many, or outside."""
+    """Raises ValueError with the first file that is changed, missing, too many, outside, or of a
+    kind that no submission holds."""
     manifest = read_json(folder / MANIFEST)
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict) or manifest.get("schema") != SCHEMA:
         raise ValueError(f"{folder / MANIFEST} lists no files of schema {SCHEMA}.")
     for name, expected in listed.items():
         path = inside(folder, name)
+        if not _FILES.fullmatch(name):
+            raise ValueError(
+                f"the manifest lists '{name}', which is no file of a submission: it may hold .py "
+                "files in source/, records, run.json, leaderboard.json, submission.json, README.md."
+            )
         if not path.is_file():
             raise ValueError(f"{name} is in the manifest but not in {folder}.")
         if digest(path) != expected:
@@ -80,7 +93,10 @@ def check_files(folder: Path) -> None:
         name = str(PurePosixPath(path.relative_to(folder)))
         if path.is_symlink():
             raise ValueError(f"{name} is a link, which a submission may not hold.")
-        if path.is_file() and name != MANIFEST and name not in listed:
+        if path.is_dir():
+            if not any(other.startswith(f"{name}/") for other in listed):
+                raise ValueError(f"the folder {name} in {folder} holds no file of the manifest.")
+        elif name != MANIFEST and name not in listed:
             raise ValueError(f"{name} is in {folder} but not in the manifest.")
 
 

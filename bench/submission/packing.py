@@ -6,10 +6,12 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,11 @@ from bench.submission.documents import (
 )
 from bench.submission.page import page
 from bench.submission.selection import Choice, Recorded, check_unchanged, choose, recorded
+
+_PUBLIC = ("schema", "suite", "device", "versions", "code")
+"""What of a run.json goes out as it is."""
+_EVERYONES = {"/tmp", "/var/tmp"}
+"""Folders that tell nothing of a machine, so that sources may name them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,12 +241,14 @@ def _environment(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _without_paths(command: str) -> str:
-    """A command with the folders of this machine left out of it."""
-    words = []
-    for word in shlex.split(command):
-        key, equals, value = word.rpartition("=")
-        words.append(f"{key}{equals}{Path(value).name}" if "/" in value or "\\" in value else word)
-    return shlex.join(words)
+    """A command, or those of a merged run, with the folders of this machine left out."""
+    words = ["=".join(_last(p) for p in word.split("=")) for word in shlex.split(command)]
+    return " ".join(word if word == "&&" else shlex.quote(word) for word in words)
+
+
+def _last(text: str) -> str:
+    """The last name of a path; other text as it is."""
+    return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
 
 
 def _write(
@@ -254,7 +263,7 @@ def _write(
         raise ValueError(f"cannot write to {request.out} ({error.strerror or error}).") from error
     try:
         _fill(stage, request.run, run, submission, choice, files)
-        _refuse_private(stage, request)
+        _refuse_private(stage, request, run)
         stage.chmod(0o755)
         if folder.exists():
             old = stage.with_name(stage.name + ".old")
@@ -273,7 +282,8 @@ def _fill(
     stage: Path, result: Path, run: Mapping[str, Any], submission: Submission, choice: Choice,
     files: Sequence[Path],
 ) -> None:  # fmt: skip
-    (stage / "source").mkdir()
+    if files:
+        (stage / "source").mkdir()
     for file in files:
         shutil.copyfile(file, stage / "source" / file.name)
     store, copy = Store(result), Store(stage)
@@ -281,10 +291,14 @@ def _fill(
         for kind, key in [("train", training.entry["key"]),
                           *(("attack", e["key"]) for e, _ in training.cells)]:  # fmt: skip
             path = copy.path(kind, key)  # type: ignore[arg-type]
+            record = store.read(kind, key)  # type: ignore[arg-type]
+            if record is None:
+                raise ValueError(f"the {kind} record {key} of the run was lost while it was read.")
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(store.path(kind, key), path)  # type: ignore[arg-type]
+            # A traceback names files of this machine, and no figure comes from it.
+            _text(path, to_json({k: v for k, v in record.items() if k != "traceback"}))
     part = {
-        **run,
+        **{k: run[k] for k in _PUBLIC if k in run},
         "command": submission.command,
         "plugins": [f"source/{f.name}" for f in files],
         "trainings": [t.entry for t in choice.all()],
@@ -301,15 +315,35 @@ def _text(path: Path, text: str) -> None:
     path.write_text(text if text.endswith("\n") else text + "\n")
 
 
-def _refuse_private(stage: Path, request: Request) -> None:
-    """Nothing of the author's machine may go out with the folder."""
-    places = (Path.home(), Path.cwd(), request.run.resolve())
-    private = {str(p) for p in places if len(p.parts) > 1}
+def _private(request: Request, run: Mapping[str, Any]) -> set[str]:
+    """Folders of the author's machine: where this runs, and what the run was made with and from."""
+    files = [Path(f) for f in (request.target, *request.attacks, *run.get("plugins", []))]
+    places = [request.out, Path(sys.prefix), *(f.absolute().parent for f in files)]
+    if request.data_dir is not None:
+        places.append(request.data_dir)
+    for command in (run.get("command", ""), *run.get("commands", [])):
+        pieces = (piece for word in shlex.split(str(command)) for piece in word.split("="))
+        places += [Path(p) for p in pieces if Path(p).is_absolute()]
+    # /data or /app tells nothing, and would be found in the middle of other paths.
+    private = {p for p in _both(places) if len(p.parts) > 2 and p.parts[1] != "usr"}
+    private |= {p for p in _both((Path.home(), Path.cwd(), request.run)) if len(p.parts) > 1}
+    return {str(p) for p in private} - _EVERYONES
+
+
+def _both(places: Iterable[Path]) -> set[Path]:
+    """Each place as it is named, and where its links lead."""
+    return {q for p in places for q in (p.absolute(), p.resolve())}
+
+
+def _refuse_private(stage: Path, request: Request, run: Mapping[str, Any]) -> None:
+    """Nothing of the author's machine may go out with the folder. Raises ValueError."""
+    private = sorted(_private(request, run))
     for path in sorted(stage.rglob("*")):
         if path.is_file():
             text = path.read_text(errors="replace")
             for word in private:
-                if word in text:
+                # JSON writes letters beyond ASCII as numbers.
+                if word in text or json.dumps(word)[1:-1] in text:
                     raise ValueError(
                         f"{path.relative_to(stage)} would name a folder of your machine "
                         f"('{word}'); take it out of the source or of the run, and try again."

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 
@@ -30,24 +28,10 @@ from bench.submission.documents import (
     read_json,
     read_submission,
 )
+from bench.submission.figures import Comparison, compare, of_cell, of_training
 from bench.submission.packing import cells_of
 from bench.submission.selection import Entry, Recorded, recorded
 from bench.suite import AttackCell, Plan, Suite
-
-CELLS, TOLERANCE = 3, 0.02
-_EPSILON = 1e-6
-Verdict = Literal["equal", "within tolerance", "differs"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One figure of one cell or training."""
-
-    what: str
-    figure: str
-    submitted: str
-    rerun: str
-    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +106,41 @@ def open_submission(folder: Path) -> Opened:
     )  # fmt: skip
 
 
+def candidates(opened: Opened) -> list[Sampled]:
+    """All cells that a sample is drawn from, whatever their status: those of an attack, or those
+    of a defense and of the undefended rows that it is compared with."""
+    kind, name = opened.submission.kind, opened.submission.name
+    return [
+        Sampled(training=t, entry=e, cell=c)
+        for t in opened.trainings
+        for e, c in cells_of(t, kind, name)
+    ]
+
+
 def sample(opened: Opened, *, count: int, seed: int) -> list[Sampled]:
-    """Cells of the submitted plugin, drawn without replacement. Raises ValueError for count < 1."""
+    """Candidates drawn without replacement, in their order; all of them if there are no more than
+    `count`. The first draw is a row of the plugin itself.
+
+    Raises ValueError for count < 1, and if the plugin has no cell.
+    """
     if count < 1:
         raise ValueError(f"--sample must be >= 1 (cells to rerun), got {count}.")
     kind, name = opened.submission.kind, opened.submission.name
-    store = Store(opened.folder)
-    all_cells = [
-        Sampled(training=t, entry=e, cell=c)
-        for t in opened.trainings
-        if kind == "attack" or t.job.defense == name
-        for e, c in cells_of(t, kind, name)
-        if (store.read("attack", e["key"]) or {}).get("status") == "done"
-    ]
-    order = torch.randperm(len(all_cells), generator=generator(seed, "verify"))
-    return [all_cells[i] for i in sorted(order[:count].tolist())]
+    cells = candidates(opened)
+    own = [i for i, s in enumerate(cells) if kind == "attack" or s.training.job.defense == name]
+    if not own:
+        raise ValueError(
+            f"the submission holds no cell of '{name}' to rerun, so nothing of it can be verified."
+        )
+    rng = generator(seed, "verify")
+    first = own[int(torch.randint(len(own), (), generator=rng))]
+    others = [i for i in torch.randperm(len(cells), generator=rng).tolist() if i != first]
+    return [cells[i] for i in sorted([first, *others[: count - 1]])]
+
+
+def trainings_of(sampled: Sequence[Sampled]) -> list[Recorded]:
+    """The trainings that a sample's cells need, each once."""
+    return list({s.training.entry["key"]: s.training for s in sampled}.values())
 
 
 def rerun(
@@ -149,13 +153,14 @@ def rerun(
     workers: int,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
-    """Train and attack again in a temporary folder, and compare.
+    """Train and attack again in a temporary folder, and compare every figure that follows from
+    the code; what a clock says is not compared.
 
     workers: processes, 0 to run in this one. Raises ValueError for a suite that cannot run here.
     """
     if not tolerance >= 0:
         raise ValueError(f"--tolerance must be >= 0, got {tolerance}.")
-    trainings = list({t.training.entry["key"]: t.training for t in sampled}.values())
+    trainings = trainings_of(sampled)
     plan = Plan(
         suite=opened.suite, trainings=tuple(t.job for t in trainings),
         cells=tuple(s.cell for s in sampled),
@@ -172,11 +177,11 @@ def rerun(
         for training in trainings:
             a = first.read("train", training.entry["key"])
             b = again.read("train", keys.train(training.job))
-            found += _compare(label_of(training.job), a, b, _of_training, tolerance)
+            found += compare(label_of(training.job), a, b, of_training, tolerance)
         for item in sampled:
             a = first.read("attack", item.entry["key"])
             b = again.read("attack", keys.attack(item.cell))
-            found += _compare(item.label, a, b, _of_cell, tolerance)
+            found += compare(item.label, a, b, of_cell, tolerance)
     return found
 
 
@@ -184,73 +189,3 @@ def same_environment(opened: Opened, device: str) -> bool:
     """Whether versions and device are those of the submission, so that figures should be equal."""
     now = versions() | {"device": device}
     return all(opened.submission.environment.get(k) == v for k, v in now.items())
-
-
-# --- comparing ------------------------------------------------------------------------------------
-
-Figures = Iterator[tuple[str, Any, float | None]]
-"""Name, value (a number, "inf", None or one number per victim), and its own tolerance."""
-
-
-def _compare(
-    what: str,
-    a: Mapping[str, Any] | None,
-    b: Mapping[str, Any] | None,
-    figures: Callable[[Mapping[str, Any]], Figures],
-    tolerance: float,
-) -> Iterator[Comparison]:
-    status = [("none" if r is None else str(r["status"])) for r in (a, b)]
-    if a is None or b is None or status != ["done", "done"]:
-        reason = "" if b is None or not b.get("reason") else f" ({b['reason']})"
-        yield Comparison(
-            what=what, figure="status", submitted=status[0], rerun=f"{status[1]}{reason}",
-            verdict="equal" if status[0] == status[1] else "differs",
-        )  # fmt: skip
-        return
-    again = {name: value for name, value, _ in figures(b)}
-    for name, value, own in figures(a):
-        other = again.get(name)
-        yield Comparison(
-            what=what, figure=name, submitted=_shown(value), rerun=_shown(other),
-            verdict=_verdict(value, other, tolerance if own is None else own),
-        )  # fmt: skip
-
-
-def _of_training(record: Mapping[str, Any]) -> Figures:
-    correct = record["correct"]
-    yield "accuracy", None if correct is None else correct / record["test_samples"], None
-    yield "own accuracy", record.get("personal_accuracy"), None
-    yield "eps claimed", record["ledger"]["eps_claimed"], _EPSILON
-    yield "eps proven", record["ledger"]["eps_record"], _EPSILON
-
-
-def _of_cell(record: Mapping[str, Any]) -> Figures:
-    yield "failed victims", record["failed"], 0.0
-    for metric, values in record["values"].items():
-        yield metric, values, None
-
-
-def _verdict(a: Any, b: Any, tolerance: float) -> Verdict:
-    """Equal to the last victim; or means that are as near as the tolerance, which grows with
-    figures beyond 1."""
-    if a == b:
-        return "equal"
-    x, y = _mean(a), _mean(b)
-    if x is None or y is None or not (math.isfinite(x) and math.isfinite(y)):
-        return "differs"
-    return "within tolerance" if abs(x - y) <= tolerance * max(1.0, abs(x)) else "differs"
-
-
-def _mean(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, list):
-        return sum(map(float, value)) / len(value) if value else None
-    return float(value)
-
-
-def _shown(value: Any) -> str:
-    mean = _mean(value)
-    if mean is None:
-        return "-"
-    return f"{mean:.4g}" + (f" (mean of {len(value)})" if isinstance(value, list) else "")
