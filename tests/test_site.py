@@ -74,7 +74,7 @@ def test_the_overview_shows_errors_in_full_and_accuracies_of_own_networks(tmp_pa
     front = site.write(tmp_path / "results", tmp_path / "site")[0].read_text()
     assert front.count("<td>0.800 [0.70, 0.90] (own networks)</td>") == len(bare) > 0
     assert front.count("<td>MSE 6.68e-17 [3.2e-20, 1.3e-16]</td>") == len(bare)
-    assert front.count("(own networks)") == len(bare)
+    assert front.count("(own networks)</td>") == len(bare)
 
 
 def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
