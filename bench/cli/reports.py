@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,12 +50,7 @@ def report(
                 f"--keep-pictures needs the format html, got --format {','.join(formats)}."
             )
         drawn = [f.strip() for f in figures.split(",") if f.strip()]
-        paths = publish(folder, tuple(formats), keep_pictures=keep_pictures)
-        if drawn:
-            from bench.report.figures import write_figures
-            from bench.report.leaderboard import complete, load
-
-            paths += write_figures(complete(load(folder)), folder, drawn)
+        paths = publish(folder, tuple(formats), keep_pictures=keep_pictures, figures=drawn)
         for path in paths:
             console.print(f"Written: {path}", soft_wrap=True, markup=False, highlight=False)
 
@@ -77,9 +73,13 @@ def site(
         )  # fmt: skip
 
 
-def publish(folder: Path, formats: tuple[str, ...], *, keep_pictures: bool = False) -> list[Path]:
+def publish(
+    folder: Path, formats: tuple[str, ...], *, keep_pictures: bool = False,
+    figures: Sequence[str] = (),
+) -> list[Path]:  # fmt: skip
     """Print the folder's leaderboard and write it in the given formats; their paths, in that
-    order. Without records, leaderboard.json is what all is made from, and stays as it is."""
+    order, then those of the figures. Without records, leaderboard.json is what all is made from,
+    and stays as it is."""
     from bench.report import leaderboard, tables
 
     run = leaderboard.read_run(folder)
@@ -114,6 +114,10 @@ def publish(folder: Path, formats: tuple[str, ...], *, keep_pictures: bool = Fal
         console.print(table)
     console.print()
     console.print(tables.terminal_legend(rows), style="dim", highlight=False)
+    if figures:
+        from bench.report.figures import write_figures
+
+        paths += write_figures(rows, folder, figures)
     return paths
 
 
