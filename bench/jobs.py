@@ -1,6 +1,7 @@
 """What a worker does: one training with its observations, or one attack cell.
 
-Both return the record as a plain dict; the driver writes it. Artifacts are written here.
+Both return the record as a plain dict; the driver writes it. Artifacts are written here, to a
+folder of the job's own, which the driver puts in its place with the record.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from bench.protocols.split import start_federation
 from bench.seeding import generator, numpy_generator
 from bench.suite import AttackCell, TrainJob
 
+DATASETS_KEPT = 4
+"""How many data sets a process keeps: a plan's seeds take turns, each with a split of its own."""
 EXPLODED = 100.0
 """A training whose weights' norm grew by this factor counts as diverged, as does one with a
 value that is not finite."""
@@ -60,7 +63,7 @@ def plugins(files: tuple[Path, ...]) -> registry.Registry:
     return registry.discover(files)
 
 
-@cache
+@lru_cache(maxsize=DATASETS_KEPT)
 def _dataset(
     name: str, settings: tuple[tuple[str, Any], ...], seed: int, data_dir: Path | None,
     download: bool,
@@ -82,13 +85,50 @@ def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """`run_training` as executors carry it out. dataset: as `dataset_of` gives it, or None to load
+    it where the job runs."""
+
+    job: TrainJob
+    env: Environment
+    artifacts: Path
+    dataset: Dataset | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        return run_training(self.job, self.env, self.artifacts, dataset=self.dataset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacking:
+    """`run_attack` as executors carry it out; dataset as in `Training`."""
+
+    cell: AttackCell
+    env: Environment
+    trained: Mapping[str, Any]
+    observed: Path
+    artifacts: Path
+    dataset: Dataset | None = None
+
+    @property
+    def job(self) -> TrainJob:
+        return self.cell.train
+
+    def __call__(self) -> dict[str, Any]:
+        return run_attack(
+            self.cell, self.env, self.trained, self.observed, self.artifacts, dataset=self.dataset
+        )
+
+
 # --- training ---------------------------------------------------------------------------------
 
 
-def run_training(job: TrainJob, env: Environment, artifacts: Path) -> dict[str, Any]:
+def run_training(
+    job: TrainJob, env: Environment, artifacts: Path, *, dataset: Dataset | None = None
+) -> dict[str, Any]:
     """Train, observe at each checkpoint, account. See `docs/records.md` for the record."""
     began = time.perf_counter()
-    dataset = dataset_of(job, env)
+    dataset = dataset_of(job, env) if dataset is None else dataset
     network = network_of(job, dataset)
     defense = plugins(env.plugins).defense(job.defense, job.settings)
     device = torch.device(env.device)
@@ -296,8 +336,9 @@ def _observe(
 
 
 def run_attack(
-    cell: AttackCell, env: Environment, trained: Mapping[str, Any], observed: Path, artifacts: Path
-) -> dict[str, Any]:
+    cell: AttackCell, env: Environment, trained: Mapping[str, Any], observed: Path,
+    artifacts: Path, *, dataset: Dataset | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Attack one observation and score it. trained: the training's record; observed: its
     artifact folder. The attack gets the reloaded export; the truth is read after it returns.
 
@@ -318,7 +359,7 @@ def run_attack(
     reason = attack.applies(seen)
     if reason is not None:
         return _not_applicable(reason)
-    dataset = dataset_of(cell.train, env)
+    dataset = dataset_of(cell.train, env) if dataset is None else dataset
     answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget)
     seconds = time.perf_counter() - began
     began = time.perf_counter()

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import jobs, runner
 from bench import suite as suites
+from bench.executors.cluster import Cluster
+from bench.executors.local import Workers
+from bench.executors.memory import share_of
+from bench.executors.task import Executor, Outcome, Task, run_here
 from bench.store import Store
 
 if TYPE_CHECKING:
@@ -27,8 +32,10 @@ def environment(
     data_dir: Path | None = None,
     download: bool = False,
     plugins: Sequence[Path] = (),
+    here: bool = True,
 ) -> jobs.Environment:
-    """Where jobs run. data_dir: by default the environment variable LEAKBENCH_DATA.
+    """Where jobs run. data_dir: by default the environment variable LEAKBENCH_DATA. here: whether
+    on this machine; a cluster's nodes may have a device that it lacks.
 
     Raises ValueError for a device or a data folder that this machine does not have.
     """
@@ -36,7 +43,9 @@ def environment(
 
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu or cuda, got '{device}'.")
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "auto" and not here:
+        raise ValueError("device auto: say cpu or cuda, which is what the cluster's nodes have.")
+    if device == "cuda" and here and not torch.cuda.is_available():
         raise ValueError("device cuda: this machine has no CUDA device that torch can use.")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,28 +62,101 @@ def environment(
 
 
 def planned(
-    suite: suites.Suite, only: Mapping[str, Any], env: jobs.Environment
+    suite: suites.Suite,
+    only: Mapping[str, Any],
+    env: jobs.Environment,
+    shard: tuple[int, int] = (1, 1),
 ) -> tuple[suites.Plan, runner.Keys]:
-    """The checked plan and the keys of its jobs. Raises ValueError with one sentence for whatever
-    can be found wrong before any work."""
+    """The checked plan and the keys of its jobs. shard: (i, n), the i-th of n parts.
+
+    Raises ValueError with one sentence for whatever can be found wrong before any work."""
     jobs.plugins.cache_clear()  # a plugin that was edited since this process ran it is another one
     registry = jobs.plugins(env.plugins)
-    plan = suites.expand(suite, only)
+    plan = suites.expand(suite, only).part(*shard)
     runner.check(plan, registry, env)
     return plan, runner.Keys(registry, env)
 
 
-def store_of(plan: suites.Plan, out: Path | None) -> Store:
-    """The result folder: `out`, or leakbench-runs/SUITE."""
-    return Store(out or Path("leakbench-runs") / plan.suite.name)
+def store_of(plan: suites.Plan, out: Path | None, shard: tuple[int, int] = (1, 1)) -> Store:
+    """The result folder: `out`, or leakbench-runs/SUITE, of a shard leakbench-runs/SUITE-i-of-n."""
+    part = f"-{shard[0]}-of-{shard[1]}" if shard[1] > 1 else ""
+    return Store(out or Path("leakbench-runs") / f"{plan.suite.name}{part}")
 
 
 def default_workers(device: str) -> int:
-    """One worker on a GPU; on a CPU one single-threaded worker per core, up to four, since each
+    """One worker per GPU; on a CPU one single-threaded worker per core, up to four, since each
     takes about 0.9 GB."""
     if device != "cpu":
-        return 1
+        return max(1, len(_gpus()))
     return max(1, min(4, len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1))
+
+
+def _gpus() -> tuple[str, ...]:
+    """Names of the GPUs that CUDA programs may use here, as CUDA_VISIBLE_DEVICES has them."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(v.strip() for v in visible.split(",") if v.strip())
+    return tuple(str(i) for i in range(torch.cuda.device_count()))
+
+
+def local(
+    plan: suites.Plan, env: jobs.Environment, *, workers: int, memory: float | None = None
+) -> Executor:
+    """Runs jobs on this machine: in so many worker processes, or in this one (0, without limits).
+
+    memory: GB that one worker may hold; None: its share of the machine's. Raises ValueError for
+    numbers out of range.
+    """
+    if workers < 0:
+        raise ValueError(f"jobs must be >= 0 worker processes, got {workers}.")
+    if memory is not None and not memory > 0:
+        raise ValueError(f"memory must be > 0 GB for one worker, got {memory:g}.")
+    if workers == 0:
+        return _in_this_process
+    return Workers(
+        count=workers,
+        threads=1,
+        timeout_s=plan.suite.timeout_s,
+        memory=share_of(workers) if memory is None else int(memory * 1e9),
+        gpus=_gpus() if env.device == "cuda" else (),
+    )
+
+
+def cluster(
+    plan: suites.Plan, keys: runner.Keys, *, address: str | None, cell_cpus: float,
+    cell_gpus: float | None,
+) -> Executor:  # fmt: skip
+    """Runs jobs on a Ray cluster: at `address` (None: RAY_ADDRESS, or one is started here), each
+    on so many CPUs and GPUs (None: one where the device is cuda, else none).
+
+    Raises ValueError for numbers out of range.
+    """
+    gpus = float(keys.env.device == "cuda") if cell_gpus is None else cell_gpus
+    if not cell_cpus > 0:
+        raise ValueError(f"--cell-cpus must be > 0, got {cell_cpus:g}.")
+    if not (0 <= gpus <= 1):
+        raise ValueError(f"--cell-gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
+    if (gpus > 0) != (keys.env.device == "cuda"):
+        raise ValueError(
+            f"--cell-gpus {gpus:g} does not go with device {keys.env.device}: it must be > 0 with "
+            "cuda and 0 with cpu."
+        )
+    return Cluster(
+        address=address or os.environ.get("RAY_ADDRESS"),
+        cpus=cell_cpus,
+        gpus=gpus,
+        timeout_s=plan.suite.timeout_s,
+        env=keys.env,
+        plugins=tuple(sorted(runner.plugins_of(plan))),
+        code=keys.code(plan),
+    )
+
+
+def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
+    with _one_thread():
+        yield from run_here(tasks)
 
 
 def execute(
@@ -82,29 +164,25 @@ def execute(
     keys: runner.Keys,
     store: Store,
     *,
-    workers: int,
+    executor: Executor,
     fresh: bool,
     command: Sequence[str],
     on_progress: OnProgress,
 ) -> runner.Report:
     """Make what is missing while holding the folder; see `runner.run`. Raises ValueError if
     another driver holds it."""
-    with store.locked(), _one_thread(workers == 0):
+    with store.locked():
         return runner.run(
-            plan, store, keys, workers=workers, fresh=fresh, command=command,
+            plan, store, keys, executor=executor, fresh=fresh, command=command,
             on_progress=on_progress,
         )  # fmt: skip
 
 
 @contextmanager
-def _one_thread(here: bool) -> Iterator[None]:
-    """Where jobs run in this process: one thread as in a worker, so that figures do not depend
-    on the number of jobs."""
+def _one_thread() -> Iterator[None]:
+    """One thread as in a worker, so that figures do not depend on the number of jobs."""
     import torch
 
-    if not here:
-        yield
-        return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

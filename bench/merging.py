@@ -21,7 +21,7 @@ Run = dict[str, Any]
 Record = dict[str, Any]
 _DECIDES_NO_NUMBER = ("seeds", "timeout_s")
 """Of a suite: what its parts may differ in. Seeds are told apart by the records."""
-_CLOCK = ("seconds", "client_seconds", "versions", "traceback")
+_CLOCK = ("seconds", "client_seconds", "memory", "versions", "traceback")
 """Of a record: what differs when the same figures are made twice."""
 _SETTLED = ("done", "not_applicable")
 _KNOWN = ("schema", "suite", "command", "commands", "device", "versions", "plugins", "code",

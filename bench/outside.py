@@ -27,7 +27,8 @@ from bench.names import did_you_mean
 from bench.protocols.export import load_seen, load_truth, save_seen
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.report.cells import Cell, cells_of, find
-from bench.report.leaderboard import FLOOR_SUFFIX, read_run
+from bench.report.entries import FLOOR_SUFFIX
+from bench.report.leaderboard import read_run
 from bench.store import Store, to_json, write_whole
 from bench.suite import TaskSettings, TrainJob
 

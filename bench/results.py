@@ -17,7 +17,8 @@ from bench import launch
 from bench import suite as suites
 from bench.report import frames, leaderboard, tables
 from bench.report.cells import Cell, cells_of, check_wanted, fits_settings
-from bench.store import Store, to_json, write_whole
+from bench.report.files import FILES, Files
+from bench.store import Store, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,10 +44,10 @@ def run(
     """Run a suite as `leakbench run` does, with the same records, and give its results.
 
     suite: a shipped suite's name, a TOML file, or the suite itself as a dict. only: keeps cells,
-    {"defense": "spm", "seed": 0}. overrides: changes values of a named suite, {"protocol.rounds":
-    5}. jobs: worker processes; 0: none, run in this process. out: result folder, by default
-    leakbench-runs/SUITE; a run that was stopped continues there. plugins: Python files with a
-    defense or attack. progress: by default on terminals and in notebooks.
+    {"defense": "spm", "seed": [0, 1]}. overrides: changes values of a named suite,
+    {"protocol.rounds": 5}. jobs: worker processes; 0: none, run in this process. out: result
+    folder, by default leakbench-runs/SUITE; a run that was stopped continues there. plugins:
+    Python files with a defense or attack. progress: by default on terminals and in notebooks.
 
     Worker processes import a script's file again, so a script must call this under
     `if __name__ == "__main__":` or with jobs=0; notebooks need neither. Failed cells raise
@@ -62,6 +63,7 @@ def run(
     workers = launch.default_workers(env.device) if jobs is None else jobs
     if not isinstance(workers, int) or workers < 0:
         raise ValueError(f"jobs must be a whole number >= 0, got {jobs!r}.")
+    executor = launch.local(plan, env, workers=workers)
     if workers:
         _refuse_unguarded_script(sys._getframe(1))
     store = launch.store_of(plan, None if out is None else Path(out))
@@ -69,7 +71,7 @@ def run(
     shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
     with _progress(plan, shown) as on_progress:
         launch.execute(
-            plan, keys, store, workers=workers, fresh=fresh,
+            plan, keys, store, executor=executor, fresh=fresh,
             command=_command(suite, plan.suite.name, only, overrides), on_progress=on_progress,
         )  # fmt: skip
     results = Results(store.folder)
@@ -91,15 +93,14 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._run = leaderboard.read_run(folder)
+        self._files = Files(folder)
+        self._run = self._files.run
         self._cells = cells_of(self._run)
 
     @cached_property
     def rows(self) -> list[Row]:
         """The leaderboard as leaderboard.json holds it; see bench/report/schema.json."""
-        rows = leaderboard.complete(leaderboard.load(self.folder))
-        found: list[Row] = json.loads(to_json(rows))
-        return found
+        return leaderboard.complete(json.loads(self._files.text("json")))
 
     @property
     def _published(self) -> bool:
@@ -204,14 +205,11 @@ class Results:
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
-        texts = {
-            "json": tables.to_leaderboard_json(self.rows),
-            "csv": tables.to_csv(self.rows),
-            "md": tables.markdown(self.rows, self._run),
-        }
-        for name, text in texts.items():
-            write_whole(self.folder / f"leaderboard.{name}", text)
-        return [self.folder / f"leaderboard.{name}" for name in texts]
+        paths = []
+        for name in ("json", "csv", "md"):
+            paths.append(self.folder / FILES[name])
+            write_whole(paths[-1], self._files.text(name))
+        return paths
 
     def _need_records(self) -> None:
         if self._published:
@@ -330,7 +328,7 @@ def _command(
     there (run.json holds it whole)."""
     command = ["leakbench", "run", str(suite) if isinstance(suite, (str, Path)) else f"{name}.toml"]
     for key, value in (only or {}).items():
-        command += ["--only", f"{key}={value}"]
+        command += ["--only", f"{key}={suites.as_text(value)}"]
     for key, value in (overrides or {}).items():
         command += ["--set", f"{key}={_toml(value, key)}"]
     return command

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench import data, jobs, models
-from bench.executors import Outcome, Task, run_here, run_in_workers
+from bench import data, jobs, models, sources
+from bench.api import Defense
+from bench.executors.task import Executor, Outcome, Task, Work
 from bench.protocols.split import Split
 from bench.registry import PluginKind, Registry
 from bench.store import SCHEMA, Store, key_of, to_json, write_whole
 from bench.suite import AttackCell, Plan, TrainJob
-
-_TRAIN_CODE = ("api.py", "compose.py", "seeding.py", "jobs.py", "toolkit", "data", "models",
-               "protocols", "privacy", "metrics/distinguish.py")  # fmt: skip
-_ATTACK_CODE = ("metrics",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,49 +35,40 @@ class Progress:
 class Report:
     """Counts of a finished run. failures: (label, reason) of failed and timed-out jobs."""
 
+    done: int = 0
     ran: int = 0
     cached: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
 
 
-@cache
-def _code(parts: tuple[str, ...]) -> str:
-    """Hash of leakbench's own source that decides numbers: old results of other code are not
-    taken for results of this code."""
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    for part in parts:
-        place = root / part
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 class Keys:
-    """Store keys of a plan's jobs under one environment."""
+    """Store keys of a plan's jobs under one environment; each is computed once."""
 
     def __init__(self, registry: Registry, env: jobs.Environment) -> None:
         self.registry, self.env = registry, env
         self._files: dict[str, str] = {}
         self._sources: dict[tuple[PluginKind, str], str] = {}
+        self._trainings: dict[int, tuple[TrainJob, str]] = {}
 
     def train(self, job: TrainJob) -> str:
-        return key_of(
-            {
+        # By identity: a job holds dictionaries. The job is kept, so that its id stays its own.
+        if id(job) not in self._trainings:
+            inputs = {
                 "schema": SCHEMA,
-                "code": _code(_TRAIN_CODE),
+                "code": sources.own(sources.TRAINING),
                 "plugin": self._source("defense", job.defense),
                 "device": self.env.device.split(":")[0],
                 "data": self._fingerprint(job.task.dataset),
                 **job.inputs(),
             }
-        )
+            self._trainings[id(job)] = (job, key_of(inputs))
+        return self._trainings[id(job)][1]
 
     def attack(self, cell: AttackCell) -> str:
         return key_of(
             {
                 "train": self.train(cell.train),
-                "code": _code(_ATTACK_CODE),
+                "code": sources.own(sources.SCORING),
                 "plugin": self._source("attack", cell.attack),
                 **cell.inputs(),
             }
@@ -86,10 +76,7 @@ class Keys:
 
     def code(self, plan: Plan) -> dict[str, str]:
         """Hashes of all source that decides the plan's numbers, by what it belongs to."""
-        names: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
-        names |= {("attack", c.attack) for c in plan.cells}
-        own = {f"{kind} {name}": self._source(kind, name) for kind, name in sorted(names)}
-        return own | {"leakbench": _code(_TRAIN_CODE + _ATTACK_CODE)}
+        return sources.hashes(self.registry, plugins_of(plan))
 
     def _source(self, kind: PluginKind, name: str) -> str:
         """Hash of a plugin's source, read once."""
@@ -110,36 +97,45 @@ class Keys:
         return self._files[dataset]
 
 
+def plugins_of(plan: Plan) -> set[tuple[PluginKind, str]]:
+    """Kind and name of every defense and attack of the plan."""
+    defenses: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
+    return defenses | {("attack", c.attack) for c in plan.cells}
+
+
 def check(plan: Plan, registry: Registry, env: jobs.Environment) -> None:
     """Find before any work whatever can be found: names, settings, data, shapes, threats.
 
-    Raises ValueError with one sentence.
+    Each setting, network and data set is tried once. Raises ValueError with one sentence.
     """
     place = plan.suite.name
-    datasets = {}
+    samples: dict[str, int] = {}
+    networks: dict[int, models.Network] = {}
+    defenses: dict[str, Defense] = {}
+    companies: set[tuple[int, str]] = set()
     for job in plan.trainings:
-        defense = registry.defense(job.defense, job.settings, where=place)
-        where = (job.task.dataset, repr(job.task.dataset_settings), job.seed)
-        if where not in datasets:
-            datasets[where] = jobs.dataset_of(job, env)
-        dataset = datasets[where]
-        network = models.build(
-            job.task.model,
-            shape=dataset.shape,
-            classes=dataset.classes,
-            settings=job.task.model_settings,
-        )
-        if job.protocol.cuts:
-            Split(network=network, cuts=job.protocol.cuts, labels=job.protocol.labels)
-        jobs.check_company(job, defense)
+        task, setting = id(job.task), f"{job.defense} {dict(job.settings)!r}"
+        if setting not in defenses:
+            defenses[setting] = registry.defense(job.defense, job.settings, where=place)
+        split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
+        if split not in samples or task not in networks:
+            dataset = jobs.dataset_of(job, env)
+            samples[split] = len(dataset.train_y)
+            networks[task] = jobs.network_of(job, dataset)
+        if (task, setting) not in companies:
+            companies.add((task, setting))
+            if job.protocol.cuts:
+                Split(network=networks[task], cuts=job.protocol.cuts, labels=job.protocol.labels)
+            jobs.check_company(job, defenses[setting])
         need = job.protocol.clients * max(t.batch * t.local_steps for t in job.threats)
-        if len(dataset.train_y) < need:
+        if samples[split] < need:
             raise ValueError(
-                f"{place}: {job.task.dataset} has {len(dataset.train_y)} training samples, but "
+                f"{place}: {job.task.dataset} has {samples[split]} training samples, but "
                 f"{job.protocol.clients} clients and the threats' batches need {need}."
             )
-    for cell in plan.cells:
-        registry.attack(cell.attack, cell.settings, where=place)
+    for name, settings in {(c.attack, id(c.settings)): (c.attack, c.settings)
+                           for c in plan.cells}.values():  # fmt: skip
+        registry.attack(name, settings, where=place)
 
 
 def cached(plan: Plan, store: Store, keys: Keys) -> tuple[int, int]:
@@ -164,88 +160,132 @@ def run(
     store: Store,
     keys: Keys,
     *,
-    workers: int,
+    executor: Executor,
     fresh: bool = False,
     command: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Report:
-    """Make every missing record. workers 0 runs in this process (no time limits).
+    """Make every missing record, each training's attacks as soon as it is done.
 
-    Trainings come first, attacks follow; a worker has one thread. Records are written as
-    jobs finish, so a killed run continues where it stopped.
+    Records are written as jobs finish, so a killed run continues where it stopped. Raises
+    ValueError if a record or a job's files cannot be written: the run ends, what is finished is
+    kept.
     """
-    report = Report()
-    total = len(plan.trainings) + len(plan.cells)
-    env = keys.env
-    write_run(plan, store, keys, command)
-    done = failed = 0
+    store.sweep()
+    with _writing(store):
+        write_run(plan, store, keys, command)
+    going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress)
+    with closing(executor(going.queue)) as outcomes:
+        for outcome in outcomes:
+            if outcome.no_space:
+                raise ValueError(
+                    f"{store.folder}: {outcome.task.label} could not write its files "
+                    f"({outcome.record['reason']}). What is finished is kept; make room and run "
+                    "the same command to go on."
+                )
+            with _writing(store):
+                going.take(outcome)
+    return going.report
 
-    def advance(label: str, record: dict[str, Any]) -> None:
-        nonlocal done, failed
-        done += 1
-        if record["status"] in ("failed", "timeout"):
-            failed += 1
-            report.failures.append((label, f"{record['status']}: {record['reason']}"))
-        on_progress(Progress(total=total, done=done, failed=failed, label=label))
 
-    def execute(tasks: list[Task]) -> Iterator[Outcome]:
-        if workers == 0:
-            return run_here(tasks)
-        return run_in_workers(tasks, jobs=workers, threads=1, timeout_s=plan.suite.timeout_s)
+@contextmanager
+def _writing(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write results to {store.folder} ({error.strerror or error}). What is finished "
+            "is kept; run the same command to go on."
+        ) from error
 
-    trained: dict[str, dict[str, Any]] = {}
-    todo: list[tuple[str, TrainJob]] = []
-    for job in plan.trainings:
-        key = keys.train(job)
-        record = None if fresh else store.read("train", key)
-        if record is not None and _settled(record):
-            trained[key] = record
-            report.cached += 1
-            advance(label_of(job), record)
+
+class _Run:
+    """A run under way: its queue of tasks, and what became of those that are done.
+
+    A training's attacks are queued before the trainings that follow it: results come early, and
+    no worker waits for the last training.
+    """
+
+    def __init__(
+        self, plan: Plan, store: Store, keys: Keys, *, fresh: bool,
+        on_progress: Callable[[Progress], None],
+    ) -> None:  # fmt: skip
+        self.store, self.keys, self.on_progress = store, keys, on_progress
+        self.total = len(plan.trainings) + len(plan.cells)
+        self.report = Report()
+        self.queue: deque[Task] = deque()
+        self.numbers = count()
+        self.jobs: dict[int, TrainJob | AttackCell] = {}
+        self.cells: dict[int, list[AttackCell]] = {id(j): [] for j in plan.trainings}
+        for cell in plan.cells:
+            self.cells[id(cell.train)].append(cell)
+        for job in plan.trainings:
+            if fresh or not self._resume(job):
+                self.queue.append(self._task(job))
+
+    def _resume(self, job: TrainJob) -> bool:
+        """Take what is finished of a training and its cells, and queue the cells that are not;
+        False if the training must be run, and then all of them."""
+        key = self.keys.train(job)
+        record = self.store.read("train", key)
+        if not _settled(record):
+            return False
+        assert record is not None
+        found = [(c, self.store.read("attack", self.keys.attack(c))) for c in self.cells[id(job)]]
+        missing = [c for c, r in found if not _settled(r)]
+        if missing and not self.store.intact(key, record):
+            return False  # its observations are gone or cut short, as by a full disk
+        self.report.cached += 1
+        self._advance(label_of(job), record)
+        for cell, done in found:
+            if done is not None and _settled(done):
+                self.report.cached += 1
+                self._advance(_cell_label(cell), done)
+        self.queue.extend(self._attack(cell, record) for cell in missing)
+        return True
+
+    def take(self, outcome: Outcome) -> None:
+        """Keep what a task left, and queue what it was needed for."""
+        job, record = self.jobs.pop(outcome.task.id), outcome.record
+        self.report.ran += 1
+        if isinstance(job, TrainJob):
+            self.store.keep("train", self.keys.train(job), record | {"inputs": job.inputs()})
+            self.queue.extendleft(
+                self._attack(cell, record) for cell in reversed(self.cells[id(job)])
+            )
         else:
-            todo.append((key, job))
-    tasks = [
-        Task(id=i, label=label_of(job), function=jobs.run_training,
-             arguments=(job, env, store.artifacts(key)))
-        for i, (key, job) in enumerate(todo)
-    ]  # fmt: skip
-    for outcome in execute(tasks):
-        key, job = todo[outcome.task.id]
-        record = outcome.record | {"inputs": job.inputs()}
-        store.write("train", key, record)
-        trained[key] = record
-        report.ran += 1
-        advance(outcome.task.label, record)
+            more = {"inputs": job.inputs(), "train": self.keys.train(job.train)}
+            self.store.keep("attack", self.keys.attack(job), record | more)
+        self._advance(outcome.task.label, record)
 
-    open_cells: list[tuple[str, AttackCell]] = []
-    retrained = {key for key, _ in todo}
-    for cell in plan.cells:
-        key, source = keys.attack(cell), keys.train(cell.train)
-        record = None if fresh or source in retrained else store.read("attack", key)
-        if record is not None and _settled(record):
-            report.cached += 1
-            advance(_cell_label(cell), record)
-        else:
-            open_cells.append((key, cell))
-    tasks = [
-        Task(
-            id=i,
-            label=_cell_label(cell),
-            function=jobs.run_attack,
-            arguments=(
-                cell, env, trained[keys.train(cell.train)],
-                store.artifacts(keys.train(cell.train)), store.artifacts(key),
-            ),
+    def _task(self, job: TrainJob) -> Task:
+        place = self.store.scratch(self.keys.train(job))
+        work = jobs.Training(job=job, env=self.keys.env, artifacts=place)
+        return self._numbered(job, label_of(job), work)
+
+    def _attack(self, cell: AttackCell, trained: Mapping[str, Any]) -> Task:
+        work = jobs.Attacking(
+            cell=cell,
+            env=self.keys.env,
+            trained=trained,
+            observed=self.store.artifacts(self.keys.train(cell.train)),
+            artifacts=self.store.scratch(self.keys.attack(cell)),
         )
-        for i, (key, cell) in enumerate(open_cells)
-    ]  # fmt: skip
-    for outcome in execute(tasks):
-        key, cell = open_cells[outcome.task.id]
-        record = outcome.record | {"inputs": cell.inputs(), "train": keys.train(cell.train)}
-        store.write("attack", key, record)
-        report.ran += 1
-        advance(outcome.task.label, record)
-    return report
+        return self._numbered(cell, _cell_label(cell), work)
+
+    def _numbered(self, job: TrainJob | AttackCell, label: str, work: Work) -> Task:
+        task = Task(id=next(self.numbers), label=label, work=work)
+        self.jobs[task.id] = job
+        return task
+
+    def _advance(self, label: str, record: Mapping[str, Any]) -> None:
+        report = self.report
+        report.done += 1
+        if record["status"] in ("failed", "timeout"):
+            report.failures.append((label, f"{record['status']}: {record['reason']}"))
+        self.on_progress(
+            Progress(total=self.total, done=report.done, failed=len(report.failures), label=label)
+        )
 
 
 def _cell_label(cell: AttackCell) -> str:

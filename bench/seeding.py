@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
+    import torch
 
 
 def derived_seed(seed: int, *names: str | int) -> int:
@@ -16,6 +19,8 @@ def derived_seed(seed: int, *names: str | int) -> int:
 
 def generator(seed: int, *names: str | int) -> torch.Generator:
     """CPU generator of a named stream. Draws are made on CPU, so devices agree on them."""
+    import torch
+
     return torch.Generator().manual_seed(derived_seed(seed, *names))
 
 

@@ -4,6 +4,7 @@ DIR/run.json                  suite, command, versions, device
 DIR/records/train/KEY.json    accuracy, cost, ledger, where the observations lie
 DIR/records/attack/KEY.json   scores per victim, floors
 DIR/artifacts/KEY/            observations and truth, or reconstructions (safetensors)
+DIR/scratch/                  files of jobs that are under way
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,11 +45,16 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    _to_disk(path.parent)
+
+
+def _to_disk(path: Path) -> None:
+    """A file's or folder's content outlives a power cut from here on."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(handle)
     finally:
-        os.close(directory)
+        os.close(handle)
 
 
 def to_json(value: Any) -> str:
@@ -102,18 +109,58 @@ class Store:
     def path(self, kind: Kind, key: str) -> Path:
         return self.folder / "records" / kind / f"{key}.json"
 
+    def scratch(self, key: str) -> Path:
+        """Where the job of that key leaves its files, until `keep` puts them in their place."""
+        return self.folder / "scratch" / key
+
+    def sweep(self) -> None:
+        """Remove what jobs of a killed run left behind. Only while holding the folder."""
+        shutil.rmtree(self.folder / "scratch", ignore_errors=True)
+
+    def keep(self, kind: Kind, key: str, record: Mapping[str, Any]) -> None:
+        """Put a finished job's files and its record in their places; the record, written last,
+        lists them with their sizes. Raises OSError if that fails: then there is no record."""
+        scratch, place = self.scratch(key), self.artifacts(key)
+        self.path(kind, key).unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        files = {}
+        if record["status"] == "done" and scratch.is_dir():
+            for path in sorted(scratch.iterdir()):
+                files[path.name] = path.stat().st_size
+                _to_disk(path)
+            _to_disk(scratch)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            scratch.rename(place)
+            _to_disk(place.parent)
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self.write(kind, key, {**record, "files": files})
+
     def write(self, kind: Kind, key: str, record: Mapping[str, Any]) -> None:
+        """Write a record alone."""
         write_whole(self.path(kind, key), to_json({"schema": SCHEMA, "key": key, **record}))
+
+    def intact(self, key: str, record: Mapping[str, Any]) -> bool:
+        """Whether the record's files are there at their full size; True for records of older
+        versions, which do not list them."""
+        for name, size in record.get("files", {}).items():
+            try:
+                if (self.artifacts(key) / name).stat().st_size != size:
+                    return False
+            except OSError:
+                return False
+        return True
 
     def read(self, kind: Kind, key: str) -> dict[str, Any] | None:
         """The record, or None if there is none or it is unreadable (then it is run again)."""
-        return read_record(self.path(kind, key))
+        return read_record(f"{self.folder}/records/{kind}/{key}.json")
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path | str) -> dict[str, Any] | None:
     """A record file of this or an older schema; None if missing, truncated or foreign."""
     try:
-        record = json.loads(path.read_text())
+        with open(path, "rb", buffering=0) as file:
+            record = json.loads(file.read())
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None
     if not isinstance(record, dict) or record.get("schema") not in range(1, SCHEMA + 1):

@@ -191,6 +191,22 @@ class Plan:
     trainings: tuple[TrainJob, ...]
     cells: tuple[AttackCell, ...]
 
+    def part(self, number: int, of: int) -> Plan:
+        """The `number`-th (from 1) of so many parts: every `of`-th training with its cells, so that
+        parts are alike in cost. Raises ValueError for a part that does not exist or is empty."""
+        if not 1 <= number <= of:
+            raise ValueError(f"shard {number}/{of} does not exist: give i/n with 1 <= i <= n.")
+        if number > len(self.trainings):
+            raise ValueError(
+                f"shard {number}/{of} is empty: the plan has {len(self.trainings)} trainings."
+            )
+        mine = self.trainings[number - 1 :: of]
+        kept = {id(t) for t in mine}
+        return Plan(
+            suite=self.suite, trainings=mine,
+            cells=tuple(c for c in self.cells if id(c.train) in kept),
+        )  # fmt: skip
+
 
 def shipped() -> list[str]:
     """Names of the suites that come with leakbench."""
@@ -291,18 +307,20 @@ ONLY_KEYS = (
 
 
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
-    """All trainings and cells, or those that match every `only` pair (values as text; a task is
-    its place in the file, from 0).
+    """All trainings and cells, or those that match every `only` pair (values as text, several
+    with commas between them; a task is its place in the file, from 0).
 
     Raises ValueError for an unknown key and for a filter that leaves nothing.
     """
-    only = {k: str(v) for k, v in (only or {}).items()}
+    only = {k: as_text(v) for k, v in (only or {}).items()}
     for key in only:
         if key not in ONLY_KEYS:
             raise ValueError(did_you_mean("--only key", key, ONLY_KEYS))
 
+    choices = {k: {v, *(one.strip() for one in v.split(","))} for k, v in only.items()}
+
     def wanted(**values: Any) -> bool:
-        return all(only.get(k, str(v)) == str(v) for k, v in values.items())
+        return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())
 
     first = suite.threats[0].name
     names = [a.name for a in suite.attacks]
@@ -359,6 +377,11 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             f"{suite.name}."
         )
     return Plan(suite=suite, trainings=tuple(trainings), cells=tuple(cells))
+
+
+def as_text(value: Any) -> str:
+    """Of an `only` value: itself, a list's with commas between them."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def grid(settings: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ LAYERS = (
     ("launch",),
     ("report", "runner"),
     ("executors", "jobs"),
+    ("sources",),
     ("suite", "store", "registry"),
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "compose"),

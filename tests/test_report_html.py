@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from skimage.metrics import structural_similarity
 from typer.testing import CliRunner
 
-from bench import jobs, runner
+from bench import jobs, launch, runner
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.reports import publish
@@ -535,7 +535,8 @@ def finished(suite: Path, out: Path) -> Path:
     store = Store(out)
     store.prepare()
     keys = runner.Keys(jobs.plugins(()), env)
-    report = runner.run(plan, store, keys, workers=0, command=["leakbench", "run", "tiny"])
+    executor = launch.local(plan, env, workers=0)
+    report = runner.run(plan, store, keys, executor=executor, command=["leakbench", "run", "tiny"])
     assert report.failures == []
     return out
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import bench
 from bench.cli import app
 from bench.report import frames
-from bench.report.leaderboard import FLOOR_SUFFIX
+from bench.report.entries import FLOOR_SUFFIX
 from bench.results import Results
 from bench.store import Store
 from tests.conftest import TINY

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ import pytest
 from safetensors.torch import load_file
 from skimage.metrics import structural_similarity
 
-from bench import jobs, runner
+from bench import jobs, launch, runner
 from bench import suite as suites
 from bench.cli.reports import publish
 from bench.compose import Composed
-from bench.executors import Task, run_in_workers
+from bench.executors.local import Workers
+from bench.executors.task import Task
 from bench.registry import Registry
 from bench.report import leaderboard, tables
 from bench.runner import Keys
@@ -46,8 +49,9 @@ def run(tmp_path: Path) -> Run:
         store = Store(tmp_path / out)
         store.prepare()
         report = runner.run(
-            plan, store, Keys(registry, env), workers=workers, fresh=fresh, command=["test"]
-        )
+            plan, store, Keys(registry, env), executor=launch.local(plan, env, workers=workers),
+            fresh=fresh, command=["test"],
+        )  # fmt: skip
         return store, report
 
     return go
@@ -728,12 +732,17 @@ def test_a_defense_composed_of_references_is_none_itself(registry: Registry) -> 
         assert registry.get("defense", name).cls.is_reference == (name == "none")  # type: ignore[union-attr]
 
 
-def _boom() -> dict[str, Any]:
-    return {"status": "done"}
+@dataclass(frozen=True)
+class Nothing:
+    artifacts: Path = Path("unused")
+
+    def __call__(self) -> dict[str, Any]:
+        return {"status": "done"}
 
 
 def test_workers_are_reused_and_everything_is_answered() -> None:
-    tasks = [Task(id=i, label=str(i), function=_boom, arguments=()) for i in range(7)]
-    outcomes = list(run_in_workers(tasks, jobs=2, threads=1, timeout_s=60))
+    tasks = deque(Task(id=i, label=str(i), work=Nothing()) for i in range(7))
+    outcomes = list(Workers(count=2, threads=1, timeout_s=60)(tasks))
     assert sorted(o.task.id for o in outcomes) == list(range(7))
-    assert all(o.record == {"status": "done"} for o in outcomes)
+    assert all(o.record["status"] == "done" for o in outcomes)
+    assert all(o.record["memory"]["host"] > 1e7 for o in outcomes)

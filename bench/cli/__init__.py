@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from bench.cli import catalogue, outside, plugins, privacy, reports, runs
+from bench.cli import catalogue, comparing, outside, plugins, privacy, reports, runs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,7 +19,12 @@ app = typer.Typer(
 )
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Run": {"run": runs.run, "plan": runs.plan, "list": catalogue.list_},
-    "Read": {"report": reports.report, "site": reports.site, "merge": outside.merge},
+    "Read": {
+        "report": reports.report,
+        "compare": comparing.compare,
+        "site": reports.site,
+        "merge": outside.merge,
+    },
     "Epsilon": {"ledger": privacy.ledger, "audit": privacy.audit},
     "Your own defense or attack": {
         "new": plugins.new,

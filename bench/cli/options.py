@@ -38,6 +38,9 @@ PluginFile = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", help="Result folder; default leakbench-runs/SUITE.")
 ]
+Shard = Annotated[
+    str, typer.Option("--shard", help="i/n: the i-th of n parts, for batch systems; then merge.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DefenseSet = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the plugin: key=value.")
@@ -72,23 +75,36 @@ def plain_errors() -> Iterator[None]:
 
 
 def environment(
-    device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None
-) -> Environment:
+    device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None,
+    *, here: bool = True,
+) -> Environment:  # fmt: skip
     from bench import launch
 
     return launch.environment(
-        device=device, data_dir=data_dir, download=download, plugins=plugins or ()
+        device=device, data_dir=data_dir, download=download, plugins=plugins or (), here=here
     )
 
 
+def shard_of(text: str) -> tuple[int, int]:
+    """(i, n) of "i/n". Raises ValueError for other text."""
+    number, slash, of = text.partition("/")
+    if not (slash and number.isdigit() and of.isdigit()):
+        raise ValueError(f"--shard takes i/n, as 1/8, got '{text}'.")
+    return int(number), int(of)
+
+
 def planned(
-    suite: str, only: list[str] | None, overrides: list[str] | None, env: Environment
+    suite: str,
+    only: list[str] | None,
+    overrides: list[str] | None,
+    env: Environment,
+    shard: tuple[int, int] = (1, 1),
 ) -> tuple[Plan, Keys]:
     from bench import launch
     from bench import suite as suites
 
     return launch.planned(
-        suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only"), env
+        suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only"), env, shard
     )
 
 

@@ -10,14 +10,6 @@ import typer
 
 from bench.cli.options import console, plain_errors
 
-FILES = {
-    "html": "report.html",
-    "md": "leaderboard.md",
-    "csv": "leaderboard.csv",
-    "json": "leaderboard.json",
-}
-"""Formats and the files that hold them."""
-
 
 def report(
     folder: Annotated[
@@ -40,6 +32,7 @@ def report(
     """Print a result folder's leaderboard and write it as files beside the records."""
     with plain_errors():
         from bench.names import did_you_mean
+        from bench.report.files import FILES
 
         formats = list(dict.fromkeys(f.strip() for f in format_.split(",") if f.strip()))
         for name in formats:
@@ -80,35 +73,20 @@ def publish(
     """Print the folder's leaderboard and write it in the given formats; their paths, in that
     order, then those of the figures. Without records, leaderboard.json is what all is made from,
     and stays as it is."""
-    from bench.report import leaderboard, tables
+    from bench.report import tables
+    from bench.report.files import FILES, Files
+    from bench.store import to_json
 
-    run = leaderboard.read_run(folder)
-    loaded = leaderboard.load(folder)
-    rows = leaderboard.complete(loaded)
+    found = Files(folder)
     if not (folder / "records").is_dir():
         formats = tuple(f for f in formats if f != "json")
-
-    def html() -> str:
-        from bench.report import html as pages
-        from bench.report import pictures
-        from bench.store import to_json
-
-        found = pictures.load(folder)
-        if keep_pictures:
-            _write(folder / "pictures.json", to_json(found) + "\n")
-        return pages.page(loaded, run, found)
-
-    text = {
-        "json": lambda: tables.to_leaderboard_json(loaded),
-        "csv": lambda: tables.to_csv(rows),
-        "md": lambda: tables.markdown(rows, run),
-        "html": html,
-    }
     paths = []
     for name in formats:
-        path = folder / FILES[name]
-        _write(path, text[name]())
-        paths.append(path)
+        paths.append(folder / FILES[name])
+        _write(paths[-1], found.text(name))
+    if keep_pictures:
+        _write(folder / "pictures.json", to_json(found.pictures) + "\n")
+    rows = found.rows
     for table in tables.terminal(rows):
         console.print()
         console.print(table)

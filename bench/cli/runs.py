@@ -15,12 +15,14 @@ from bench.cli.options import (
     Out,
     PluginFile,
     Set,
+    Shard,
     SuiteName,
     console,
     environment,
     errors,
     plain_errors,
     planned,
+    shard_of,
 )
 from bench.cli.reports import publish
 
@@ -30,8 +32,30 @@ def run(
     only: Only = None,
     set_: Set = None,
     device: Device = "auto",
+    executor: Annotated[
+        str, typer.Option("--executor", help="local: worker processes here. ray: a Ray cluster.")
+    ] = "local",
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=0, help="Worker processes; 0: none, run here.")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", help="GB that one worker may hold; default its share of 90 %."),
+    ] = None,
+    shard: Shard = "1/1",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            help="A running cluster's address, or auto (or RAY_ADDRESS); default: one is started.",
+        ),
+    ] = None,
+    cell_cpus: Annotated[
+        float, typer.Option("--cell-cpus", help="With ray: CPUs that one job takes.")
+    ] = 1.0,
+    cell_gpus: Annotated[
+        float | None,
+        typer.Option("--cell-gpus", help="With ray: GPUs per job; 0.25: four share one."),
     ] = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -43,18 +67,30 @@ def run(
     with plain_errors():
         from bench import launch
 
-        env = environment(device, data_dir, download, plugin)
-        plan, keys = planned(suite, only, set_, env)
-        store = launch.store_of(plan, out)
+        if executor not in ("local", "ray"):
+            raise ValueError(f"executor must be local or ray, got '{executor}'.")
+        env = environment(device, data_dir, download, plugin, here=executor == "local")
+        part = shard_of(shard)
+        plan, keys = planned(suite, only, set_, env, part)
+        store = launch.store_of(plan, out, part)
         store.prepare()
-        workers = launch.default_workers(env.device) if jobs is None else jobs
+        if executor == "ray":
+            if jobs is not None or memory is not None:
+                raise ValueError("--jobs and --memory are for --executor local: a cluster has "
+                                 "as many workers as its CPUs and GPUs allow.")  # fmt: skip
+            chosen = launch.cluster(
+                plan, keys, address=ray_address, cell_cpus=cell_cpus, cell_gpus=cell_gpus
+            )
+        else:
+            workers = launch.default_workers(env.device) if jobs is None else jobs
+            chosen = launch.local(plan, env, workers=workers, memory=memory)
         with launch.live(plan, console) as on_progress:
             try:
                 report = launch.execute(
                     plan,
                     keys,
                     store,
-                    workers=workers,
+                    executor=chosen,
                     fresh=fresh,
                     command=recorded(sys.argv[1:]),
                     on_progress=on_progress,
@@ -77,7 +113,8 @@ def run(
 def recorded(arguments: list[str]) -> list[str]:
     """The command as a reader would repeat it: without what names this machine's folders or
     moves no number."""
-    local = ("--out", "--data-dir", "--jobs")
+    local = ("--out", "--data-dir", "--jobs", "--memory", "--ray-address", "--cell-cpus",
+             "--cell-gpus")  # fmt: skip
     kept = []
     skip = False
     for argument in arguments:

@@ -14,13 +14,6 @@ from bench.metrics.matching import one_to_one
 from bench.seeding import generator
 from bench.toolkit.batches import class_means
 
-METRICS = (
-    "ssim", "mse", "psnr", "success", "leacc", "lnacc", "irec", "label_accuracy",
-    "attribute_accuracy",
-)  # fmt: skip
-"""success: share of samples with SSIM > 0.9. attribute_accuracy: share of one-hot groups whose
-largest entry is right. Metrics that do not apply are absent."""
-
 CHANCE_DRAWS = 1000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -174,10 +175,12 @@ def _front(
         for i, (r, (a, b)) in enumerate(zip(rows, found, strict=True))
         if r["rank"] is not None and r["accuracy"] is not None
     ]
-    front = [
-        i for x, y, i in able
-        if not any((u <= x and v <= y) and (u < x or v < y) for u, v, _ in able)
-    ]  # fmt: skip
+    front, best = [], math.inf
+    for _, alike in itertools.groupby(sorted(able), key=lambda point: point[0]):
+        members = list(alike)  # of equal x, by y
+        least = members[0][1]
+        front += [i for _, y, i in members if y == least < best]
+        best = min(best, least)
     return sorted(front, key=lambda i: (bool(found[i][0].place), sign * found[i][0].mean))
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.metrics.score import METRICS
+from bench.metrics.named import METRICS
 from bench.report.explain import Flag
 from bench.report.tables import Row, short
 

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from bench.metrics.intervals import Interval
-from bench.report.leaderboard import FLOOR_SUFFIX, leak
+from bench.report.entries import FLOOR_SUFFIX, leak
 from bench.report.tables import Row, setting, tables
 
 WIDTHS: Mapping[str, float] = {"column": 3.3, "page": 6.9}

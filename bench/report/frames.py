@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.metrics.score import METRICS
+from bench.metrics.named import METRICS
 from bench.report.cells import Cell
-from bench.report.leaderboard import FLOOR_SUFFIX
+from bench.report.entries import FLOOR_SUFFIX
 from bench.report.tables import Row, setting
 from bench.store import Store
 

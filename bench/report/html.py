@@ -40,14 +40,17 @@ class Gap:
     where: tuple[tuple[str, str], ...]
 
 
-def page(rows: Sequence[Row], run: Mapping[str, Any], pictures: Pictures) -> str:
+def page(
+    rows: Sequence[Row], run: Mapping[str, Any], pictures: Pictures, *, as_json: str | None = None
+) -> str:
     """The whole page as text.
 
     rows: of `leaderboard.rows`, or read from a leaderboard.json of this or an older version.
-    run: run.json. pictures: of `pictures.load`. Raises ValueError for rows without what every
-    version has.
+    run: run.json. pictures: of `pictures.load`. as_json: the rows as leaderboard.json, where that
+    is at hand. Raises ValueError for rows without what every version has.
     """
-    digest = hashlib.sha256(tables.to_leaderboard_json(rows).encode()).hexdigest()
+    as_json = as_json or tables.to_leaderboard_json(rows)
+    digest = hashlib.sha256(as_json.encode()).hexdigest()
     try:
         whole = complete(rows)
         found = boards(whole)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.metrics.intervals import Interval, bootstrap, bootstrap_shares
-from bench.metrics.score import METRICS
+from bench.metrics.intervals import bootstrap_shares
+from bench.report.entries import (
+    Intervals,
+    Record,
+    Victims,
+    attack_entry,
+    leak,
+    values_of,
+    worst_cases,
+    worst_of,
+)
 from bench.store import Store, key_of
-
-FLOOR_SUFFIX = "_class_mean"
-CONVERGED = 0.02
-"""Most SSIM that an attack may gain from twice its budget and still count as converged."""
-Record = dict[str, Any]
-Victims = dict[str, dict[int, np.ndarray]]
-"""Attack -> seed -> one figure per victim."""
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -90,65 +94,82 @@ def suite_label(suite: Mapping[str, Any]) -> str:
 def rows(folder: Path) -> list[dict[str, Any]]:
     """One row per defense setting and checkpoint, seeds together, ranked within each table.
 
-    A table is a protocol x dataset x model x checkpoint. See `schema.json` beside this file.
+    A table is a protocol x dataset x model x checkpoint. See `schema.json` beside this file. Every
+    record is read once, and no more of it is kept than its row shows.
     """
     run = read_run(folder)
-    store = Store(folder)
+    source = _Source(suite=run["suite"], store=Store(folder), intervals=Intervals())
     groups: dict[str, list[dict[str, Any]]] = {}
     for training in run["trainings"]:
         same = {k: training[k] for k in ("task", "protocol", "defense", "settings")}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(training)
-    networks: dict[str, list[dict[str, Any]]] = {}
+    networks: dict[str, list[_Draft]] = {}
     for trainings in groups.values():
-        for checkpoint in run["suite"]["checkpoints"]:
-            row = _row(run["suite"], trainings, checkpoint, store)
-            if row is not None:
-                same = {k: trainings[0][k] for k in ("task", "protocol")}
-                key = json.dumps([same, checkpoint], sort_keys=True)
-                networks.setdefault(key, []).append(row)
-    for members in networks.values():
+        same = {k: trainings[0][k] for k in ("task", "protocol")}
+        for draft in _drafts(source, trainings):
+            key = json.dumps([same, draft.row["checkpoint"]], sort_keys=True)
+            networks.setdefault(key, []).append(draft)
+    source.intervals.fill()
+    found = []
+    for drafts in networks.values():
+        members = [_finished(d) for d in drafts]
         _flag_unconverged(members)
-    return _ranked([row for members in networks.values() for row in members])
+        found += members
+    return _ranked(found)
 
 
-def _row(
-    suite: Mapping[str, Any],
-    trainings: Sequence[dict[str, Any]],
-    checkpoint: str,
-    store: Store,
-) -> dict[str, Any] | None:
-    records = [r for t in trainings if (r := store.read("train", t["key"])) is not None]
-    done = [r for r in records if r["status"] == "done"]
-    first = trainings[0]
-    labels = list(
-        dict.fromkeys(c["label"] for t in trainings for c in t["cells"]
-                      if c["checkpoint"] == checkpoint)
-    )  # fmt: skip
-    if not records or (not labels and any(t["cells"] for t in trainings)):
-        return None
-    attacks: dict[str, dict[str, Any]] = {}
-    worst_by_metric: dict[str, dict[str, Victims]] = {"ssim": {}, "mse": {}}
-    threats = []
-    for label in labels:
-        seeds, cells = zip(*((t["seed"], c) for t in trainings for c in t["cells"]
-                             if (c["label"], c["checkpoint"]) == (label, checkpoint)),
-                           strict=True)  # fmt: skip
-        found = [store.read("attack", c["key"]) for c in cells]
-        threat = next(t for t in suite["threats"] if t["name"] == cells[0]["threat"])
-        if threat not in threats:
-            threats.append(threat)
-        attacks[label] = _attack(cells, found, threat)
-        done_by_seed = {s: r for s, r in zip(seeds, found, strict=True)
-                        if r and r["status"] == "done" and not r["is_floor"]}  # fmt: skip
-        for metric, worst_by_threat in worst_by_metric.items():
-            values = {s: np.array(r["values"][metric]) for s, r in done_by_seed.items()
-                      if metric in r["values"]}  # fmt: skip
-            if values:
-                worst_by_threat.setdefault(threat["name"], {})[label] = values
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What rows are made from. intervals: those that wait to be computed."""
+
+    suite: Mapping[str, Any]
+    store: Store
+    intervals: Intervals
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """A row whose intervals wait. cases: worst cases, those by SSIM and those by MSE. trained: of
+    the trainings' records what flags are made from."""
+
+    row: dict[str, Any]
+    cases: Sequence[Sequence[Record]]
+    trained: Sequence[Record]
+
+
+_FLAGGED = ("status", "reason", "diverged", "audit", "class_chance", "personal_chance")
+"""What flags are made from."""
+
+
+def _drafts(source: _Source, trainings: Sequence[dict[str, Any]]) -> Iterator[_Draft]:
+    """The rows of one defense setting, one per checkpoint, from its trainings of all seeds."""
+    records = [r for t in trainings if (r := source.store.read("train", t["key"])) is not None]
+    if not records:
+        return
+    trained = [{k: r.get(k) for k in _FLAGGED} for r in records]
+    cells: dict[str, dict[str, list[tuple[int, Record]]]] = {}
+    for training in trainings:
+        for cell in training["cells"]:
+            labels = cells.setdefault(cell["checkpoint"], {})
+            labels.setdefault(cell["label"], []).append((training["seed"], cell))
+    for checkpoint in source.suite["checkpoints"]:
+        if checkpoint in cells or not cells:
+            row = _heading(source, trainings, checkpoint, [r for r in records if _is_done(r)])
+            cases = _attacks(source, row, cells.get(checkpoint, {}))
+            yield _Draft(row=row, cases=cases, trained=trained)
+
+
+def _is_done(record: Mapping[str, Any]) -> bool:
+    return bool(record["status"] == "done")
+
+
+def _heading(
+    source: _Source, trainings: Sequence[Record], checkpoint: str, done: Sequence[Record]
+) -> Record:
+    """A row with all that its trainings tell; what the attacks add has its place."""
+    suite, first = source.suite, trainings[0]
     ledger = [r["ledger"] for r in done]
-    whole = [r for r in done if r["correct"] is not None]
-    accuracy = bootstrap_shares([r["correct"] for r in whole], [r["test_samples"] for r in whole])
-    row = {
+    row: Record = {
         "suite": suite_label(suite),
         "protocol": first["protocol"]["name"],
         "protocol_settings": first["protocol"],
@@ -160,10 +181,12 @@ def _row(
         "variant": done[0]["variant"] if done else first["settings"].get("variant", ""),
         "settings": first["settings"],
         "checkpoint": checkpoint,
-        "threat": "; ".join(_describe(t) for t in threats),
+        "threat": "",
         "seeds": [t["seed"] for t in trainings],
-        "accuracy": accuracy.to_dict() if accuracy else None,
-        "personal_accuracy": _interval(bootstrap([_personal(r) for r in done])),
+        "accuracy": _accuracy(done),
+    }
+    source.intervals.put(row, "personal_accuracy", [_personal(r) for r in done])
+    row |= {
         "personalised": any(r.get("keeping_clients") for r in done),
         "eps_claimed": _largest([e["eps_claimed"] for e in ledger]),
         "eps_record": _largest([e["eps_record"] for e in ledger]),
@@ -174,11 +197,51 @@ def _row(
         "bytes_up": _mean([r["bytes_up"] for r in done]),
         "bytes_down": _mean([r["bytes_down"] for r in done]),
         "client_seconds": _mean([r["client_seconds"] for r in done]),
-        "attacks": attacks,
-        "worst": _worst(worst_by_metric["ssim"], "ssim") or _worst(worst_by_metric["mse"], "mse"),
+        "attacks": {},
+        "worst": None,
     }
-    row["flags"] = _flags(row, records)
     return row
+
+
+def _attacks(
+    source: _Source, row: Record, cells: Mapping[str, Sequence[tuple[int, Record]]]
+) -> list[list[Record]]:
+    """Add the attacks' entries to the row; its worst cases, those by SSIM and those by MSE.
+
+    cells: label -> (seed, cell of run.json)."""
+    known = {t["name"]: t for t in source.suite.get("threats", ())}
+    threats: dict[str, None] = {}
+    by_metric: dict[str, dict[str, Victims]] = {"ssim": {}, "mse": {}}
+    for label, placed in cells.items():
+        threat = known[placed[0][1]["threat"]]
+        threats[_described(json.dumps(threat))] = None
+        found = [(seed, source.store.read("attack", cell["key"])) for seed, cell in placed]
+        row["attacks"][label] = attack_entry([r for _, r in found], threat, source.intervals)
+        for metric, by_threat in by_metric.items():
+            values = {
+                seed: values_of(r, metric)
+                for seed, r in found
+                if r and _is_done(r) and not r["is_floor"] and metric in r["values"]
+            }
+            if values:
+                by_threat.setdefault(threat["name"], {})[label] = values
+    row["threat"] = "; ".join(threats)
+    return [worst_cases(found, m, source.intervals) for m, found in by_metric.items()]
+
+
+def _finished(draft: _Draft) -> Record:
+    """The row with what follows from its intervals, which are known by now."""
+    found = (worst_of(cases) for cases in draft.cases)
+    draft.row["worst"] = next((worst for worst in found if worst), None)
+    draft.row["flags"] = _flags(draft.row, draft.trained)
+    return draft.row
+
+
+def _accuracy(done: Sequence[Record]) -> dict[str, float] | None:
+    whole = [r for r in done if r["correct"] is not None]
+    totals = tuple(r["test_samples"] for r in whole)
+    found = bootstrap_shares(tuple(r["correct"] for r in whole), totals)
+    return found.to_dict() if found else None
 
 
 def _ledger(entries: Sequence[Record]) -> dict[str, Any] | None:
@@ -196,63 +259,12 @@ def _audit(done: Sequence[Record]) -> dict[str, Any] | None:
     return max(made, key=lambda a: float(a["eps_audited"])) if made else None
 
 
-def _describe(threat: Mapping[str, Any]) -> str:
+@cache
+def _described(threat: str) -> str:
+    """A line on a threat, given as JSON."""
     from bench.protocols.settings import ThreatSettings
 
-    return ThreatSettings.model_validate(threat).describe()
-
-
-def _attack(
-    cells: Sequence[dict[str, Any]], found: Sequence[Record | None], threat: Mapping[str, Any]
-) -> dict[str, Any]:
-    """One attack's entry: figures over all finished seeds, failures counted beside them."""
-    lost: Record = {"status": "failed", "reason": "no record: the run was stopped before it"}
-    records = [r or lost for r in found]
-    done = [r for r in records if r["status"] == "done"]
-    broken = [r for r in records if r["status"] in ("failed", "timeout")]
-    status = broken[0]["status"] if broken else ("done" if done else "not_applicable")
-    reason = next((r["reason"] for r in records if r["status"] == status), None)
-    entry: dict[str, Any] = {
-        "status": status,
-        "reason": reason,
-        "threat": cells[0]["threat"],
-        "is_floor": any(r["is_floor"] for r in done),
-        "n": sum(r["victims"] for r in done),
-        "failed": sum(r["failed"] for r in done) + threat["victims"] * len(broken),
-    }
-    for metric in METRICS:
-        values = [np.array(r["values"][metric]) for r in done if metric in r["values"]]
-        entry[metric] = _interval(bootstrap(values))
-    entry["floor"] = _floor(entry, done)
-    entry["seconds"] = sum(r["seconds"] for r in done) if done else None
-    entry["gradient_evaluations"] = sum(r["gradient_evaluations"] for r in done) if done else None
-    entry["notes"] = list(dict.fromkeys(n for r in done for n in r["notes"]))
-    entry["budget"] = next((r["budget"] for r in done if r.get("budget")), None)
-    entry["convergence"] = _convergence(done)
-    entry["doubled"] = _doubled(done)
-    return entry
-
-
-def _convergence(done: Sequence[Record]) -> dict[str, Any] | None:
-    """What an attack gains from twice its budget, over victims and seeds; None where that was
-    not measured (records of older versions have no `doubled`) or there is no SSIM."""
-    measured = [r for r in done if r.get("doubled") and "ssim" in r["doubled"]["values"]]
-    if not measured:
-        return None
-    gains = [
-        np.array(r["doubled"]["values"]["ssim"]) - np.array(r["values"]["ssim"]) for r in measured
-    ]
-    gain = float(np.concatenate(gains).mean())
-    return {"gain": gain, "budget": measured[0]["budget"], "converged": gain <= CONVERGED}
-
-
-def _doubled(done: Sequence[Record]) -> dict[str, Any] | None:
-    """SSIM at twice the budget where that was run, which is in the undefended rows alone."""
-    again = [r["doubled"] for r in done if r.get("doubled") and "ssim" in r["doubled"]["values"]]
-    if not again:
-        return None
-    found = bootstrap([np.array(d["values"]["ssim"]) for d in again])
-    return {"budget": again[0]["budget"], "ssim": _interval(found)}
+    return ThreatSettings.model_validate_json(threat).describe()
 
 
 def _flag_unconverged(members: Sequence[dict[str, Any]]) -> None:
@@ -271,49 +283,6 @@ def _flag_unconverged(members: Sequence[dict[str, Any]]) -> None:
                     f"{name} cut short: {found['gain']:+.2f} SSIM on the undefended row at twice "
                     "its budget"
                 )
-
-
-def _floor(entry: Mapping[str, Any], done: Sequence[Record]) -> dict[str, float]:
-    """Means of the floors of every metric that the attack has."""
-    names = {n for r in done for n in r["floors"]}
-    shown = [n for n in sorted(names) if entry.get(n.removesuffix(FLOOR_SUFFIX)) is not None]
-    return {
-        n: float(
-            np.concatenate([np.array(r["floors"][n]) for r in done if n in r["floors"]]).mean()
-        )
-        for n in shown
-    }
-
-
-def _worst(by_threat: Mapping[str, Victims], metric: str) -> dict[str, Any] | None:
-    """Worst case over attacks, taken per victim and then averaged; only attacks on the same
-    observation are compared, so seed by seed, an attack that failed in one counting in the others.
-    attack: the one that is worst for most victims. metric: ssim, of which the largest is worst,
-    or mse, of which the least is."""
-    sign = 1.0 if metric == "ssim" else -1.0
-    best: tuple[float, dict[str, Any]] | None = None
-    for attacks in by_threat.values():
-        worst, winners = [], []
-        for seed in dict.fromkeys(s for found in attacks.values() for s in found):
-            names = [n for n, found in attacks.items() if seed in found]
-            stack = np.stack([sign * attacks[n][seed] for n in names])
-            worst.append(sign * stack.max(axis=0))
-            winners += [names[i] for i in stack.argmax(axis=0)]
-        interval = bootstrap(worst)
-        if interval is None:
-            continue
-        name = max(attacks, key=winners.count)
-        entry = {"attack": name, "metric": metric, metric: interval.to_dict()}
-        if best is None or sign * interval.mean > best[0]:
-            best = (sign * interval.mean, entry)
-    return best[1] if best else None
-
-
-def leak(worst: Mapping[str, Any]) -> float:
-    """A worst case as one number that grows with the leak: SSIM, or minus the MSE of records."""
-    if worst["metric"] == "ssim":
-        return float(worst["ssim"]["mean"])
-    return -float(worst["mse"]["mean"])
 
 
 def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
@@ -397,10 +366,6 @@ def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             row["rank"] = position
         out += ranked + [r for r in members if r["rank"] is None]
     return out
-
-
-def _interval(interval: Interval | None) -> dict[str, float] | None:
-    return interval.to_dict() if interval else None
 
 
 def _largest(values: Sequence[Any]) -> float | str | None:

@@ -35,8 +35,17 @@ _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
 Pictures = dict[str, Any]
 
 
+_HOPELESS = 4
+"""Numbers of victims are not tried whose pictures would be so many times the budget, as judged by
+the attempt before: every attempt makes pictures up to the budget."""
+
+
 class TooMuch(Exception):
-    """The pictures do not fit the budget."""
+    """The pictures do not fit the budget. expected: characters per victim that they would have."""
+
+    def __init__(self, expected: float) -> None:
+        super().__init__(expected)
+        self.expected = expected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +88,14 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
     that are damaged.
     """
     sources = list(_sources(folder))
-    for victims in VICTIMS:
+    expected = 0.0
+    for victims in VICTIMS[:-1]:
+        if expected * victims > _HOPELESS * budget:
+            continue
         try:
             return _gather(sources, victims=victims, budget=budget, stop_early=True)
-        except TooMuch:
-            continue
+        except TooMuch as error:
+            expected = error.expected
     return _gather(sources, victims=VICTIMS[-1], budget=budget, stop_early=False)
 
 
@@ -93,16 +105,10 @@ def _sources(folder: Path) -> Iterator[_Source]:
     store = Store(folder)
     known = set()
     for training in run["trainings"]:
+        rows: dict[str, str] = {}
         for cell in training["cells"]:
-            row = row_id(
-                {
-                    "suite": suite_label(run["suite"]),
-                    "protocol_settings": training["protocol"],
-                    **{k: v for k, v in training["task"].items() if k != "protocol"},
-                    **{k: training[k] for k in ("defense", "settings")},
-                    "checkpoint": cell["checkpoint"],
-                }
-            )
+            row = rows.get(cell["checkpoint"]) or _row_id(run["suite"], training, cell)
+            rows[cell["checkpoint"]] = row
             path = store.artifacts(cell["key"]) / "reconstruction.safetensors"
             if (row, cell["label"]) in known or not path.is_file():
                 continue
@@ -110,6 +116,18 @@ def _sources(folder: Path) -> Iterator[_Source]:
             if record is not None and record["status"] == "done":
                 known.add((row, cell["label"]))
                 yield _Source(row=row, attack=cell["label"], path=path, record=record)
+
+
+def _row_id(suite: Mapping[str, Any], training: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
+    return row_id(
+        {
+            "suite": suite_label(suite),
+            "protocol_settings": training["protocol"],
+            **{k: v for k, v in training["task"].items() if k != "protocol"},
+            **{k: training[k] for k in ("defense", "settings")},
+            "checkpoint": cell["checkpoint"],
+        }
+    )
 
 
 def _gather(sources: list[_Source], *, victims: int, budget: int, stop_early: bool) -> Pictures:
@@ -124,7 +142,7 @@ def _gather(sources: list[_Source], *, victims: int, budget: int, stop_early: bo
             spent += len(sprite)
         return places[sprite]
 
-    for source in sources:
+    for number, source in enumerate(sources, start=1):
         if spent > budget and not stop_early:
             found["without"] += 1
             continue
@@ -140,7 +158,7 @@ def _gather(sources: list[_Source], *, victims: int, budget: int, stop_early: bo
         cell |= {"truth": place(_sprite(truth)), "images": place(_sprite(images))}
         found["cells"].append(cell)
         if spent > budget and stop_early:
-            raise TooMuch
+            raise TooMuch(spent * len(sources) / number / victims)
     found["sprites"] = list(places)
     return found
 

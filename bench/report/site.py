@@ -12,11 +12,14 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 import bench
-from bench.report import html, leaderboard, pictures, tables
+from bench.report import files as reports
+from bench.report import html, tables
 from bench.store import write_whole
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
-FILES = ("leaderboard.json", "leaderboard.csv", "leaderboard.md", "run.json")
+_FORMATS = ("html", "json", "csv", "md")
+FILES = (*(reports.FILES[f] for f in _FORMATS[1:]), "run.json")
+"""Beside the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +86,17 @@ def collect(source: Path) -> list[Entry]:
 
 
 def _entry(folder: Path, source: Path) -> Entry:
-    run = leaderboard.read_run(folder)
-    loaded = leaderboard.load(folder)
-    rows = leaderboard.complete(loaded)
+    found = reports.Files(folder)
     name = folder.relative_to(source).as_posix()
     try:
-        page = html.page(loaded, run, pictures.load(folder))
-        texts = (
-            tables.to_leaderboard_json(loaded), tables.to_csv(rows), tables.markdown(rows, run),
-            json.dumps(run, indent=1) + "\n",
-        )  # fmt: skip
+        texts = {reports.FILES[f]: found.text(f) for f in _FORMATS}
     except KeyError as error:
         raise ValueError(f"{folder} is no whole result: {error} is missing.") from error
     return Entry(
         name=folder.name if name == "." else name,
-        run=run,
-        rows=rows,
-        files={"report.html": page, **dict(zip(FILES, texts, strict=True))},
+        run=found.run,
+        rows=found.rows,
+        files={**texts, "run.json": json.dumps(found.run, indent=1) + "\n"},
     )
 
 

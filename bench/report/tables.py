@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.metrics.score import METRICS
+from bench.metrics.named import METRICS
 from bench.store import to_json
 
 Row = dict[str, Any]
@@ -216,12 +216,19 @@ CODES = {
 }
 
 
+TERMINAL_ROWS, FIRST_ROWS = 500, 10
+"""Rows that a terminal shows in all; beyond that only so many of each table."""
+
+
 def terminal(rows: Sequence[Row]) -> list[Table]:
-    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files."""
+    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files, as
+    are, of more rows than anybody scrolls through, all but the first of each table."""
+    most = None if len(rows) <= TERMINAL_ROWS else FIRST_ROWS
     out = []
     for title, members in tables(rows):
-        floors = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
-        columns = [(n, m) for n, m in attack_columns(members) if n not in floors | idle(members)]
+        unshown = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
+        unshown |= idle(members)
+        columns = [(n, m) for n, m in attack_columns(members) if n not in unshown]
         lines = [next(iter(floor_texts(row, columns[:1]).values()), "-") for row in members]
         known = sorted({line for line in lines if line != "-"})
         shared = len(known) <= 1  # the same victims in every row: once is enough
@@ -241,7 +248,7 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         if not shared:
             table.add_column("floor", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for row, floor in zip(members, lines, strict=True):
+        for row, floor in list(zip(members, lines, strict=True))[:most]:
             claim = brief_number(row["eps_claimed"])
             refuted = "!" if audited(row).endswith("!") else ""
             line = [
@@ -255,6 +262,9 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
             line += [_codes(row)] if shared else [floor, _codes(row)]
             table.add_row(*line, style="dim" if row["rank"] is None else "")
+        if len(members) > table.row_count:
+            table.caption = f"and {len(members) - table.row_count} more rows, in the files"
+            table.caption_justify = "left"
         out.append(table)
     return out
 

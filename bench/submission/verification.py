@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from bench.jobs import Environment, versions
+from bench.launch import local
 from bench.registry import Registry, discover
 from bench.report.leaderboard import rows
 from bench.runner import Keys, label_of
@@ -172,7 +173,8 @@ def rerun(
     with tempfile.TemporaryDirectory() as folder:
         again = Store(Path(folder))
         again.prepare()
-        run_plan(plan, again, keys, workers=workers, on_progress=lambda p: tell(p.label))
+        executor = local(plan, env, workers=workers)
+        run_plan(plan, again, keys, executor=executor, on_progress=lambda p: tell(p.label))
         first = Store(opened.folder)
         for training in trainings:
             a = first.read("train", training.entry["key"])

@@ -15,6 +15,10 @@ KEEP_MEMORY = {
 page, at the next tensor: a fifth of an attack's time. Processes started with these keep up to as
 much as they name instead."""
 
+GPU_SHARE = "LEAKBENCH_GPU_SHARE"
+"""Name of the environment variable that says which share of its GPU's memory, in (0, 1], a process
+may take; without it all of it."""
+
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:

@@ -1,0 +1,93 @@
+"""What jobs take of the memory, and what they may take."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from bench.toolkit.processes import GPU_SHARE
+
+_SHARE = 0.9
+"""Of the machine's memory, what all workers together may take."""
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@contextmanager
+def peak() -> Iterator[dict[str, int | None]]:
+    """Filled at the end: `host`, the most bytes that this process has held inside (resident; where
+    the system cannot forget an earlier peak, since its start), and `device`, the most that tensors
+    held on the GPU, None without one."""
+    found: dict[str, int | None] = {"host": None, "device": None}
+    _forget_peak()
+    # A job without tensors on a GPU must not start one: CUDA's own context takes memory.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        yield found
+    finally:
+        found["host"] = _highest()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            found["device"] = torch.cuda.max_memory_allocated()
+
+
+def _forget_peak() -> None:
+    place = Path("/proc/self/clear_refs")
+    try:
+        place.write_text("5")  # Linux: the peak begins anew at the present size
+    except OSError:
+        return  # no Linux, or not allowed: peaks are then those since the start
+
+
+def _highest() -> int:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass  # no Linux
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def total_bytes() -> int:
+    """Memory of this machine, or of the container that it is."""
+    limits = [psutil.virtual_memory().total]
+    for name in _CGROUP_LIMITS:
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def share_of(workers: int) -> int:
+    """Bytes that each of so many workers may hold."""
+    return int(_SHARE * total_bytes() / max(1, workers))
+
+
+def keep_to_share() -> None:
+    """Hold this process to its share of the GPU's memory, so that those beside it keep theirs: past
+    it torch's allocator refuses, and chunks are halved."""
+    import torch
+
+    share = float(os.environ.get(GPU_SHARE, "1"))
+    if share < 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(share)
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process holds now; 0 if it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0

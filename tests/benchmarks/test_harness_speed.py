@@ -1,0 +1,105 @@
+"""What the harness costs beside trainings and attacks.
+
+    uv run pytest tests/benchmarks/test_harness_speed.py --benchmark-only -s
+
+Cached cells: a suite of many settings, every record of which is there, is run again: planning,
+keys, reading, run.json. Printed per cell, for growing numbers of cells (LEAKBENCH_CELLS, by
+default 1000,10000,100000), as a ratio to the least. Two workers and overhead: a slice of `quick`,
+by one worker and by two; what is neither training nor attack, as a share of the attacks' time. Printed,
+not asserted: neighbours' load would make any bound a coin toss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import jobs, launch, runner
+from bench import suite as suites
+from bench.store import SCHEMA, Store
+
+SIZES = [int(n) for n in os.environ.get("LEAKBENCH_CELLS", "1000,10000,100000").split(",")]
+PER_TRAINING = 4  # two attacks at two checkpoints
+per_cell: dict[int, float] = {}
+
+
+def planned(suite: Path | str, **only: Any) -> tuple[suites.Plan, runner.Keys]:
+    return launch.planned(suites.load(str(suite)), only, jobs.Environment())
+
+
+def fill(plan: suites.Plan, keys: runner.Keys, place: Store) -> None:
+    """Records as a run leaves them, without its waiting for the disk."""
+    for kind in ("train", "attack"):
+        (place.folder / "records" / kind).mkdir(parents=True)
+    values = {m: [0.123456789012345] * 8 for m in ("ssim", "mse", "psnr", "success", "lnacc")}
+    for job in plan.trainings:
+        record = {"schema": SCHEMA, "status": "done", "reason": None, "inputs": job.inputs(),
+                  "files": {}, "observations": {}}  # fmt: skip
+        place.path("train", keys.train(job)).write_text(json.dumps(record, indent=1))
+    for cell in plan.cells:
+        record = {"schema": SCHEMA, "status": "done", "reason": None, "inputs": cell.inputs(),
+                  "files": {}, "values": values, "floors": values}  # fmt: skip
+        place.path("attack", keys.attack(cell)).write_text(json.dumps(record, indent=1))
+
+
+@pytest.mark.parametrize("cells", SIZES)
+def test_resuming_costs_the_same_for_every_cached_cell(
+    benchmark: Any, tiny: Callable[..., Path], tmp_path: Path, cells: int
+) -> None:
+    grid = ", ".join(f"{1 + i / 10**6:.6f}" for i in range(cells // PER_TRAINING))
+    plan, keys = planned(tiny(**{"epsilon = [0.5, 2.0]": f"epsilon = [{grid}]"}), defense="spm")
+    assert len(plan.cells) == cells
+    place = Store(tmp_path / "out")
+    fill(plan, keys, place)
+
+    def resume() -> float:
+        began = time.perf_counter()
+        again, anew = planned(tmp_path / "tiny.toml", defense="spm")
+        report = runner.run(
+            again, place, anew, executor=launch.local(again, anew.env, workers=1), command=["x"]
+        )
+        assert (report.ran, report.cached) == (0, len(again.trainings) + cells)
+        return time.perf_counter() - began
+
+    seconds = benchmark.pedantic(resume, rounds=1, iterations=1)
+    per_cell[cells] = seconds / cells
+    ratio = per_cell[cells] / per_cell[min(per_cell)]
+    print(f"\n{cells} cached cells: {1e3 * per_cell[cells]:.3f} ms each, {ratio:.2f}x the least's")
+
+
+def test_two_workers_against_one_and_what_the_harness_takes(benchmark: Any, tmp_path: Path) -> None:
+    walls: dict[int, float] = {}
+    for workers in (1, 2):
+        plan, keys = planned("quick", task=0)
+        place = Store(tmp_path / str(workers))
+        place.prepare()
+
+        def go(
+            plan: suites.Plan = plan, keys: runner.Keys = keys, place: Store = place,
+            workers: int = workers,
+        ) -> None:  # fmt: skip
+            executor = launch.local(plan, keys.env, workers=workers)
+            assert runner.run(plan, place, keys, executor=executor).failures == []
+
+        began = time.perf_counter()
+        if workers == 2:
+            benchmark.pedantic(go, rounds=1, iterations=1)
+        else:
+            go()
+        walls[workers] = time.perf_counter() - began
+        spent = [json.loads(p.read_text()) for p in place.folder.glob("records/*/*.json")]
+        trained = sum(r["seconds"] for r in spent if "facts" in r)
+        attacked = sum(r.get("seconds", 0) for r in spent if "facts" not in r)
+        attacked += sum(r["doubled"]["seconds"] for r in spent if r.get("doubled"))
+        rest = workers * walls[workers] - trained - attacked
+        print(
+            f"\n{workers} workers: {walls[workers]:.0f} s; trainings {trained:.0f} s, attacks "
+            f"{attacked:.0f} s, the rest {rest:.0f} s ({100 * rest / attacked:.1f} % of attacks)"
+        )
+    print(f"two workers: {walls[1] / walls[2]:.2f}x one")

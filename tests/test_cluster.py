@@ -1,0 +1,156 @@
+"""The Ray executor: the same records as local workers, jobs lost with their node made again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import jobs, launch, runner
+from bench import suite as suites
+from bench.store import Store
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+from ray.cluster_utils import Cluster as Nodes  # noqa: E402
+
+pytestmark = pytest.mark.slow
+CLOCK = {"seconds", "client_seconds", "memory", "versions"}
+
+SLOW = '''
+import os, time
+from pathlib import Path
+import torch
+from bench.api import Attack, Reconstruction
+
+class Slow(Attack):
+    """Takes a while, and says that it began."""
+    def run(self, seen, ctx):
+        Path("{marks}", str(time.time_ns())).write_text(str(os.getpid()))
+        time.sleep(3)
+        x = torch.rand(len(seen.clients), 1, *ctx.network.shape, generator=ctx.rng)
+        return Reconstruction(images=x)
+
+class Dies(Attack):
+    """Takes its process with it."""
+    def run(self, seen, ctx):
+        os.kill(os.getpid(), 9)
+
+class Sleeps(Attack):
+    """Never ends."""
+    def run(self, seen, ctx):
+        time.sleep(600)
+'''
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of a head that holds no job and one node of one CPU."""
+    cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> tuple[Path, ...]:
+    path = tmp_path / "cluster_plugins.py"
+    (tmp_path / "marks").mkdir()
+    path.write_text(SLOW.replace("{marks}", str(tmp_path / "marks")))
+    return (path,)
+
+
+def planned(suite: Path, plugins: tuple[Path, ...], **only: Any) -> tuple[Any, runner.Keys]:
+    return launch.planned(suites.load(str(suite)), only, jobs.Environment(plugins=plugins))
+
+
+def on_cluster(plan: suites.Plan, keys: runner.Keys, address: str) -> launch.Executor:
+    return launch.cluster(plan, keys, address=address, cell_cpus=1.0, cell_gpus=None)
+
+
+def made(plan: suites.Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.Report:
+    store.prepare()
+    return runner.run(plan, store, keys, executor=executor)
+
+
+def contents(store: Store) -> dict[str, Any]:
+    """All records without the clock's readings, and the bytes of all artifacts."""
+    found: dict[str, Any] = {}
+    for path in sorted(store.folder.glob("records/*/*.json")):
+        found[str(path.relative_to(store.folder))] = timeless(json.loads(path.read_text()))
+    for path in sorted(store.folder.glob("artifacts/*/*")):
+        found[str(path.relative_to(store.folder))] = path.read_bytes()
+    return found
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in CLOCK}
+    return value
+
+
+def test_a_lost_node_costs_no_record_and_all_are_those_of_local_workers(
+    nodes: Any, tiny: Callable[..., Path], plugins: tuple[Path, ...], tmp_path: Path
+) -> None:
+    suite = tiny(append='\n[[attacks]]\nname = "slow"\n\n[[attacks]]\nname = "dlg"\n')
+    plan, keys = planned(suite, plugins)
+    doomed = nodes.add_node(num_cpus=1)
+    local, cluster = Store(tmp_path / "local"), Store(tmp_path / "cluster")
+
+    def kill() -> None:
+        marks = tmp_path / "marks"
+        while len(list(marks.iterdir())) < 2:  # both nodes are at work
+            time.sleep(0.05)
+        nodes.remove_node(doomed, allow_graceful=False)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    report = made(plan, keys, cluster, on_cluster(plan, keys, nodes.address))
+    killer.join(timeout=1)
+    assert not killer.is_alive()
+    assert report.failures == []
+    cells = [c for c in plan.cells if c.attack == "slow"]
+    begun = len(list((tmp_path / "marks").iterdir()))
+    assert begun == len(cells) + 1  # the one that was on the lost node, again
+    assert made(plan, keys, local, launch.local(plan, keys.env, workers=0)).failures == []
+    assert contents(cluster) == contents(local)
+
+
+def test_dying_and_hanging_jobs_end_alone_on_a_cluster_too(
+    nodes: Any, tiny: Callable[..., Path], plugins: tuple[Path, ...], tmp_path: Path
+) -> None:
+    suite = tiny(
+        append='\n[[attacks]]\nname = "dies"\n\n[[attacks]]\nname = "sleeps"\n',
+        **{"budget = 5": "budget = 5\ntimeout_s = 20"},
+    )
+    plan, keys = planned(suite, plugins, defense="none", checkpoint="init")
+    store = Store(tmp_path / "out")
+    report = made(plan, keys, store, on_cluster(plan, keys, nodes.address))
+    reasons = {label.split()[-3]: reason for label, reason in report.failures}
+    assert set(reasons) == {"dies", "sleeps"}
+    assert reasons["dies"].startswith("failed: the worker process died")
+    assert reasons["sleeps"] == "timeout: over the limit of 20 s"
+    done = [json.loads(p.read_text()) for p in (store.folder / "records/attack").iterdir()]
+    assert sorted(r["status"] for r in done) == ["done", "done", "failed", "timeout"]
+
+
+def test_what_a_cluster_cannot_do_is_said_in_one_sentence(
+    nodes: Any, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    plan, keys = planned(tiny(), (), defense="none")
+    executor = on_cluster(plan, keys, nodes.address)
+    assert isinstance(executor, launch.Cluster)
+    with pytest.raises(ValueError, match="no node of the Ray cluster can hold a job of 64 CPUs"):
+        made(plan, keys, Store(tmp_path / "a"), replace(executor, cpus=64.0))
+    other = {**executor.code, "leakbench": "0"}
+    with pytest.raises(ValueError, match="has other code of leakbench than this machine"):
+        made(plan, keys, Store(tmp_path / "b"), replace(executor, code=other))
+    ray.shutdown()
+    with pytest.raises(ValueError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
+        list(replace(executor, address="127.0.0.1:1")(deque()))

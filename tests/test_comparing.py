@@ -1,0 +1,564 @@
+"""Two rows on the same victims: the statistics, what is compared, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from typer.testing import CliRunner
+
+import bench
+from bench.cli.comparing import compare as command
+from bench.metrics.intervals import bootstrap
+from bench.metrics.paired import (
+    EXACT_UP_TO,
+    Variances,
+    holm,
+    least_victims,
+    paired,
+    power,
+    sign_flip,
+    variances,
+    victims_needed,
+)
+from bench.report import comparison, contenders, leaderboard
+from bench.seeding import numpy_generator
+from bench.store import Store, to_json
+
+ONE_SEED = Variances(victims=1.0, seeds=None)
+
+
+# --- power ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("effect", "seeds", "victims", "between"),
+    [(1.2, 1, 8, None), (0.5, 1, 20, None), (2.0, 3, 8, 0.25), (1.0, 5, 8, 0.25), (8.0, 2, 4, 0.25),
+     (0.5, 4, 16, 0.0)],
+)  # fmt: skip
+def test_power_is_what_simulated_t_tests_have(
+    effect: float, seeds: int, victims: int, between: float | None
+) -> None:
+    rng = numpy_generator(0, "simulated power", seeds, victims)
+    many = 20000
+    shifts = rng.normal(0, (between or 0) ** 0.5, size=(many, seeds, 1))
+    values = effect + shifts + rng.normal(size=(many, seeds, victims))
+    units = values[:, 0] if seeds == 1 else values.mean(axis=2)
+    found = float((stats.ttest_1samp(units, 0, axis=1).pvalue <= 0.05).mean())
+    spread = Variances(victims=1.0, seeds=between)
+    exact = power(effect, spread=spread, seeds=seeds, victims=victims)
+    assert found == pytest.approx(exact, abs=0.012)  # 4 standard errors of 20000 draws at most
+
+
+def test_half_a_standard_deviation_needs_34_victims_as_in_the_textbook() -> None:
+    # G*Power 3.1, means, difference from constant, two-sided, d = 0.5, alpha 0.05, power 0.8: 34.
+    plan = victims_needed(0.5, spread=ONE_SEED, seeds=1, victims=8)
+    assert plan is not None
+    assert (plan.victims, plan.seeds, plan.blocked) == (34, None, False)
+    turned = victims_needed(-0.5, spread=ONE_SEED, seeds=1, victims=8)
+    assert turned is not None
+    assert turned.victims == 34
+
+
+@given(effect=st.floats(0.2, 3), between=st.sampled_from([0.0, 0.01, 0.3]), seeds=st.integers(2, 6))
+@settings(max_examples=25, deadline=None)
+def test_what_is_needed_is_the_least_that_has_the_power(
+    effect: float, between: float, seeds: int
+) -> None:
+    spread = Variances(victims=1.0, seeds=between)
+    plan = victims_needed(effect, spread=spread, seeds=seeds, victims=8)
+    assert plan is not None
+    assert plan.blocked == (power(effect, spread=spread, seeds=seeds, victims=np.inf) < 0.8)
+    assert (plan.victims is None) == plan.blocked
+    if plan.victims:
+        assert power(effect, spread=spread, seeds=seeds, victims=plan.victims) >= 0.8
+        fewer = plan.victims - 1
+        if fewer >= 2 and fewer * seeds >= least_victims():
+            assert power(effect, spread=spread, seeds=seeds, victims=fewer) < 0.8
+    assert plan.seeds is not None
+    assert power(effect, spread=spread, seeds=plan.seeds, victims=8) >= 0.8
+    if plan.seeds > 2:
+        assert power(effect, spread=spread, seeds=plan.seeds - 1, victims=8) < 0.8
+
+
+def test_no_difference_has_no_number_and_a_certain_one_needs_what_sign_flips_need() -> None:
+    assert victims_needed(0.0, spread=ONE_SEED, seeds=1, victims=8) is None
+    plan = victims_needed(0.1, spread=Variances(victims=0.0, seeds=None), seeds=1, victims=8)
+    assert plan is not None
+    assert plan.victims == least_victims() == 6
+    assert sign_flip(np.ones(6)) <= 0.05 < sign_flip(np.ones(5))
+    assert least_victims(comparisons=7) == 9
+    tiny = victims_needed(1e-9, spread=ONE_SEED, seeds=1, victims=8)
+    assert tiny is not None
+    assert tiny.victims is None
+    with pytest.raises(ValueError, match="needs the variance between seeds"):
+        power(1.0, spread=ONE_SEED, seeds=2, victims=8)
+
+
+# --- tests and intervals ----------------------------------------------------------------------
+
+
+def test_sign_flips_agree_with_scipy_where_all_are_counted() -> None:
+    d = numpy_generator(0, "differences").normal(0.5, 1, size=9)
+    oracle = stats.permutation_test(
+        (d, np.zeros(9)), lambda x, y: np.mean(x - y), permutation_type="samples",
+        n_resamples=np.inf, vectorized=False,
+    )  # fmt: skip
+    assert sign_flip(d) == pytest.approx(oracle.pvalue, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "against"), [(12, 2), (EXACT_UP_TO, 9), (60, 21)])
+def test_sign_flips_of_equal_sizes_are_a_binomial_test(n: int, against: int) -> None:
+    d = np.ones(n)
+    d[:against] = -1
+    exact = float(stats.binomtest(against, n).pvalue)
+    tolerance = 1e-9 if n <= EXACT_UP_TO else 4 * (exact / 9999) ** 0.5
+    assert sign_flip(d) == pytest.approx(exact, abs=tolerance)
+
+
+def test_holm_agrees_with_a_hand_example() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_variances_agree_with_a_hand_example_and_with_a_simulation() -> None:
+    # means 2 and 6: within (1+1+1+1)/2 = 2, between 2*(4+4)/1 = 16, so (16 - 2) / 2 = 7
+    found = variances([np.array([1.0, 3.0]), np.array([5.0, 7.0])])
+    assert found == Variances(victims=2.0, seeds=7.0)
+    assert found.seed_share == pytest.approx(7 / 9)
+    # sizes 1 and 3: within 2/2 = 1, between 1*9 + 3*1 = 12, n0 = 4 - 10/4, so 11 / 1.5
+    found = variances([np.array([0.0]), np.array([3.0, 4.0, 5.0])])
+    assert found is not None
+    assert (found.victims, found.seeds) == pytest.approx((1, 11 / 1.5))
+    rng = numpy_generator(0, "unbalanced")
+    groups = [rng.normal(0, 2) + rng.normal(0, 3, size=2 + 6 * (i % 2)) for i in range(2000)]
+    found = variances(groups)
+    assert found is not None
+    assert found.victims == pytest.approx(9, rel=0.05)
+    assert found.seeds == pytest.approx(4, rel=0.15)
+    assert variances([np.array([1.0]), np.array([2.0])]) is None
+    assert variances([np.array([1.0, 2.0])]) == Variances(victims=0.5, seeds=None)
+
+
+def test_the_interval_is_the_hierarchical_bootstrap_of_the_leaderboard() -> None:
+    rng = numpy_generator(0, "groups")
+    for sizes in ((8, 8, 8), (4, 9), (20,)):
+        groups = [rng.normal(i, 1, size=n) for i, n in enumerate(sizes)]
+        found, oracle = paired(groups).interval, bootstrap(groups)
+        assert oracle is not None
+        assert found.mean == pytest.approx(oracle.mean)
+        assert found.lo == pytest.approx(oracle.lo, abs=0.12)
+        assert found.hi == pytest.approx(oracle.hi, abs=0.12)
+
+
+def test_the_t_test_over_seeds_is_scipys_and_absent_without_a_spread() -> None:
+    groups = [np.array([0.1, 0.3]), np.array([0.4, 0.2]), np.array([0.5, 0.5])]
+    expected = stats.ttest_1samp([0.2, 0.3, 0.5], 0).pvalue
+    assert paired(groups).p_seeds == pytest.approx(expected)
+    assert paired(groups).seed_std == pytest.approx(np.std([0.2, 0.3, 0.5], ddof=1))
+    assert paired(groups[:1]).p_seeds is None
+    assert paired(groups[:1]).seed_std is None
+    assert paired([np.array([1.0, 2.0]), np.array([2.0, 1.0])]).p_seeds is None
+
+
+FIGURES = st.lists(
+    st.lists(st.floats(-1, 1).map(lambda v: round(v, 4)), min_size=1, max_size=6),
+    min_size=1, max_size=4,
+).map(lambda lists: [np.array(v) for v in lists])  # fmt: skip
+
+
+@given(groups=FIGURES, shift=st.floats(-1, 1), order=st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None)
+def test_the_comparison_turns_with_the_sign_moves_with_a_shift_and_ignores_order(
+    groups: list[np.ndarray], shift: float, order: Any
+) -> None:
+    one, turned = paired(groups), paired([-g for g in groups])
+    assert 0 < one.p <= 1
+    assert turned.p == one.p
+    assert turned.interval.mean == pytest.approx(-one.interval.mean, abs=1e-12)
+    assert turned.interval.lo == pytest.approx(-one.interval.hi, abs=1e-12)
+    assert turned.interval.hi == pytest.approx(-one.interval.lo, abs=1e-12)
+    moved = paired([g + shift for g in groups])
+    for name in ("mean", "lo", "hi"):
+        there = getattr(one.interval, name) + shift
+        assert getattr(moved.interval, name) == pytest.approx(there, abs=1e-9)
+    mixed = paired([np.array(order.sample(list(g), len(g))) for g in groups])
+    assert mixed.interval == one.interval
+    assert mixed.p == one.p
+    if one.variances is not None:
+        assert moved.variances is not None
+        assert moved.variances.victims == pytest.approx(one.variances.victims, abs=1e-9)
+        assert one.variances.seeds is None or one.variances.seeds >= 0
+
+
+@pytest.mark.parametrize("groups", [[], [np.array([])], [np.array([1.0]), np.array([])]])
+def test_no_values_are_refused(groups: list[np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="one or more values in every seed"):
+        paired(groups)
+    with pytest.raises(ValueError, match="finite"):
+        paired([np.array([1.0, np.nan])])
+
+
+# --- result folders ---------------------------------------------------------------------------
+
+PROTOCOL = {"name": "fedavg", "clients": 10}
+Values = Mapping[str, Sequence[float]]
+
+
+class Folder:
+    """A result folder written record by record."""
+
+    def __init__(self, folder: Path, *, threats: Sequence[str] = ("server",)) -> None:
+        self.folder, self.threats = folder, threats
+        self.trainings: list[dict[str, Any]] = []
+        self.store = Store(folder)
+        self.store.prepare()
+
+    def row(
+        self, defense: str, seed: int, attacks: Mapping[str, Any], *, correct: int = 90,
+        floors: Sequence[float] | None = None, diverged: str | None = None,
+        dataset: str = "digits", **settings: Any,
+    ) -> None:  # fmt: skip
+        """attacks: name or name@threat -> SSIM per victim, values by metric, or a status."""
+        key = f"{len(self.trainings):024x}"
+        cells: list[dict[str, Any]] = []
+        for name, given_values in attacks.items():
+            label, _, threat = name.partition("@")
+            cell = f"{len(self.trainings) * 100 + len(cells) + 10**6:024x}"
+            cells.append({"key": cell, "label": label, "attack": label, "checkpoint": "final",
+                          "threat": threat or "server"})  # fmt: skip
+            record: dict[str, Any] = {
+                "status": "done", "reason": None, "is_floor": label == "prior_only", "failed": 0,
+                "seconds": 0.0, "gradient_evaluations": 0, "notes": [], "victims": 0,
+                "values": {}, "floors": {},
+            }  # fmt: skip
+            if isinstance(given_values, str):
+                record |= {"status": given_values, "reason": "so it is"}
+            else:
+                values = given_values if isinstance(given_values, dict) else {"ssim": given_values}
+                n = len(next(iter(values.values())))
+                record |= {"values": values, "victims": n}
+                record["floors"] = {"ssim": list(floors or [seed + i / 10 for i in range(n)])}
+            self.store.write("attack", cell, record)
+        self.trainings.append(
+            {"key": key, "seed": seed, "defense": defense, "settings": settings, "cells": cells,
+             "protocol": PROTOCOL, "task": {"dataset": dataset, "model": "mlp_spm"}}
+        )  # fmt: skip
+        self.store.write("train", key, {
+            "status": "done", "reason": None, "correct": correct, "test_samples": 100,
+            "diverged": diverged, "class_chance": 0.1, "personal_accuracies": [0.5, 0.7],
+            "personal_accuracy": 0.6, "personal_chance": 0.2, "keeping_clients": 0, "variant": "",
+            "ledger": {"eps_claimed": None, "eps_record": "inf", "unit": None}, "bytes_up": 1.0,
+            "bytes_down": 1.0, "client_seconds": 1.0, "audit": None,
+        })  # fmt: skip
+
+    def done(self) -> Path:
+        threats = [{"name": t, "victims": 8} for t in self.threats]
+        suite = {"name": "made", "version": 1, "threats": threats, "checkpoints": ["final"],
+                 "delta": 1e-5}  # fmt: skip
+        (self.folder / "run.json").write_text(
+            to_json({"suite": suite, "trainings": self.trainings})
+        )
+        return self.folder
+
+    def compared(self, one: str = "a", two: str = "b", **asked: Any) -> comparison.Comparison:
+        ladders = comparison.two_rows(contenders.read(self.done()), one, two, **asked)
+        return ladders[0].comparisons[0]
+
+
+def test_a_difference_is_the_worst_case_per_victim_of_the_first_minus_that_of_the_second(
+    tmp_path: Path,
+) -> None:
+    made = Folder(tmp_path)
+    made.row("a", 0, {"dlg": [0.9, 0.1], "ridge": [0.2, 0.3], "prior_only": [1.0, 1.0]}, correct=80)
+    made.row("b", 0, {"dlg": [0.4, 0.1], "ridge": [0.5, 0.1], "prior_only": [1.0, 1.0]}, correct=90)
+    found = made.compared()
+    assert found.means == pytest.approx((0.6, 0.3))
+    assert found.difference.interval.mean == pytest.approx(0.3)
+    assert found.accuracy is not None
+    assert found.accuracy.mean == pytest.approx(-0.1)
+    other = made.compared("b", "a")
+    assert other.difference.interval.mean == -found.difference.interval.mean
+    assert other.difference.p == found.difference.p
+    assert made.compared(attack="ridge").means == pytest.approx((0.25, 0.3))
+    assert made.compared(attack="prior_only").difference.interval.mean == 0
+
+
+def test_a_smaller_error_is_the_larger_leak(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    made.row("a", 0, {"dlg": {"mse": [1.0, 4.0]}, "ridge": {"mse": [2.0, 2.0]}})
+    made.row("b", 0, {"dlg": {"mse": [3.0, 3.0]}, "ridge": {"mse": [5.0, 5.0]}})
+    found = made.compared()
+    assert found.metric == "mse"
+    assert found.means == (1.5, 3.0)
+    assert found.difference.interval.mean == 1.5
+
+
+def test_only_seeds_that_both_rows_have_count(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    for seed in (0, 1, 2):
+        made.row("a", seed, {"dlg": [0.5 + seed / 10, 0.6]})
+    made.row("b", 0, {"dlg": [0.4, 0.4]})
+    made.row("b", 2, {"dlg": [0.4, 0.4]}, correct=70)
+    found = made.compared()
+    assert found.seeds == (0, 2)
+    assert found.difference.seed_means == pytest.approx((0.15, 0.25))
+    assert found.notes == ("Without seed 1, where one of the two has no figure.",)
+    assert found.accuracy is not None
+    assert found.accuracy.differences == pytest.approx((0.0, 0.2))
+
+
+def test_an_attack_that_failed_for_one_row_counts_for_neither_in_that_seed(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    made.row("a", 0, {"dlg": [0.9, 0.9], "ridge": [0.2, 0.3]})
+    made.row("a", 1, {"dlg": [0.9, 0.9], "ridge": [0.2, 0.3]})
+    made.row("b", 0, {"dlg": "failed", "ridge": [0.1, 0.1]})
+    made.row("b", 1, {"dlg": [0.5, 0.5], "ridge": [0.1, 0.1]})
+    found = made.compared()
+    assert found.difference.seed_means == pytest.approx((0.15, 0.4))
+    assert found.notes == ("Without dlg in seed 0, where it gave nothing for one of the two.",)
+
+
+def test_an_attack_that_is_not_applicable_to_one_row_does_not_threaten_it(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    made.row("a", 0, {"dlg": "not_applicable", "ridge": [0.2, 0.3]})
+    made.row("b", 0, {"dlg": [0.9, 0.9], "ridge": [0.1, 0.1]})
+    found = made.compared()
+    assert found.means == pytest.approx((0.25, 0.9))
+    assert found.notes == ()
+
+
+def test_rows_are_compared_under_the_threat_where_either_leaks_most(tmp_path: Path) -> None:
+    made = Folder(tmp_path, threats=("server", "batch"))
+    made.row("a", 0, {"dlg": [0.6, 0.6], "ridge@batch": [0.5, 0.3]})
+    made.row("b", 0, {"dlg": [0.2, 0.2], "ridge@batch": [0.8, 0.9]})
+    for one, two, sign in (("a", "b", -1), ("b", "a", 1)):
+        found = made.compared(one, two)
+        assert found.threat == "batch"
+        assert found.difference.interval.mean == pytest.approx(sign * 0.45)
+        assert found.notes == (
+            "a leaks most under threat server (ssim 0.6), whose victims are others.",
+        )
+
+
+def test_other_victims_are_refused(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    made.row("a", 0, {"dlg": [0.6, 0.6]}, floors=[0.1, 0.2])
+    made.row("b", 0, {"dlg": [0.6, 0.5]}, floors=[0.2, 0.1])
+    made.row("c", 0, {"dlg": [0.6, 0.5, 0.4]})
+    for other in ("b", "c"):
+        with pytest.raises(ValueError, match=r"are not the same samples \(seed 0, threat server"):
+            made.compared("a", other)
+    (ladder,) = comparison.ladders(contenders.read(made.done()))
+    assert len(ladder.skipped) == 2
+    assert not ladder.comparisons
+
+
+def test_rows_are_named_by_as_many_settings_as_tell_them_apart(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    made.row("none", 0, {"dlg": [0.9, 0.9]})
+    made.row("spm", 0, {"dlg": [0.5, 0.5]}, epsilon=1.0, clip=[1, 2], variant="printed")
+    made.row("spm", 0, {"dlg": [0.4, 0.5]}, epsilon=10000.0, clip=[1, 2], variant="printed")
+    made.row("laplace", 0, {"dlg": [0.4, 0.5]}, dataset="photos")
+    for text in ("spm(epsilon=1e+04, clip=[1, 2], variant=printed)", "spm:epsilon=1e4,clip=[1,2]",
+                 "spm(epsilon=10000)"):  # fmt: skip
+        assert made.compared("none", text).second.row["settings"]["epsilon"] == 10000.0
+    for one, two, problem in (
+        ("none", "spm", r"'spm' fits 2 rows .*, spm\(epsilon=1, clip=\[1, 2\], variant=printed"),
+        ("none", "spmm", "Unknown row 'spmm'. Did you mean 'spm'?"),
+        ("none", "spm:epsilon=3", r"Unknown row 'spm:epsilon=3'\. .*Known: spm\(epsilon=1,"),
+        ("none", "none", "are the same row, none"),
+        ("none", "laplace", "no table holds both 'none' and 'laplace'"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            made.compared(one, two)
+    with pytest.raises(ValueError, match=r"Unknown attack 'dgl'\. Did you mean 'dlg'"):
+        made.compared("none", "spm:epsilon=1", attack="dgl")
+    with pytest.raises(ValueError, match="have no seed in which both have lnacc of dlg"):
+        made.compared("none", "spm:epsilon=1", attack="dlg", metric="lnacc")
+
+
+def test_rows_have_the_ranks_of_the_leaderboard(tmp_path: Path) -> None:
+    made = Folder(tmp_path, threats=("server", "batch"))
+    rng = numpy_generator(0, "rows")
+    for i in range(12):
+        for seed in (0, 1):
+            attacks: dict[str, Any] = {
+                name: rng.uniform(size=4).tolist() for name in ("dlg", "ridge", "idlg@batch")
+            }
+            if i == 3 and seed == 1:
+                attacks |= {"dlg": "failed", "ridge": "not_applicable"}
+            made.row("spm", seed, attacks, correct=11 if i == 5 else 80, epsilon=float(i),
+                     diverged="it did" if i == 7 else None)  # fmt: skip
+    expected = [(r["settings"]["epsilon"], r["rank"]) for r in leaderboard.rows(made.done())]
+    (table,) = contenders.read(made.folder)
+    assert [(c.row["settings"]["epsilon"], c.rank) for c in table.rows] == expected
+    assert sum(c.rank is None for c in table.rows) == 2
+
+
+def test_p_values_are_adjusted_within_a_table_and_too_few_victims_are_told(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    for i in range(8):
+        made.row("spm", 0, {"dlg": [i / 10 + v / 1000 for v in range(8)]}, epsilon=float(i))
+    (ladder,) = comparison.ladders(contenders.read(made.done()))
+    assert [c.difference.p for c in ladder.comparisons] == pytest.approx([2 / 2**8] * 7)
+    assert [c.p_holm for c in ladder.comparisons] == pytest.approx([7 * 2 / 2**8] * 7)
+    assert {c.verdict for c in ladder.comparisons} == {"not separated"}
+    assert ladder.resolution is not None
+    assert "8 victims among 7 pairs cannot get p below 0.055" in ladder.resolution
+    alone = made.compared("spm:epsilon=0", "spm:epsilon=1")
+    assert alone.p_holm == pytest.approx(2 / 2**8)
+    assert alone.verdict == "separated here"
+    (every,) = comparison.ladders(contenders.read(made.folder), every=True)
+    assert len(every.comparisons) == 28
+
+
+def test_separated_needs_seeds_that_agree(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    rng = numpy_generator(0, "noise")
+    for seed in range(4):
+        noise = rng.normal(0, 0.01, size=8)
+        made.row("a", seed, {"dlg": (0.5 + noise).tolist()})
+        made.row("b", seed, {"dlg": [0.3] * 8})
+        made.row("c", seed, {"dlg": (0.3 - 0.15 * (seed > 1) + noise).tolist()})
+    found = made.compared("a", "b")
+    assert found.verdict == "separated"
+    wavering = made.compared("b", "c")
+    assert wavering.difference.p < 0.001
+    assert wavering.difference.p_seeds is not None
+    assert wavering.difference.p_seeds > 0.05
+    assert wavering.verdict != "separated"
+    share = wavering.difference.variances
+    assert share is not None
+    assert share.seed_share is not None
+    assert share.seed_share > 0.9
+    assert wavering.plan is not None
+    assert wavering.plan.blocked
+    assert wavering.plan.victims is None
+    assert wavering.plan.seeds is not None
+
+
+def test_sixty_rows_of_three_seeds_take_seconds_and_each_record_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.store.os.fsync", lambda handle: None)
+    made = Folder(tmp_path)
+    rng = numpy_generator(0, "many")
+    for i in range(60):
+        for seed in range(3):
+            made.row("spm", seed, {"dlg": rng.uniform(size=8).tolist()}, epsilon=float(i))
+    made.done()
+    read: list[str] = []
+    original = Store.read
+
+    def counted(self: Store, kind: Any, key: str) -> dict[str, Any] | None:
+        read.append(f"{kind} {key}")
+        return original(self, kind, key)
+
+    monkeypatch.setattr(Store, "read", counted)
+    began = time.process_time()
+    (ladder,) = comparison.ladders(contenders.read(made.folder))
+    assert time.process_time() - began < 10
+    assert len(ladder.comparisons) == 59
+    assert len(read) == len(set(read)) == 360
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def compare(*arguments: str, columns: int = 80) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
+    return result.exit_code, result.stdout + result.stderr
+
+
+def test_the_command_prints_within_80_columns_and_as_strict_json(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    rng = numpy_generator(0, "printed")
+    for seed in (0, 1, 2):
+        for name, leak in (("none", 0.9), ("spm", 0.5)):
+            values = (leak + rng.normal(0, 0.02, size=8)).tolist()
+            given_settings: dict[str, Any] = {} if name == "none" else {"epsilon": 1.5}
+            attacks = {"dlg": values, "ilrg": {"lnacc": values}}
+            made.row(name, seed, attacks, **given_settings)
+    out = str(made.done())
+    code, text = compare(out, "--power")
+    assert code == 0, text
+    assert max(map(len, text.splitlines())) <= 80
+    flat = " ".join(text.split())
+    assert "worst case SSIM · 8 victims in each of 3 seeds" in flat
+    assert re.search(r"1 spm epsilon=1\.5 0\.[45]\d\d -0\.\d+ \[.* < 0.001 .* separated", flat)
+    code, text = compare(out, "none", "spm", "--power")
+    assert code == 0, text
+    assert max(map(len, text.splitlines())) <= 80
+    flat = " ".join(text.split())
+    assert "second spm(epsilon=1.5): worst case SSIM 0." in flat
+    assert ": the first leaks more" in flat
+    assert "8 victims in each of 3 seeds (0, 1, 2), threat server" in flat
+    assert "verdict separated" in flat
+    assert "or 2 seeds for the observed difference" in flat
+    code, text = compare(out, "none", "spm", "--attack", "ilrg", "--json", "--only", "seed=1")
+    assert code == 0, text
+    (found,) = json.loads(text)[0]["comparisons"]
+    assert (found["metric"], found["seeds"], found["seed_std"]) == ("lnacc", [1], None)
+    assert "NaN" not in text
+
+
+@pytest.mark.slow
+def test_rows_of_a_real_run_have_the_same_victims(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite = tiny(
+        append='[[attacks]]\nname = "analytic"\n',
+        **{"rounds = 1": "rounds = 4", "lr = 0.1": "lr = 0.3",
+           "version = 1": "version = 1\nseeds = [0, 1]"},
+    )  # fmt: skip
+    bench.run(suite, out=tmp_path / "out", jobs=0, progress=False)
+    for checkpoint in ("init", "final"):
+        tables = contenders.read(tmp_path / "out", checkpoint=checkpoint)
+        (ladder,) = comparison.two_rows(tables, "none", "spm:epsilon=0.5")
+        assert ladder.comparisons[0].seeds == (0, 1)
+        assert ladder.comparisons[0].difference.interval.mean > 0
+        (rows,) = tables
+        expected = [r for r in leaderboard.rows(tmp_path / "out") if r["checkpoint"] == checkpoint]
+        assert [(c.row["defense"], c.row["settings"], c.rank) for c in rows.rows] == [
+            (r["defense"], r["settings"], r["rank"]) for r in expected
+        ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("a",), "compare takes two rows or none, got only 'a'."),
+        (("--only", "colour=red"), "Unknown key 'colour' in --only."),
+        (("--only", "dataset=mnist"), "Unknown dataset 'mnist'."),
+        (("--checkpoint", "finale"), "Unknown checkpoint 'finale'. Did you mean 'final'?"),
+        (("--metric", "sim"), "Unknown metric 'sim'. Did you mean 'ssim'?"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence(
+    arguments: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    made = Folder(tmp_path)
+    made.row("a", 0, {"dlg": [0.1, 0.2]})
+    code, text = compare(str(made.done()), *arguments, columns=300)
+    assert code == 2
+    assert problem in text
+
+
+def test_a_published_leaderboard_has_no_victims_to_compare() -> None:
+    code, text = compare(str(Path(__file__).parents[1] / "results" / "quick"), columns=300)
+    assert code == 2
+    assert "comparing needs the records of every victim" in text
