@@ -162,9 +162,13 @@ class Decoder(Attack):
         before = least = held_out()
         kept = {n: p.detach().clone() for n, p in params.items()}
         often = max(1, steps // 20)
+        # All batches are drawn first: a copy to a GPU in every step would make the host wait.
+        picks = [
+            torch.randint(len(data.train), (self.batch,), generator=ctx.rng) for _ in range(steps)
+        ]
+        picked = data.train[torch.stack(picks).to(data.train.device)]
         for step in range(1, steps + 1):
-            pick = torch.randint(len(data.train), (self.batch,), generator=ctx.rng)
-            rows = data.train[pick.to(data.train.device)]
+            rows = picked[step - 1]
             guess = functional_call(module, params, data.of(rows))
             loss = distance(guess, data.x[rows], variance=data.variance).mean()
             optimiser.zero_grad()
@@ -196,8 +200,13 @@ class Data:
         self.base = torch.cat([p.left_out.float() for p in pieces]).view_as(self.x)
         image = torch.cat([torch.arange(len(p.x)) // p.group for p in pairs])
         order = torch.randperm(len(ctx.aux_x), generator=ctx.rng)
+        judged = torch.cat([p.judged for p in pieces])
         out = torch.isin(image, order[: max(1, len(order) // 5)]).to(ctx.device)
-        self.held = (out & torch.cat([p.judged for p in pieces])).nonzero()[:, 0]
+        if not bool((out & judged).any()):
+            # Few rows hold few of the public images: perhaps none of that fifth.
+            order = order[torch.isin(order, image[judged.cpu()])]
+            out = torch.isin(image, order[: max(1, len(order) // 5)]).to(ctx.device)
+        self.held = (out & judged).nonzero()[:, 0]
         self.train = (~out).nonzero()[:, 0]
         self.level = float((self.base - self.x)[self.train].square().mean().sqrt())
         views = [inverter.standard(b) for b in (*(p.blocks for p in pairs), channel.blocks)]

@@ -90,16 +90,16 @@ def fit(
         alone = eye * (1 + 1e-13) - part @ blocks[some].mT - shared[some]
         return outcomes[some] - torch.linalg.solve(alone, rest)
 
-    some = judged.view(-1, group).any(dim=1)
-    within = judged.view(-1, group)[some]
-    losses = [float(judge(left_out(factor, some)[within])) for factor in LAMBDAS]
+    some = judged.view(-1, group).any(dim=1).nonzero()[:, 0]
+    within = judged.view(-1, group)[some].nonzero(as_tuple=True)
+    losses = torch.stack([judge(left_out(factor, some)[within]) for factor in LAMBDAS]).tolist()
     best = min(range(len(losses)), key=losses.__getitem__)
     inverse = 1 / (values + LAMBDAS[best] * unit)
     if narrow:
         weight = vectors @ (inverse[:, None] * ztarget)
     else:
         weight = inner.mT @ (vectors @ (inverse[:, None] * (vectors.mT @ target)))
-    everyone = torch.ones_like(some)
+    everyone = torch.arange(len(blocks), device=x.device)
     return Fit(
         centres=centres,
         weight=weight,

@@ -127,7 +127,8 @@ class FedMLHE(EncryptedZone):
         super().hear("round", client, heard)  # the public key
         for message in heard:
             if message.kind == MASK:
-                told = {n: p.values for n, p in message.parts.items()}
+                # The key server works on the CPU, wherever the clients train.
+                told = {n: p.values.to(client.y.device) for n, p in message.parts.items()}
                 client.plan["company"] = int(told.pop(_CLIENTS))
                 client.plan["encrypted"] = told
 

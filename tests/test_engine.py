@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.dlg import DLG
-from attacks.engine import chunks
 from attacks.engine.adam import descend
 from attacks.engine.chunks import in_chunks
 from attacks.engine.convolutions import (
@@ -35,6 +34,7 @@ from bench.api import Defense, Loss, State
 from bench.data.dataset import Dataset
 from bench.privacy.events import GaussianNoise, LaplaceNoise, SignPerturbation
 from bench.seeding import generator
+from bench.toolkit import memory
 from tests.conftest import context_for, network_for, seen_under
 
 DOUBLE = torch.float64
@@ -66,6 +66,41 @@ def test_lbfgs_solves_every_problem_of_a_batch() -> None:
     assert int(solved.sum()) >= 12  # Rosenbrock in 8 dimensions has a second, local minimum
     assert torch.allclose(found.x[solved], torch.ones(1, dtype=DOUBLE), atol=1e-4)
     assert int(found.evaluations.max()) < 200
+
+
+@pytest.mark.parametrize("every", [3, 8])
+@pytest.mark.parametrize("phases", [1, 2])
+def test_a_problem_that_stopped_is_frozen_until_the_host_looks(every: int, phases: int) -> None:
+    """Bit for bit: rows of 16 numbers lie alike in memory whatever the batch."""
+    start = 1 + starts(12, 16, 7) / 10 ** torch.arange(12.0, dtype=DOUBLE)[:, None].div(3)
+
+    def found(look_every: int) -> Minimum:
+        kinds = (torch.float32, DOUBLE)[-phases:]
+        stop = torch.full((12,), 1e-12, dtype=DOUBLE)
+        return minimise(
+            [Phase(evaluate=rosenbrock, stop=stop, dtype=d) for d in kinds], start,
+            max_evaluations=60, history=8, look_every=look_every,
+        )  # fmt: skip
+
+    always, seldom = found(1), found(every)
+    assert len(always.evaluations.unique()) > 3
+    for name in ("x", "loss", "evaluations", "reached", "diverged"):
+        assert torch.equal(getattr(always, name), getattr(seldom, name)), name
+
+
+def test_signed_adam_freezes_what_stopped_until_the_host_looks() -> None:
+    start = 1 + starts(12, 16, 7) / 10 ** torch.arange(12.0, dtype=DOUBLE)[:, None].div(3)
+
+    def found(look_every: int) -> Minimum:
+        return descend(
+            Phase(evaluate=rosenbrock, stop=torch.full((12,), 5.0), dtype=DOUBLE), start, steps=50,
+            lr=0.05, signed=True, low=-3.0, high=3.0, look_every=look_every,
+        )  # fmt: skip
+
+    always, seldom = found(1), found(8)
+    assert len(always.evaluations.unique()) > 3
+    for name in ("x", "loss", "evaluations", "reached", "diverged"):
+        assert torch.equal(getattr(always, name), getattr(seldom, name)), name
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
@@ -462,7 +497,7 @@ def test_an_attack_gives_a_victim_the_same_answer_whatever_the_chunk(
     network = network_for(digits)
     seen, _ = seen_under(digits, network, Defense(), clients=5)
     whole = attack.run(seen, context_for(digits, network, Defense(), budget=30))
-    monkeypatch.setattr(chunks, "_CPU_BYTES", 1)  # one problem at a time
+    monkeypatch.setattr(memory, "_CPU_BYTES", 1)  # one problem at a time
     pieces = attack.run(seen, context_for(digits, network, Defense(), budget=30))
     assert whole.images is not None
     assert pieces.images is not None

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from attacks.analytic import Analytic, Layer
-from attacks.decoder import Decoder
+from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, count_sketch, layer_input, similarity
-from attacks.ridge import Ridge, fit
+from attacks.ridge import Inverter, Ridge, fit
 from bench.api import (
     SERVER,
     Attack,
@@ -435,3 +435,19 @@ def test_values_that_are_not_finite_are_refused(digits: Dataset, attack: Attack)
 def test_bad_settings_are_refused(make: Callable[[], Attack], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_decoder_holds_something_out_however_few_rows_are_like_the_victims(
+    digits: Dataset,
+) -> None:
+    """A random fifth of all public images mostly holds none of two."""
+    seen, _, ctx = smashed(digits, "lenet", "block2", budget=1, clients=1)
+    channel = Channel(seen, ctx, max_features=4096)
+    inverter = Inverter(channel, ctx, rows=40)
+    (piece,) = {id(p.pairs): p for p in inverter.pieces}.values()
+    few = torch.arange(len(piece.judged)) < 2 * piece.pairs.group
+    inverter.pieces = [replace(piece, judged=few)]
+    for seed in range(5):
+        data = Data(inverter, channel, replace(ctx, rng=generator(seed, "few rows")))
+        assert len(data.held) == piece.pairs.group
+        assert not set(data.held.tolist()) & set(data.train.tolist())

@@ -1,8 +1,9 @@
 """L-BFGS on many independent problems at once.
 
 Each problem has its own curvature history, line search and stopping; they share one evaluation
-per iteration. A problem whose trial step is rejected searches on while the others move on, and
-stopped problems leave the batch.
+per iteration. A problem whose trial step is rejected searches on while the others move on. One
+that stops is frozen at once and leaves the batch when the host next looks: after every iteration
+on a CPU, after every eighth on a GPU, which would wait for the host's question.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(points [A, N], indices [A] of the problems they belong to) -> (loss [A], gradient [A, N])."""
+"""(points [A, N], indices [A] of the problems they belong to) -> (loss [A], gradient [A, N]). The
+indices are the same tensor object for as long as the problems are the same ones, and are never
+changed in place, so that what depends on them alone may be kept."""
 
 Redraw = Callable[[Tensor], Tensor]
 """Indices [R] of problems whose start has no finite loss -> other starts [R, N]."""
@@ -24,6 +27,8 @@ _CURVATURE = 1e-8
 _SMALLEST_STEP = 1e-10
 _PATIENT_TRIALS = 4
 _REDRAWS = 3
+_UNSEEN = 8
+"""Iterations between two looks at who has stopped, on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,7 @@ def minimise(
     patience: int = 20,
     least_gain: float = 1e-7,
     redraw: Redraw | None = None,
+    look_every: int | None = None,
 ) -> Minimum:
     """Minimise P independent functions from start [P, N].
 
@@ -68,16 +74,21 @@ def minimise(
     history: curvature pairs. first_move: L2 length of the first trial step; with relative tests
     throughout it makes the result independent of the loss's scale. A problem also stops when
     `patience` accepted steps in a row gained less than `least_gain` of the loss each. redraw:
-    gives other starts to problems whose loss is not finite, three times at most.
+    gives other starts to problems whose loss is not finite, three times at most. look_every:
+    iterations after which stopped problems leave the batch (None: as the device has it); in
+    between they are evaluated in vain, which changes no result (but the rounding of products
+    whose batch has another size).
     Source: Nocedal and Wright, Numerical Optimization, Alg. 7.4 with strong Wolfe conditions
     (Eq. 3.7); compact form: Byrd, Nocedal, Schnabel 1994.
     """
+    if look_every is None:
+        look_every = look_interval(start.device)
     run = _Run.begin(phases[0], start, history, first_move, redraw)
     for number, phase in enumerate(phases):
         if number:
             run.convert(phase)
         run.wake(phase, max_evaluations)
-        run.advance(max_evaluations, patience, least_gain)
+        run.advance(max_evaluations, patience, least_gain, look_every)
     back = torch.argsort(run.order)
     final = run.loss[back]
     return Minimum(
@@ -162,18 +173,21 @@ class _Run:
             tensor[moved] = tensor[rows[moved]]  # the memory is large: move only what must
         return rows[: self.active]
 
-    def advance(self, max_evaluations: int, patience: int, least_gain: float) -> None:
+    def advance(
+        self, max_evaluations: int, patience: int, least_gain: float, look_every: int
+    ) -> None:
         """Iterate until no problem of the phase is left."""
-        forgot = torch.zeros(self.active, dtype=torch.bool, device=self.x.device)
+        going = torch.ones(self.active, dtype=torch.bool, device=self.x.device)
+        forgot = torch.zeros_like(going)
         direction = self.memory.direction(self.gradient[: self.active], self.first_move)
         search = _Search.begin(self.loss[: self.active], direction, self.gradient[: self.active])
-        while self.active:
-            a = self.active
+        problems, iteration = self.order[: self.active].clone(), 0
+        while a := self.active:
             x, loss, gradient = self.x[:a], self.loss[:a], self.gradient[:a]
             trial = torch.addcmul(x, search.step[:, None], direction)
-            f, g = self.phase.evaluate(trial, self.order[:a])
-            self.evaluations[:a] += 1
-            accepted = search.judge(f, (g * direction).sum(dim=1), _finite(f, g))
+            f, g = self.phase.evaluate(trial, problems)
+            self.evaluations[:a] += going
+            accepted = search.judge(f, (g * direction).sum(dim=1), _finite(f, g)) & going
 
             gained = (loss - f) > least_gain * loss.abs()
             idle = self.idle[:a]
@@ -183,25 +197,39 @@ class _Run:
             gradient.copy_(torch.where(accepted[:, None], g, gradient))
             loss.copy_(torch.where(accepted, f, loss))
 
-            stuck = search.stuck & ~accepted
+            stuck = search.stuck & ~accepted & going
             again = stuck & ~forgot  # forget the curvature once before giving up
             forgot = ~accepted & (forgot | again)
-            self.memory.forget(again.nonzero().squeeze(1))
+            self.memory.forget(again)
             renewed = self.memory.learn(moved, change, accepted, gradient, self.first_move)
             turning = accepted | again
             direction = torch.where(turning[:, None], renewed, direction)
             search.renew(turning, loss, (direction * gradient).sum(dim=1))
 
-            staying = (
-                (loss > self.phase.stop[self.order[:a]].to(loss))
+            going = (
+                going
+                & (loss > self.phase.stop[problems].to(loss))
                 & (gradient.abs().amax(dim=1) > 0)
                 & (idle < patience)
                 & ~(stuck & ~again)
                 & (self.evaluations[:a] < max_evaluations)
             )
-            if not bool(staying.all()):
-                rows = self._keep(staying)
+            iteration += 1
+            if iteration % look_every == 0 and not bool(going.all()):
+                rows = self._keep(going)
                 direction, forgot, search = direction[rows], forgot[rows], search.take(rows)
+                going, problems = going[rows], self.order[: self.active].clone()
+
+
+def look_interval(device: torch.device) -> int:
+    """Iterations between two looks at which problems have stopped: on a CPU a look costs nothing,
+    and evaluations in vain do; on a GPU it is the other way round."""
+    return 1 if device.type == "cpu" else _UNSEEN
+
+
+def _surely_empty(mask: Tensor) -> bool:
+    """Whether no entry is set, where the host can know without waiting."""
+    return mask.device.type == "cpu" and not bool(mask.any())
 
 
 def _finite(loss: Tensor, gradient: Tensor) -> Tensor:
@@ -280,14 +308,17 @@ class _Search:
 class _Memory:
     """Curvature pairs of P problems in the compact representation.
 
-    pairs [P, 2, M, N]: steps and gradient changes in a ring, the next in slot `place` [P].
-    across [P, M, M]: s_i . y_j by slot, valid where i is not younger than j; gram: y_i . y_j.
-    gamma [P]: scale of the initial inverse Hessian, 0 without curvature. An empty slot is zero.
-    The small systems are float64.
+    pairs [P, 2, M, N]: steps and gradient changes in a ring, the next in slot `place` [P]. full
+    [P, M]: which slots hold a pair; what lies in the others is finite and counts as zero.
+    across [P, M, M]: s_i . y_j by slot, valid where i is not younger than j; gram: y_i . y_j;
+    both are 0 for an empty slot.
+    gamma [P]: scale of the initial inverse Hessian, 0 without curvature. The small systems are
+    float64.
     Source: Byrd, Nocedal, Schnabel 1994, Eq. 3.2.
     """
 
     pairs: Tensor
+    full: Tensor
     place: Tensor
     across: Tensor
     gram: Tensor
@@ -298,6 +329,7 @@ class _Memory:
         small = torch.zeros(count, history, history, dtype=torch.float64, device=like.device)
         return _Memory(
             pairs=like.new_zeros(count, 2, history, like.shape[1]),
+            full=torch.zeros(count, history, dtype=torch.bool, device=like.device),
             place=torch.zeros(count, dtype=torch.int64, device=like.device),
             across=small,
             gram=small.clone(),
@@ -305,14 +337,19 @@ class _Memory:
         )
 
     def tensors(self) -> list[Tensor]:
-        return [self.pairs, self.place, self.across, self.gram, self.gamma]
+        return [self.pairs, self.full, self.place, self.across, self.gram, self.gamma]
 
     def to(self, dtype: torch.dtype) -> _Memory:
-        return _Memory(self.pairs.to(dtype), self.place, self.across, self.gram, self.gamma)
+        return _Memory(self.pairs.to(dtype), *self.tensors()[1:])
 
-    def forget(self, rows: Tensor) -> None:
-        for tensor in self.tensors() if len(rows) else []:
-            tensor[rows] = 0
+    def forget(self, which: Tensor) -> None:
+        """Empty the memory of those of the first A problems, bool [A]."""
+        if _surely_empty(which):
+            return
+        active = len(which)
+        # The pairs stay where they are: they are large, and nothing reads an empty slot.
+        for tensor in self.tensors()[1:]:
+            tensor[:active].masked_fill_(_column(which, tensor), 0)
 
     def learn(
         self, moved: Tensor, change: Tensor, accepted: Tensor, gradient: Tensor, first_move: float
@@ -321,21 +358,32 @@ class _Memory:
         the next direction of every problem. All of [A, N], for the first A problems."""
         curvature = (moved * change).sum(dim=1)
         lengths = moved.norm(dim=1) * change.norm(dim=1)
-        rows = (accepted & (curvature > _CURVATURE * lengths)).nonzero().squeeze(1)
-        if not len(rows):
+        taken = accepted & (curvature > _CURVATURE * lengths)
+        if _surely_empty(taken):
             return self.direction(gradient, first_move)
         active = len(moved)
-        slot = self.place[rows]
-        self.pairs[rows, 0, slot], self.pairs[rows, 1, slot] = moved[rows], change[rows]
+        everyone, slot = torch.arange(active, device=moved.device), self.place[:active]
+        pairs, full, place, across, gram, gamma = (t[:active] for t in self.tensors())
+
+        all_taken = _surely_empty(~taken)
+
+        def put(target: Tensor, where: tuple[Tensor | slice | int, ...], value: Tensor) -> None:
+            if not all_taken:
+                value = torch.where(_column(taken, value), value, target[where])
+            target[where] = value
+
+        put(pairs, (everyone, 0, slot), moved)
+        put(pairs, (everyone, 1, slot), change)
+        full[everyone, slot] |= taken
         # One pass over the memory for both products: it is read from far away.
         products = self._products(torch.stack([change, gradient], dim=-1))
-        moves, changes = products[rows, 0, :, 0], products[rows, 1, :, 0]
-        self.across[rows, :, slot] = moves
-        self.gram[rows, :, slot] = changes
-        self.gram[rows, slot, :] = changes
-        self.gamma[rows] = (curvature[rows] / change[rows].square().sum(dim=1)).double()
-        self.place[rows] = (slot + 1) % self.across.shape[1]
-        return self._toward(gradient, products[:active, :, :, 1], first_move)
+        put(across, (everyone, slice(None), slot), products[:, 0, :, 0])
+        put(gram, (everyone, slice(None), slot), products[:, 1, :, 0])
+        put(gram, (everyone, slot), products[:, 1, :, 0])
+        scale = (curvature / change.square().sum(dim=1)).double()
+        gamma.copy_(torch.where(taken, scale, gamma))
+        place.copy_(torch.where(taken, (slot + 1) % across.shape[1], place))
+        return self._toward(gradient, products[..., 1], first_move)
 
     def direction(self, gradient: Tensor, first_move: float) -> Tensor:
         """-H g per problem; steepest descent of length `first_move` where there is no curvature
@@ -346,18 +394,19 @@ class _Memory:
         return self._toward(gradient, products, first_move)
 
     def _products(self, vectors: Tensor) -> Tensor:
-        """vectors [A, N, R] -> [A, 2, M, R] in float64."""
-        pairs = self.pairs[: len(vectors)]
+        """vectors [A, N, R] -> [A, 2, M, R] in float64, 0 for an empty slot."""
+        pairs, full = self.pairs[: len(vectors)], self.full[: len(vectors)]
         # Few rows by a wide transpose: the other way round is a quarter as fast.
         found = vectors.mT.contiguous() @ pairs.flatten(1, 2).mT
-        return found.mT.unflatten(1, pairs.shape[1:3]).double()
+        products = found.mT.unflatten(1, pairs.shape[1:3]).double()
+        return torch.where(full[:, None, :, None], products, 0.0)
 
     def _toward(self, gradient: Tensor, products: Tensor, first_move: float) -> Tensor:
         active, size = len(gradient), self.across.shape[1]
         lengths = gradient.norm(dim=1)
         steepest = -gradient * (first_move / lengths.clamp_min(1e-300))[:, None]
         gamma = self.gamma[:active, None]
-        if not bool((gamma > 0).any()):
+        if _surely_empty(gamma > 0):
             return steepest
         # Age order, oldest first: there the products s_i . y_j, i <= j, are upper triangular.
         slots = torch.arange(size, device=gradient.device)
@@ -383,3 +432,8 @@ class _Memory:
     def _by_age(matrix: Tensor, age: Tensor) -> Tensor:
         rows = matrix.gather(1, age[:, :, None].expand_as(matrix))
         return rows.gather(2, age[:, None, :].expand_as(matrix))
+
+
+def _column(which: Tensor, like: Tensor) -> Tensor:
+    """[A] -> [A, 1, ...] with the dimensions of `like`."""
+    return which.view(-1, *[1] * (like.ndim - 1))

@@ -76,7 +76,8 @@ def fit_local(
                 out[:, rows] = fitted.predict(look, seen.of(at), turn[at], tried)
         return out
 
-    losses = [float(judge(uncut(guess, size, shape))) for guess in left_out(judged, factors)]
+    tried = left_out(judged, factors)
+    losses = torch.stack([judge(uncut(guess, size, shape)) for guess in tried]).tolist()
     best = [factors[min(range(len(losses)), key=losses.__getitem__)]]
     upright = torch.zeros(len(victims), dtype=torch.int64, device=x.device)
     return Local(

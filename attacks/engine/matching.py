@@ -412,9 +412,11 @@ class Matcher:
         cache: dict[str, Any] = {}
 
         def constants(problems: Tensor) -> dict[str, Any]:
-            """What was seen of the problems' victims; it changes when problems leave alone."""
-            if not cache or not torch.equal(cache["problems"], problems):
-                cache.update(problems=problems.clone(), chosen=self._chosen(victims[problems]))
+            """What was seen of the problems' victims. It changes when problems leave alone, as
+            `problems` being another object tells (see `Evaluate`): a GPU would stop at a
+            comparison of values."""
+            if cache.get("problems") is not problems:
+                cache.update(problems=problems, chosen=self._chosen(victims[problems]))
             return cache["chosen"]
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:

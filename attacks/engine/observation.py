@@ -94,6 +94,7 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
         base = {n: torch.logit(v.clamp(masks.clip, 1 - masks.clip)) if n in seen.const else v
                 for n, v in base.items()}  # fmt: skip
     rows, zone = [], opened(seen)
+    broken: dict[tuple[str, str], Tensor] = {}
     for client in seen.clients:
         message = seen.of(client, sent)[0]
         wide = message.with_parts(
@@ -108,8 +109,10 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
             wide = _with_opened(wide, zone, seen, base=base, lr=lr)
         rows.append(as_kind(wide, kind or sent, base=base, lr=lr).parts)
         for name, part in rows[-1].items():
-            if not bool(torch.isfinite(part.values[part.presence()]).all()):
-                raise ValueError(f"the upload '{name}' of {client} holds non-finite values.")
+            broken[name, client] = (~part.values.isfinite() & part.presence()).any()
+    if broken and bool(torch.stack(list(broken.values())).any()):  # asked once, for all of them
+        name, client = next(which for which, found in broken.items() if bool(found))
+        raise ValueError(f"the upload '{name}' of {client} holds non-finite values.")
     return Observation(
         kind=kind or sent,
         values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},

@@ -117,10 +117,13 @@ def _trained(
     aux_y = torch.nn.functional.one_hot(ctx.aux_y, ctx.network.classes).float().to(ctx.device)
     leaves = {n: present[n].detach().clone().requires_grad_() for n in free}
     lr = float(seen.known["lr"])
+    # All batches are drawn first: a copy to a GPU in every step would make the host wait for it.
+    picks = [torch.randint(len(aux_x), (_BATCH,), generator=rng) for _ in range(steps)]
+    picked = torch.stack(picks).to(ctx.device)
     for step in range(1, steps + 1):
         share = min(1.0, step / (_ARRIVED * steps)) if path else 1.0
         top = {n: torch.lerp(v, present[n], share) for n, v in first.items()}
-        pick = torch.randint(len(aux_x), (_BATCH,), generator=rng).to(ctx.device)
+        pick = picked[step - 1]
         weights = ctx.defense.mean_realize({**present, **top, **leaves}, const)
         logits = ctx.network.apply(weights, aux_x[pick], mode="train")
         loss = soft_cross_entropy(logits, aux_y[pick])

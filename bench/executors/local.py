@@ -33,9 +33,12 @@ class Workers:
         """Environment variables of worker `number` that pick its GPU and its share of it."""
         if not self.gpus:
             return {}
+        from bench.toolkit.memory import gpu_share
+
         mine = number % len(self.gpus)
         beside = len(range(mine, self.count, len(self.gpus)))
-        return {"CUDA_VISIBLE_DEVICES": self.gpus[mine], GPU_SHARE: f"{1 / beside:.6f}"}
+        share = gpu_share() / beside
+        return {"CUDA_VISIBLE_DEVICES": self.gpus[mine], GPU_SHARE: f"{share:.6f}"}
 
     def __call__(self, tasks: deque[Task]) -> Generator[Outcome]:
         """Carry out the tasks in their order, and those added meanwhile.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -10,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-
-from bench.toolkit.processes import GPU_SHARE
 
 _SHARE = 0.9
 """Of the machine's memory, what all workers together may take."""
@@ -80,7 +77,9 @@ def keep_to_share() -> None:
     it torch's allocator refuses, and chunks are halved."""
     import torch
 
-    share = float(os.environ.get(GPU_SHARE, "1"))
+    from bench.toolkit.memory import gpu_share
+
+    share = gpu_share()
     if share < 1 and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(share)
 

@@ -47,10 +47,11 @@ def evaluate(
     aux_x: public data that normalisation statistics come from. has_global: whether the run's
     uploads made one model (`Reached`).
     """
-    classes = federation.network.classes
+    classes, device = federation.network.classes, federation.device
+    x, y, aux_x = (t.to(device) for t in (test_x, test_y, aux_x))  # once for all networks
 
     def right(weights: State) -> Tensor:
-        return _right_by_class(federation, weights, test_x, test_y, aux_x)
+        return _right_by_class(federation, weights, x, y, aux_x)
 
     common = right(federation.mean_weights())
     tested = test_y.bincount(minlength=classes)
@@ -100,15 +101,15 @@ def _right_by_class(
     federation: Federation, weights: State, test_x: Tensor, test_y: Tensor, aux_x: Tensor
 ) -> Tensor:
     """Right answers per class, int64 [C]; a network of non-finite weights answers class 0."""
-    network, device = federation.network, federation.device
-    right = torch.zeros(network.classes, dtype=torch.int64)
+    network = federation.network
+    right = torch.zeros(network.classes, dtype=torch.int64, device=test_y.device)
     with torch.no_grad():
-        buffers = network.calibrate(weights, aux_x.to(device))
+        buffers = network.calibrate(weights, aux_x)
         for x, y in zip(test_x.split(_CHUNK), test_y.split(_CHUNK), strict=True):
-            logits = network.apply(weights, x.to(device), mode="eval", buffers=buffers)
-            hit = logits.nan_to_num(0.0).argmax(dim=-1).cpu() == y
-            right += y[hit].bincount(minlength=network.classes)
-    return right
+            logits = network.apply(weights, x, mode="eval", buffers=buffers)
+            hit = logits.nan_to_num(0.0).argmax(dim=-1) == y
+            right.scatter_add_(0, y, hit.long())
+    return right.cpu()
 
 
 def _label_shares(client: Client, classes: int) -> Tensor:

@@ -35,6 +35,7 @@ from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator
 from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.losses import NetworkLoss
+from bench.toolkit.memory import halving, to_device
 
 STREAMS = ("joins", "batch", "defense")
 _INSPECTED = 64
@@ -114,6 +115,7 @@ class Federation:
     present epoch that are still to come. uploads: how often a client has sent any. fewest: clients
     in the step that had the fewest, None before the first. pinned: whether who takes part and
     with which samples is given, as in an observed round, instead of the defense's to decide.
+    at_once: clients per vmapped call that fitted into a GPU's memory, None before one did not.
     """
 
     network: Network
@@ -131,6 +133,7 @@ class Federation:
     uploads: dict[str, int] = field(default_factory=dict)
     fewest: int | None = None
     pinned: bool = False
+    at_once: int | None = None
 
     @classmethod
     def start(
@@ -344,21 +347,37 @@ class Federation:
             for members in left.values():
                 width = min(max(sizes[i] for i in members) - first, _INSPECTED)
                 rows = [_padded(joined[i], first, width, self.network.classes) for i in members]
-                found = vmap(inspect, chunk_size=self._chunk())(
-                    {n: v[members] for n, v in variables.items()},
+                which = to_device(torch.tensor(members), self.device)
+                found = self._for_each(inspect, len(members))(
+                    {n: v[which] for n, v in variables.items()},
                     torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]),
                 )  # fmt: skip
                 for name, value in found.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(joined), *value.shape[1:])
-                    sums[name][members] += value.detach()
+                    sums[name][which] += value.detach()
         for i, client in enumerate(joined):
             client.memory["inspected"] = {n: v[i] for n, v in sums.items()}
+
+    def _batches(self, joined: Sequence[Client], work: Work) -> list[list[Tensor]]:
+        """Indices of every client's batches of the round, step by step.
+
+        All are drawn before the first step and copied to the device together: a copy per client
+        and step would make the host wait for a GPU each time.
+        """
+        drawn = [
+            [self._next_batch(c, work.batch) for _ in range(work.steps(len(c.y)))] for c in joined
+        ]
+        everything = torch.cat([batch for mine in drawn for batch in mine])
+        moved = iter(
+            to_device(everything, self.device).split([len(b) for mine in drawn for b in mine])
+        )
+        return [[next(moved) for _ in mine] for mine in drawn]
 
     def _next_batch(self, client: Client, size: int) -> Tensor:
         chosen = None if self.pinned else self.defense.batch(client, size)
         if chosen is not None:
-            return chosen.to(client.y.device)
+            return chosen.cpu()
         size = min(size, len(client.y))
         queue = self.queues.get(client.id, torch.empty(0, dtype=torch.int64))
         if len(queue) < size:  # a new epoch; the rest of the old one comes first
@@ -366,7 +385,7 @@ class Federation:
             order = torch.cat([order[~torch.isin(order, queue)], order[torch.isin(order, queue)]])
             queue = torch.cat([queue, order])
         self.queues[client.id] = queue[size:]
-        return queue[:size].to(client.y.device)
+        return queue[:size]
 
     def loss(self, mode: Mode, draw: State | None = None) -> Loss:
         """Training loss as a pure function (variables, x, y) -> scalar."""
@@ -388,23 +407,22 @@ class Federation:
         held = [self.held(c) for c in joined]
         names = [n for n in self.state if any(n in h for h in held)]
         begin = [self._begin_at(c, names) for c in joined]
-        steps = [work.steps(len(c.y)) for c in joined]
+        used = self._batches(joined, work)
         now = {n: torch.stack([s[n] for _, s in begin]).detach().clone() for n in names}
         grad_sum = {n: torch.zeros_like(v) for n, v in now.items()}
-        used: list[list[Tensor]] = [[] for _ in joined]
         for client in joined:
             client.loss = self.loss(work.mode)
-        for number in range(max(steps)):
+        for number in range(max(len(u) for u in used)):
             groups: dict[tuple[int, str | None], list[int]] = {}
             for i, client in enumerate(joined):
-                if number < steps[i]:
-                    used[i].append(self._next_batch(client, work.batch))
-                    groups.setdefault((len(used[i][-1]), client.cut), []).append(i)
+                if number < len(used[i]):
+                    groups.setdefault((len(used[i][number]), client.cut), []).append(i)
             company = sum(len(members) for members in groups.values())
             self.fewest = min(company, self.fewest or company)
             self._take_step(
                 Step(
-                    number=number, joined=joined, groups=groups, used=[u[-1] for u in used],
+                    number=number, joined=joined, groups=groups,
+                    used=[u[min(number, len(u) - 1)] for u in used],
                     now=now, grad_sum=grad_sum, work=work, wire=wire,
                 )
             )  # fmt: skip
@@ -417,7 +435,7 @@ class Federation:
                 const=self.const,
                 grad_sum={n: grad_sum[n][i].clone() for n in held[i]},
                 lr=work.lr,
-                steps=steps[i],
+                steps=len(used[i]),
             )
         return results, {c.id: torch.stack(u) for c, u in zip(joined, used, strict=True)}
 
@@ -429,7 +447,7 @@ class Federation:
             return self.defense.gradient(self.loss(step.work.mode, draw), variables, x, y, draw)
 
         variables, draw = step.variables(members), self._draws(step, members)
-        step.descend(members, vmap(gradient, chunk_size=self._chunk())(variables, x, y, draw))
+        step.descend(members, self._for_each(gradient, len(members))(variables, x, y, draw))
 
     def _samples(self, step: Step, members: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Samples [M, B, ...] and targets [M, B, C] of the clients' present batches."""
@@ -449,10 +467,29 @@ class Federation:
         ]
         return {n: torch.stack([d[n] for d in draws]) for n in draws[0]}
 
+    def _for_each(self, function: Callable[..., Any], count: int) -> Callable[..., Any]:
+        """A pure function of one client's tensors -> of those of `count` clients, stacked along
+        dimension 0; an argument that is None stays so. Clients go at once as `_chunk` says, and
+        half as many after every call that ran out of memory."""
+        most = min(count, self._chunk() or self.at_once or count)
+
+        def over(*stacked: Any) -> Any:
+            dims = tuple(None if s is None else 0 for s in stacked)
+            found, size = halving(
+                lambda few: vmap(function, dims, chunk_size=few if few < count else None)(*stacked),
+                at_once=most, device=self.device,
+            )  # fmt: skip
+            if size < most:
+                self.at_once = size
+            return found
+
+        return over
+
     def _chunk(self) -> int | None:
-        """Clients per vmapped call: all on a GPU. On a CPU, batching pays for small networks
-        (fewer calls) and not for large ones, whose per-client convolutions become grouped; the
-        number depends on the network alone, so results do not change with the machine's load.
+        """Clients per vmapped call: on a GPU all (None) that fit. On a CPU, batching pays for
+        small networks (fewer calls) and not for large ones, whose per-client convolutions become
+        grouped; the number depends on the network alone, so results do not change with the
+        machine's load.
         """
         if self.device.type != "cpu":
             return None
@@ -480,15 +517,24 @@ class Federation:
 
     def _remember(self, client: Client, local: Local, uploads: Sequence[Message]) -> None:
         """Withheld at upload is kept by the client: the one rule behind personal parameters."""
-        kept = {n: torch.ones_like(v, dtype=torch.bool) for n, v in local.end.items()}
+        shown: dict[str, list[Tensor]] = {n: [] for n in local.end}
+        whole: set[str] = set()  # sent with every coordinate, which no value need be asked for
         for message in uploads:
             for name, part in message.parts.items():
-                if name in kept:
-                    kept[name] &= ~part.presence()
+                if part.present is None:
+                    whole.add(name)
+                elif name in shown:
+                    shown[name].append(part.present)
             for name, sealed in message.sealed.items():
-                if name in kept:
-                    kept[name] &= ~sealed.covers
-        withheld = any(bool(k.any()) for k in kept.values())
+                if name in shown:
+                    shown[name].append(sealed.covers)
+        kept = {}
+        for name, value in local.end.items():
+            kept[name] = torch.full_like(value, name not in whole, dtype=torch.bool)
+            for pattern in shown[name]:
+                kept[name] &= ~pattern
+        asked = [kept[n].any() for n in kept if n not in whole]
+        withheld = bool(asked) and bool(torch.stack(asked).any())
         client.own, client.kept = (local.end, kept) if withheld else (None, None)
 
     def _aggregate(self, wire: Wire, work: Work) -> State:

@@ -135,7 +135,7 @@ def play_shadow(
     asked = len(x)
     # Clients that are mixed must be as many as in the run: the last ones are filled up.
     fill = torch.arange(-(-asked // defense.together) * defense.together) % asked
-    x, y = x[fill], y[fill]
+    x, y = x[fill].to(device), y[fill].to(device)  # together, not client by client
     steps, batch = int(seen.known["local_steps"]), int(seen.known["batch"])
     cut = seen.known.get("cut")
     shadow = start_federation(

@@ -184,7 +184,7 @@ class SplitFederation(Federation):
 
         with torch.no_grad():
             variables = step.variables(members)
-            return vmap(run, chunk_size=self._chunk())(variables, x, draw)
+            return self._for_each(run, len(members))(variables, x, draw)
 
     def _send(self, step: Step, client: Client, q: Tensor, y: Tensor) -> _Sent:
         q = q.requires_grad_()
@@ -339,10 +339,9 @@ class SplitFederation(Federation):
             return self.defense.gradient(loss, variables, seen, (g * len(g), y), draw)  # type: ignore[arg-type]
 
         held = self.held(step.joined[members[0]])
-        grads = vmap(gradient, in_dims=(0, 0, 0, 0, None if features is None else 0, 0),
-                     chunk_size=self._chunk())(
+        grads = self._for_each(gradient, len(members))(
             step.variables(members, held), x, y, by_q, features, draw
-        )  # fmt: skip
+        )
         step.descend(members, grads)
 
 

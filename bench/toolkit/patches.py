@@ -6,6 +6,8 @@ import math
 
 from torch import Tensor
 
+from bench.toolkit.memory import to_device
+
 
 def patch_map(mask: Tensor, q: Tensor) -> Tensor:
     """Mask bool [N] as a bool tensor of q's shape, constant within each patch.
@@ -14,7 +16,7 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
     ValueError if q has no such patches.
     """
     patches = len(mask)
-    mask = mask.to(q.device)
+    mask = to_device(mask, q.device)
     if q.ndim == 3:
         if q.shape[1] != patches:
             raise ValueError(

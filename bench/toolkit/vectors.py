@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.api import Message, Part, State
+from bench.toolkit.memory import to_device
 
 
 def total_norm(parts: Mapping[str, Part], *, order: int = 2) -> Tensor:
@@ -34,20 +35,20 @@ def clip_rows_l1(values: Tensor, *, norm: float) -> Tensor:
 def gaussian_like(values: Tensor, *, std: float, rng: torch.Generator) -> Tensor:
     """N(0, std^2) of the shape, dtype and device of `values`, drawn from `rng`."""
     noise = torch.randn(values.shape, generator=rng, dtype=values.dtype, device=rng.device)
-    return noise.to(values.device) * std
+    return to_device(noise, values.device) * std
 
 
 def uniform_like(values: Tensor, *, rng: torch.Generator) -> Tensor:
     """U[0, 1) of the shape, dtype and device of `values`, drawn from `rng`."""
     drawn = torch.rand(values.shape, generator=rng, dtype=values.dtype, device=rng.device)
-    return drawn.to(values.device)
+    return to_device(drawn, values.device)
 
 
 def laplace_like(values: Tensor, *, scale: float, rng: torch.Generator) -> Tensor:
     """Laplace(scale) of the shape of `values`: inverse CDF of a float64 uniform from `rng`."""
     u = torch.rand(values.shape, generator=rng, dtype=torch.float64, device=rng.device) - 0.5
     magnitude = -torch.log1p(-2 * u.abs().clamp_max(0.5 - 2**-54))
-    return (scale * u.sign() * magnitude).to(values)
+    return to_device((scale * u.sign() * magnitude).to(values.dtype), values.device)
 
 
 def showing(part: Part, shown: Tensor) -> Part:

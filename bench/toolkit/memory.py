@@ -1,0 +1,106 @@
+"""How much memory a process may take, and work done in pieces that fit it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bench.toolkit.processes import GPU_SHARE
+
+Answer = TypeVar("Answer")
+_CPU_BYTES = 2 * 2**30
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
+
+def gpu_share() -> float:
+    """This process's part of a GPU's memory, from the environment. Raises ValueError for a value
+    outside (0, 1]."""
+    text = os.environ.get(GPU_SHARE, "1")
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{GPU_SHARE} must be a number in (0, 1] (part of the GPU), got '{text}'.")
+    return share
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Bytes that new tensors on `device` may take.
+
+    CPU: 2 GiB, whatever the machine has, so that results do not change with it. GPU: what is
+    free on the card, but no more than is left of this process's share (`gpu_share`). Blocks that
+    torch keeps for reuse count as free: new tensors get them.
+    """
+    if device.type != "cuda":
+        return _CPU_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    taken = torch.cuda.memory_allocated(device)
+    kept = torch.cuda.memory_reserved(device) - taken
+    return max(0, min(free + kept, int(gpu_share() * total) - taken))
+
+
+def halving(
+    call: Callable[[int], Answer], *, at_once: int, device: torch.device
+) -> tuple[Answer, int]:
+    """call(at_once), or with half as many as long as memory runs out. Returns the answer and how
+    many went at once.
+
+    `call` must keep nothing when it raises. One item that does not fit raises what the allocator
+    raised. Raises ValueError for at_once < 1.
+    """
+    if at_once < 1:
+        raise ValueError(f"at_once must be >= 1 (items of a piece), got {at_once}.")
+    while True:
+        with _out_of_memory() as exhausted:
+            return call(at_once), at_once
+        if at_once == 1:
+            raise exhausted[0]
+        at_once = (at_once + 1) // 2
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def in_pieces(
+    work: Callable[[slice], None], count: int, *, at_once: int, device: torch.device
+) -> None:
+    """Call work(slice) over range(count), `at_once` at a time, and fewer from where that runs
+    out of memory on; see `halving`."""
+    at = 0
+    while at < count:
+
+        def piece(size: int, first: int = at) -> None:
+            work(slice(first, first + size))
+
+        _, at_once = halving(piece, at_once=min(at_once, count - at), device=device)
+        at += at_once
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`. To a GPU from memory that is not paged out, so that the host does
+    not wait until all that was asked for before is done."""
+    if device.type == "cpu" or value.device == device:
+        return value.to(device)
+    if device.type == "cuda":
+        value = value.pin_memory()
+    return value.to(device, non_blocking=True)
+
+
+@contextmanager
+def _out_of_memory() -> Iterator[list[BaseException]]:
+    """Collects an allocator's refusal; every other error passes."""
+    caught: list[BaseException] = []
+    try:
+        yield caught
+    except (RuntimeError, MemoryError) as error:
+        # Neither the CPU's allocator nor the GPU's libraries have a type of their own for it.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(
+            text in str(error).lower() for text in _NO_MEMORY
+        ):
+            raise
+        caught.append(error.with_traceback(None))  # the traceback would keep the tensors alive
