@@ -109,7 +109,8 @@ def check(plan: Plan, registry: Registry, env: jobs.Environment) -> None:
     Each setting, network and data set is tried once. Raises ValueError with one sentence.
     """
     place = plan.suite.name
-    samples: dict[str, int] = {}
+    # Of a data set only what is asked here: a plan has more of them than memory should hold.
+    told: dict[str, tuple[int, tuple[int, ...], int]] = {}
     networks: dict[int, models.Network] = {}
     defenses: dict[str, Defense] = {}
     companies: set[tuple[int, str]] = set()
@@ -118,19 +119,23 @@ def check(plan: Plan, registry: Registry, env: jobs.Environment) -> None:
         if setting not in defenses:
             defenses[setting] = registry.defense(job.defense, job.settings, where=place)
         split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
-        if split not in samples or task not in networks:
+        if split not in told:
             dataset = jobs.dataset_of(job, env)
-            samples[split] = len(dataset.train_y)
-            networks[task] = jobs.network_of(job, dataset)
+            told[split] = len(dataset.train_y), dataset.shape, dataset.classes
+        samples, shape, classes = told[split]
+        if task not in networks:
+            networks[task] = models.build(
+                job.task.model, shape=shape, classes=classes, settings=job.task.model_settings
+            )
         if (task, setting) not in companies:
             companies.add((task, setting))
             if job.protocol.cuts:
                 Split(network=networks[task], cuts=job.protocol.cuts, labels=job.protocol.labels)
             jobs.check_company(job, defenses[setting])
         need = job.protocol.clients * max(t.batch * t.local_steps for t in job.threats)
-        if samples[split] < need:
+        if samples < need:
             raise ValueError(
-                f"{place}: {job.task.dataset} has {samples[split]} training samples, but "
+                f"{place}: {job.task.dataset} has {samples} training samples, but "
                 f"{job.protocol.clients} clients and the threats' batches need {need}."
             )
     for name, settings in {(c.attack, id(c.settings)): (c.attack, c.settings)

@@ -19,7 +19,7 @@ LAYERS = (
     ("launch",),
     ("report", "runner"),
     ("executors", "jobs"),
-    ("sources",),
+    ("sources", "costs"),
     ("suite", "store", "registry"),
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "compose"),

@@ -1,4 +1,4 @@
-"""`leakbench run` and `plan`."""
+"""`leakbench run`."""
 
 from __future__ import annotations
 
@@ -126,39 +126,3 @@ def recorded(arguments: list[str]) -> list[str]:
             kept.append(argument)
         skip = argument in local
     return ["leakbench", *kept]
-
-
-def plan(
-    suite: SuiteName,
-    only: Only = None,
-    set_: Set = None,
-    device: Device = "auto",
-    out: Out = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    plugin: PluginFile = None,
-) -> None:
-    """Show what would run, with counts and what is cached."""
-    with plain_errors():
-        from rich.table import Table
-
-        from bench import launch, runner
-
-        env = environment(device, data_dir, download, plugin)
-        made, keys = planned(suite, only, set_, env)
-        store = launch.store_of(made, out)
-        trainings, cells = runner.cached(made, store, keys)
-        table = Table(title=f"{made.suite.name} v{made.suite.version}", title_justify="left")
-        for name in ("dataset", "model", "defense", "settings", "seed", "attack cells"):
-            table.add_column(name)
-        for job in made.trainings:
-            settings = ", ".join(f"{k}={v}" for k, v in job.settings.items())
-            mine = sum(c.train == job for c in made.cells)
-            table.add_row(
-                job.task.dataset, job.task.model, job.defense, settings, str(job.seed), str(mine)
-            )
-        console.print(table)
-        console.print(
-            f"{len(made.trainings)} trainings ({trainings} cached), "
-            f"{len(made.cells)} attack cells ({cells} cached)."
-        )

@@ -5,8 +5,8 @@
 Cached cells: a suite of many settings, every record of which is there, is run again: planning,
 keys, reading, run.json. Printed per cell, for growing numbers of cells (LEAKBENCH_CELLS, by
 default 1000,10000,100000), as a ratio to the least. Two workers and overhead: a slice of `quick`,
-by one worker and by two; what is neither training nor attack, as a share of the attacks' time. Printed,
-not asserted: neighbours' load would make any bound a coin toss.
+by one worker and by two; what is neither training nor attack, as a share of the attacks' time.
+Printed, not asserted: neighbours' load would make any bound a coin toss.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_resuming_costs_the_same_for_every_cached_cell(
 def test_two_workers_against_one_and_what_the_harness_takes(benchmark: Any, tmp_path: Path) -> None:
     walls: dict[int, float] = {}
     for workers in (1, 2):
-        plan, keys = planned("quick", task=0)
+        plan, keys = planned("quick", task=0, defense=["none", "gaussian", "ms_pafl"])
         place = Store(tmp_path / str(workers))
         place.prepare()
 

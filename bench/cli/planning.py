@@ -1,0 +1,369 @@
+"""`leakbench plan`: what a suite would run, what of it is cached, and what the rest would cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    Download,
+    Only,
+    Out,
+    PluginFile,
+    Set,
+    Shard,
+    SuiteName,
+    console,
+    environment,
+    plain_errors,
+    planned,
+    shard_of,
+)
+
+if TYPE_CHECKING:
+    from bench.costs import Cost, Estimate, Stage, Table
+    from bench.jobs import Environment
+    from bench.runner import Keys
+    from bench.store import Store
+    from bench.suite import Plan, TrainJob
+
+_UNITS = {"cpu": "core-hours", "cuda": "GPU-hours"}
+_COLUMNS = {"cpu": "core-h", "cuda": "GPU-h"}
+_GB, _MB = 1e9, 1e6
+_LIKELY = 0.8
+"""A disk is called short when the estimate passes this share of what is free."""
+
+
+@dataclass(kw_only=True)
+class Sum:
+    """Of jobs: how many, how many are cached, and of the others hours per device (of those that
+    could be told), bytes, matches of their estimates."""
+
+    settings: set[str] = field(default_factory=set)
+    trainings: int = 0
+    cells: int = 0
+    cached_trainings: int = 0
+    cached_cells: int = 0
+    hours: dict[str, float] = field(default_factory=dict)
+    n_bytes: float = 0.0
+    matches: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, device: str, estimate: Estimate, *, disk: bool) -> None:
+        self.hours[device] = self.hours.get(device, 0.0) + estimate.seconds / 3600
+        counts = self.matches.setdefault(device, {"exact": 0, "near": 0, "none": 0})
+        counts[estimate.match] += 1
+        if disk:
+            self.n_bytes += estimate.n_bytes
+
+
+@dataclass(kw_only=True)
+class Forecast:
+    """A plan told: rows per task, by its place in the file; the whole; peak bytes of one worker's
+    memory per device."""
+
+    rows: dict[int, Sum]
+    whole: Sum
+    host: dict[str, float] = field(default_factory=dict)
+    device: dict[str, float] = field(default_factory=dict)
+
+    def peak(self, name: str, estimate: Estimate) -> None:
+        for kind, value in ((self.host, estimate.host), (self.device, estimate.device)):
+            if value is not None:
+                kind[name] = max(kind.get(name, 0.0), value)
+
+
+def plan(
+    suite: SuiteName,
+    only: Only = None,
+    set_: Set = None,
+    device: Device = "auto",
+    shard: Shard = "1/1",
+    out: Out = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    plugin: PluginFile = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Workers, for the time it would take.")
+    ] = None,
+    costs: Annotated[
+        list[Path] | None,
+        typer.Option("--costs", help="A result folder whose finished cells tell what cells cost."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Print every training.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what would run, what is cached, and how long the rest would take. Writes nothing."""
+    with plain_errors():
+        from bench import launch
+
+        # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
+        env = environment(device, data_dir, download, plugin, here=device == "auto")
+        part = shard_of(shard)
+        made, keys = planned(suite, only, set_, env, part)
+        store = launch.store_of(made, out, part)
+        table, settled = learned(store, costs or ())
+        told = forecast(made, keys, table, settled)
+        workers = launch.default_workers(env.device) if jobs is None else jobs
+        if as_json:
+            typer.echo(json.dumps(_as_json(made, told, store, workers, env), indent=1))
+            return
+        if list_:
+            _print_trainings(made)
+        _print_rows(made, told)
+        for line in _sentences(made, told, store, workers, env):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+# --- the forecast ---------------------------------------------------------------------------
+
+
+def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Mapping[Stage, set[str]]]:
+    """What is known of costs, and the keys of what the folder holds finished.
+
+    The folder's own records tell first, then those of other folders, then what comes along: where
+    the same job stands in several, this machine tells better of itself than another.
+    """
+    from bench import costs
+
+    own = costs.finished(store.folder)
+    sources = [costs.measure(store.folder, own)] if own["train"] else []
+    known: dict[Any, Cost] = {}
+    for source in (*sources, *map(costs.measure, folders), costs.shipped()):
+        for cost in source:
+            known.setdefault((cost.stage, cost.skipped, tuple(sorted(cost.features.items()))), cost)
+    return costs.Table(list(known.values())), {k: set(v) for k, v in own.items()}
+
+
+def forecast(made: Plan, keys: Keys, table: Table, settled: Mapping[Stage, set[str]]) -> Forecast:
+    """Counts of a checked plan, and what is not cached, by each device that was measured."""
+    from bench import jobs
+
+    devices = sorted(table.devices())
+    kind = keys.env.device.split(":")[0]
+    places = {id(task): place for place, task in enumerate(made.suite.tasks)}
+    sizes: dict[str, int] = {}
+    references: dict[str, bool] = {}
+    told = Forecast(rows={}, whole=Sum())
+
+    def sums(job: TrainJob) -> tuple[Sum, Sum]:
+        return told.rows.setdefault(places[id(job.task)], Sum()), told.whole
+
+    def add(job: TrainJob, name: str, estimate: Estimate) -> None:
+        for total in sums(job):
+            total.add(name, estimate, disk=name == (kind if kind in devices else devices[0]))
+        told.peak(name, estimate)
+
+    for job in made.trainings:
+        done = keys.train(job) in settled["train"]
+        for total in sums(job):
+            total.settings.add(f"{job.defense} {dict(job.settings)}")
+            total.trainings += 1
+            total.cached_trainings += done
+        if done:
+            continue
+        samples = 0
+        if job.protocol.local_epochs:
+            split = f"{job.task.dataset} {job.task.dataset_settings}"
+            if split not in sizes:
+                sizes[split] = len(jobs.dataset_of(job, keys.env).train_y)
+            samples = sizes[split]
+        for name in devices:
+            add(job, name, table.training(job, device=name, samples=samples))
+    for cell in made.cells:
+        trained = keys.train(cell.train) in settled["train"]
+        done = trained and keys.attack(cell) in settled["attack"]
+        for total in sums(cell.train):
+            total.cells += 1
+            total.cached_cells += done
+        if done:
+            continue
+        defense = cell.train.defense
+        if defense not in references:
+            built = keys.registry.defense(defense, cell.train.settings)
+            references[defense] = built.is_reference
+        for name in devices:
+            add(
+                cell.train, name,
+                table.attack(cell, device=name, reference=references[defense]),
+            )  # fmt: skip
+    return told
+
+
+# --- what is printed ------------------------------------------------------------------------
+
+
+def _print_trainings(made: Plan) -> None:
+    from collections import Counter
+
+    from rich.table import Table as Grid
+
+    cells = Counter(id(c.train) for c in made.cells)
+    grid = Grid(title=f"{made.suite.name} v{made.suite.version}", title_justify="left")
+    for name in ("dataset", "model", "protocol", "defense", "settings", "seed", "attack cells"):
+        grid.add_column(name)
+    for job in made.trainings:
+        settings = ", ".join(f"{k}={v}" for k, v in job.settings.items())
+        grid.add_row(
+            job.task.dataset, job.task.model, job.protocol.name, job.defense, settings,
+            str(job.seed), str(cells[id(job)]),
+        )  # fmt: skip
+    console.print(grid)
+
+
+def _print_rows(made: Plan, told: Forecast) -> None:
+    from rich.table import Table as Grid
+
+    devices = sorted(told.whole.hours)
+    title = f"{made.suite.name} v{made.suite.version}"
+    grid = Grid(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    grid.add_column("task", justify="right", no_wrap=True)
+    for name in ("protocol", "dataset", "model"):
+        grid.add_column(name, no_wrap=True)
+    numbers = ["rows", "trainings", "cells", "cached", *(_COLUMNS.get(d, d) for d in devices)]
+    for name in [*numbers, "GB"]:
+        grid.add_column(name, justify="right", no_wrap=True)
+    for place, row in sorted(told.rows.items()):
+        task = made.suite.tasks[place]
+        grid.add_row(
+            str(place), made.suite.protocol_of(task).name, task.dataset, task.model,
+            str(len(row.settings)), str(row.trainings), str(row.cells),
+            str(row.cached_trainings + row.cached_cells),
+            *(_short(row.hours.get(d, 0.0)) for d in devices), _short(row.n_bytes / _GB),
+        )  # fmt: skip
+    console.print(grid)
+
+
+def _short(value: float) -> str:
+    """Two figures that count, and no more digits than a reader takes in."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    return "0" if value == 0 else f"{value:.2g}"
+
+
+def _sentences(
+    made: Plan, told: Forecast, store: Store, workers: int, env: Environment
+) -> Iterable[str]:
+    whole = told.whole
+    yield (
+        f"{whole.trainings} trainings ({whole.cached_trainings} cached), "
+        f"{whole.cells} attack cells ({whole.cached_cells} cached)."
+    )
+    rest = whole.trainings + whole.cells - whole.cached_trainings - whole.cached_cells
+    if rest:
+        for device, hours in sorted(whole.hours.items()):
+            unit = _UNITS.get(device, device)
+            yield f"Not cached: {_short(hours)} {unit}. {_basis(whole, device)}"
+        yield from _wall(whole, workers, env)
+        if "cuda" not in whole.hours:
+            yield (
+                "No cell was measured on a GPU yet, so no GPU-hours: run a part of it there "
+                f"(leakbench run {made.suite.name} --only seed={made.trainings[0].seed} --only "
+                "task=0 --device cuda) and plan again with the same --out."
+            )
+        yield from _disk(whole, store)
+    yield from _memory(told, env)
+
+
+def _basis(whole: Sum, device: str) -> str:
+    counts = whole.matches[device]
+    total = sum(counts.values())
+    text = (
+        f"Of {total} jobs {_share(counts['exact'], total)} were measured as they are, "
+        f"{_share(counts['near'], total)} are told from similar ones"
+    )
+    if counts["none"]:
+        share = _share(counts["none"], total)
+        return f"{text}; {share} resemble nothing measured: they are not in it."
+    return f"{text}."
+
+
+def _share(part: int, whole: int) -> str:
+    if part == whole:
+        return "all"
+    return f"{100 * part / whole:.1f} %" if part else "none"
+
+
+def _wall(whole: Sum, workers: int, env: Environment) -> Iterable[str]:
+    kind = env.device.split(":")[0]
+    if kind in whole.hours:
+        hours = whole.hours[kind] / workers
+        days = f" ({_short(hours / 24)} days)" if hours >= 48 else ""
+        yield f"With --jobs {workers} on {kind}: {_short(hours)} hours{days}, if nothing else runs."
+
+
+def _disk(whole: Sum, store: Store) -> Iterable[str]:
+    free = _free(store)
+    yield (
+        f"Disk: {_short(whole.n_bytes / _GB)} GB more in {store.folder}, "
+        f"{_short(free / _GB)} GB are free."
+    )
+    if whole.n_bytes > _LIKELY * free:
+        yield "Warning: that disk is likely too small; run parts of it with --out on others."
+
+
+def _free(store: Store) -> int:
+    """Of the nearest folder that exists."""
+    place = store.folder.resolve()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _memory(told: Forecast, env: Environment) -> Iterable[str]:
+    kind = env.device.split(":")[0]
+    if kind in told.host:
+        text = f"Memory: up to {_short(told.host[kind] / _GB)} GB per worker"
+        if kind in told.device:
+            text += f", and {_short(told.device[kind] / _GB)} GB of the device's"
+        yield f"{text}, as far as it was measured."
+
+
+def _as_json(
+    made: Plan, told: Forecast, store: Store, workers: int, env: Environment
+) -> Mapping[str, Any]:
+    kind = env.device.split(":")[0]
+    whole = told.whole
+    return {
+        "suite": made.suite.name,
+        "version": made.suite.version,
+        **_sum(whole),
+        "jobs": workers,
+        "wall_hours": whole.hours[kind] / workers if kind in whole.hours else None,
+        "matches": whole.matches,
+        "free_bytes": _free(store),
+        "folder": os.fspath(store.folder),
+        "peak_host_bytes": told.host.get(kind),
+        "peak_device_bytes": told.device.get(kind),
+        "rows": [
+            {
+                "task": place,
+                "protocol": made.suite.protocol_of(made.suite.tasks[place]).name,
+                "dataset": made.suite.tasks[place].dataset,
+                "model": made.suite.tasks[place].model,
+                **_sum(row),
+            }
+            for place, row in sorted(told.rows.items())
+        ],
+    }
+
+
+def _sum(total: Sum) -> dict[str, Any]:
+    return {
+        "settings": len(total.settings),
+        "trainings": total.trainings,
+        "cached_trainings": total.cached_trainings,
+        "cells": total.cells,
+        "cached_cells": total.cached_cells,
+        "hours": total.hours,
+        "bytes": total.n_bytes,
+    }
