@@ -48,6 +48,7 @@ def fill(plan: suites.Plan, keys: runner.Keys, place: Store) -> None:
         place.path("attack", keys.attack(cell)).write_text(json.dumps(record, indent=1))
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("cells", SIZES)
 def test_resuming_costs_the_same_for_every_cached_cell(
     benchmark: Any, tiny: Callable[..., Path], tmp_path: Path, cells: int
@@ -73,6 +74,7 @@ def test_resuming_costs_the_same_for_every_cached_cell(
     print(f"\n{cells} cached cells: {1e3 * per_cell[cells]:.3f} ms each, {ratio:.2f}x the least's")
 
 
+@pytest.mark.timeout(3600)
 def test_two_workers_against_one_and_what_the_harness_takes(benchmark: Any, tmp_path: Path) -> None:
     walls: dict[int, float] = {}
     for workers in (1, 2):
