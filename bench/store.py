@@ -62,6 +62,11 @@ def to_json(value: Any) -> str:
     return json.dumps(_plain(value), indent=1, allow_nan=False)
 
 
+def to_line(value: Any) -> str:
+    """The same without line breaks."""
+    return json.dumps(_plain(value), allow_nan=False)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -218,12 +219,17 @@ def test_a_quoted_command_is_one_that_the_program_takes(path: Path, line: str) -
         return
     given = command.make_context(name, arguments).params  # raises for an unknown option
     if name in ("run", "plan") and given["suite"] in suites.shipped():
-        only = suites.parse_pairs(given["only"] or (), "--only")
-        suites.expand(suites.load(given["suite"], given["set_"] or ()), only)
+        expand(given["suite"], tuple(given["set_"] or ()), tuple(given["only"] or ()))
     if name in ("ledger", "audit") and not given["plugin"]:
         REGISTRY.defense(given["defense"], suites.parse_pairs(given["set_"] or (), "--set"))
     if name == "ledger":
         Facts(**suites.parse_pairs(given["facts"].split(","), "--facts"))
+
+
+@cache
+def expand(suite: str, overrides: tuple[str, ...], only: tuple[str, ...]) -> None:
+    """Raises ValueError for what the suite does not take; `full` has a hundred thousand cells."""
+    suites.expand(suites.load(suite, overrides), suites.parse_pairs(only, "--only"))
 
 
 def is_synopsis(line: str) -> bool:

@@ -22,7 +22,9 @@ from typer.testing import CliRunner
 
 import bench
 from bench import suite as suites
+from bench.cli import app
 from bench.cli.outside import merge as merge_command
+from bench.merging import _figures as figures
 from bench.merging import merge
 from bench.report import leaderboard
 from bench.store import SCHEMA, Store, key_of, to_json, write_whole
@@ -178,6 +180,33 @@ def test_a_run_in_parts_has_the_leaderboard_of_the_whole(
     assert other["command"] == " && ".join(sorted(other["commands"]))
     stems = {p.parent.name for p in (tmp_path / "merged").rglob("reconstruction.safetensors")}
     assert stems == {p.parent.name for p in whole.folder.rglob("reconstruction.safetensors")}
+
+
+def test_shards_merge_to_the_records_of_the_whole(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Every training is in one shard, with all its cells; merged, run.json and all is as whole."""
+    suite = tiny(**{"version = 1": "version = 1\nseeds = [0, 1]"})
+    parts = []
+    for number, of in ((None, 1), (1, 4), (2, 4), (3, 4), (4, 4)):
+        shard = [] if number is None else ["--shard", f"{number}/{of}"]
+        out = tmp_path / ("whole" if number is None else f"part-{number}")
+        result = CliRunner().invoke(
+            app, ["run", str(suite), "--device", "cpu", "--jobs", "0", "--out", str(out), *shard]
+        )
+        assert result.exit_code == 0, result.output
+        parts += [] if number is None else [out]
+    merged = merge(parts[::-1], tmp_path / "merged")
+    assert (merged.trainings, merged.cells) == (6, 24)
+    whole, joined = (leaderboard.read_run(tmp_path / n) for n in ("whole", "merged"))
+    assert joined["trainings"] == whole["trainings"]
+    for training in whole["trainings"]:
+        for kind, key in [("train", training["key"])] + [
+            ("attack", c["key"]) for c in training["cells"]
+        ]:
+            one, other = (Store(tmp_path / n).read(kind, key) for n in ("whole", "merged"))  # type: ignore[arg-type]
+            assert one is not None
+            assert figures(one) == figures(other)
 
 
 def test_artifacts_are_copies_that_no_later_run_reaches(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from bench import suite as suites
 from bench.cli import app
 from bench.cli.reports import publish
 from bench.report import boards, charts, explain, html, leaderboard, pictures, svg, tables
+from bench.report.files import Files
 from bench.store import Store, to_json
 
 SCHEMA = json.loads(Path(leaderboard.__file__).with_name("schema.json").read_text())
@@ -272,8 +273,8 @@ def test_rows_of_every_committed_result_render() -> None:
     found = sorted((ROOT / "results").rglob("leaderboard.json"))
     assert found
     for path in found:
-        loaded = leaderboard.load(path.parent)
-        text = html.page(loaded, leaderboard.read_run(path.parent), pictures.load(path.parent))
+        files = Files(path.parent)
+        loaded, text = files.loaded, files.text("html")
         assert len(Tags(text).all("tbody")) >= len(tables.tables(loaded))
         assert hashlib.sha256(path.read_bytes()).hexdigest() in text
 

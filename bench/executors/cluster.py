@@ -93,7 +93,7 @@ def _connect(ray: Any, address: str | None) -> bool:
                 f"no Ray cluster answers at '{address}' ({error.strerror or error})."
             ) from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray sets this to none on nodes whose job asks for no GPU; ours ask for what they use.
+    # Ray hides GPUs from jobs that ask for none, and warns that it will not; those use none anyway.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(

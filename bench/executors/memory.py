@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -37,19 +38,15 @@ def peak() -> Iterator[dict[str, int | None]]:
 
 def _forget_peak() -> None:
     place = Path("/proc/self/clear_refs")
-    try:
+    if place.exists() and os.access(place, os.W_OK):
         place.write_text("5")  # Linux: the peak begins anew at the present size
-    except OSError:
-        return  # no Linux, or not allowed: peaks are then those since the start
 
 
 def _highest() -> int:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass  # no Linux
+    if sys.platform == "linux":
+        status = Path("/proc/self/status").read_text()
+        (line,) = (x for x in status.splitlines() if x.startswith("VmHWM:"))
+        return 1024 * int(line.split()[1])
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -57,11 +54,8 @@ def _highest() -> int:
 def total_bytes() -> int:
     """Memory of this machine, or of the container that it is."""
     limits = [psutil.virtual_memory().total]
-    for name in _CGROUP_LIMITS:
-        try:
-            text = Path(name).read_text().strip()
-        except OSError:
-            continue
+    for place in map(Path, _CGROUP_LIMITS):
+        text = place.read_text().strip() if place.is_file() else ""
         if text.isdigit():
             limits.append(int(text))
     return min(limits)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.metrics.named import METRICS
-from bench.store import to_json
+from bench.store import to_line
 
 Row = dict[str, Any]
 LEGEND = (
@@ -216,14 +216,15 @@ CODES = {
 }
 
 
-TERMINAL_ROWS, FIRST_ROWS = 500, 10
-"""Rows that a terminal shows in all; beyond that only so many of each table."""
+TERMINAL_ROWS = 500
+"""Rows that a terminal shows; of more, one line per table."""
 
 
 def terminal(rows: Sequence[Row]) -> list[Table]:
-    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files, as
-    are, of more rows than anybody scrolls through, all but the first of each table."""
-    most = None if len(rows) <= TERMINAL_ROWS else FIRST_ROWS
+    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files. Of
+    more rows than anybody scrolls through, one table that names the safest row of each."""
+    if len(rows) > TERMINAL_ROWS:
+        return [_overview(rows)]
     out = []
     for title, members in tables(rows):
         unshown = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
@@ -248,7 +249,7 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
         if not shared:
             table.add_column("floor", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for row, floor in list(zip(members, lines, strict=True))[:most]:
+        for row, floor in zip(members, lines, strict=True):
             claim = brief_number(row["eps_claimed"])
             refuted = "!" if audited(row).endswith("!") else ""
             line = [
@@ -262,11 +263,29 @@ def terminal(rows: Sequence[Row]) -> list[Table]:
             line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
             line += [_codes(row)] if shared else [floor, _codes(row)]
             table.add_row(*line, style="dim" if row["rank"] is None else "")
-        if len(members) > table.row_count:
-            table.caption = f"and {len(members) - table.row_count} more rows, in the files"
-            table.caption_justify = "left"
         out.append(table)
     return out
+
+
+def _overview(rows: Sequence[Row]) -> Table:
+    """A line per table: its rows, and the one that leaks least."""
+    overview = Table(
+        title=f"{len(rows)} rows, which are in the files; of each table the safest", box=None,
+        title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0),
+        header_style="bold dim",
+    )  # fmt: skip
+    for name in ("table", "safest row that learns"):
+        overview.add_column(name, overflow="fold")
+    for name in ("rows", "worst"):
+        overview.add_column(name, justify="right", no_wrap=True)
+    for title, members in tables(rows):
+        first = next((r for r in members if r["rank"] == 1), None)
+        worst = first["worst"] if first else None
+        overview.add_row(
+            title, setting(first) if first else "-", str(len(members)),
+            _brief(worst[worst["metric"]]) if worst else "-",
+        )  # fmt: skip
+    return overview
 
 
 def _brief_name(name: str) -> str:
@@ -418,4 +437,6 @@ def _three(value: dict[str, float] | None) -> list[float | None]:
 
 
 def to_leaderboard_json(rows: Sequence[Row]) -> str:
-    return to_json(list(rows)) + "\n"
+    """Strict JSON, a row per line: thousands of rows are written many times as fast as indented."""
+    lines = ",\n".join(to_line(row) for row in rows)
+    return f"[\n{lines}\n]\n"
