@@ -90,8 +90,8 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
     shown.add_column("#", justify="right")
     shown.add_column("row", overflow="fold", min_width=17)
     for name in ("leak", "minus next [95 %]", "p", "accuracy"):
-        shown.add_column(name, justify="right", no_wrap=name != "accuracy")
-    shown.add_column("verdict,\n80 % power" if power else "verdict", width=15 if power else 9)
+        shown.add_column(name, justify="right", no_wrap=name in ("leak", "p"))
+    shown.add_column("verdict,\n80 % power" if power else "verdict", min_width=15 if power else 9)
     for row in (c for c in ladder.table.rows if c.rank is not None):
         found, last = made.get(id(row)), before.get(id(row))
         # Wrapped between settings, not within one.
