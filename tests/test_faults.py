@@ -17,14 +17,15 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from bench import jobs, launch, runner, store
+from bench import launch, runner, store
 from bench import suite as suites
 from bench.cli import app
 from bench.executors.local import Workers
 from bench.seeding import numpy_generator
 from bench.store import Store, read_record
+from tests import runs
+from tests.runs import contents, planned
 
-CLOCK = {"seconds", "client_seconds", "memory"}
 LEAKY = '''
 import ctypes, time
 import torch
@@ -56,32 +57,10 @@ class Segfaults(Attack):
 '''
 
 
-def planned(
-    suite: Path, plugins: tuple[Path, ...] = (), **only: Any
-) -> tuple[suites.Plan, runner.Keys]:
-    return launch.planned(suites.load(str(suite)), only, jobs.Environment(plugins=plugins))
-
-
 def made(plan: suites.Plan, keys: runner.Keys, place: Store, **settings: Any) -> runner.Report:
-    place.prepare()
-    executor = settings or {"workers": 0}
-    return runner.run(plan, place, keys, executor=launch.local(plan, keys.env, **executor))
-
-
-def contents(place: Store) -> dict[str, Any]:
-    """All records without the clock's readings, and the bytes of all artifacts."""
-    found: dict[str, Any] = {}
-    for path in sorted(place.folder.glob("records/*/*.json")):
-        found[str(path.relative_to(place.folder))] = timeless(json.loads(path.read_text()))
-    for path in sorted(place.folder.glob("artifacts/*/*")):
-        found[str(path.relative_to(place.folder))] = path.read_bytes()
-    return found
-
-
-def timeless(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in CLOCK}
-    return value
+    """By local workers, or in this process without a word of them."""
+    executor = launch.local(plan, keys.env, **(settings or {"workers": 0}))
+    return runs.made(plan, keys, place, executor)
 
 
 @pytest.fixture
@@ -289,8 +268,7 @@ def test_a_clock_that_jumps_changes_nothing(
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 1e8)
     executor = Workers(count=1, threads=1, timeout_s=600)
-    jumpy.prepare()
-    report = runner.run(plan, jumpy, keys, executor=executor)
+    report = runs.made(plan, keys, jumpy, executor)
     assert report.failures == []
     assert contents(jumpy) == contents(straight)
     for path in jumpy.folder.glob("records/*/*.json"):

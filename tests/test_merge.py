@@ -24,11 +24,11 @@ import bench
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.outside import merge as merge_command
-from bench.merging import _figures as figures
 from bench.merging import merge
 from bench.report import leaderboard
 from bench.store import SCHEMA, Store, key_of, to_json, write_whole
 from tests.conftest import TINY
+from tests.runs import timeless
 
 Run = dict[str, Any]
 
@@ -206,7 +206,7 @@ def test_shards_merge_to_the_records_of_the_whole(
         ]:
             one, other = (Store(tmp_path / n).read(kind, key) for n in ("whole", "merged"))  # type: ignore[arg-type]
             assert one is not None
-            assert figures(one) == figures(other)
+            assert timeless(one) == timeless(other)
 
 
 def test_artifacts_are_copies_that_no_later_run_reaches(tmp_path: Path) -> None:

@@ -225,12 +225,13 @@ def test_pictures_are_drawn_when_opened_with_words_for_each(browser: Any, report
     assert summary.evaluate("s => s === document.activeElement")
     page.locator("#t1 .compare summary").click()
     rows = page.locator("#t1 .compare tbody tr")
+    rows.first.wait_for()  # drawn when the event of its opening is handled, after the click
     assert [r.split("\n")[0] for r in rows.locator("th").all_inner_texts()] == [
         "Truth", "1 beta", "2 alpha", "3 none",
     ]  # fmt: skip
     page.locator("#t1 .open").nth(3).click()
     page.locator("#t1 .pictures summary").last.click()
-    assert "First 2 of 30 features" in page.locator("#t1 tr.detail").last.inner_text()
+    page.locator("#t1 tr.detail").last.get_by_text("First 2 of 30 features").wait_for()
     visit.clean()
 
 

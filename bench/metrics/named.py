@@ -6,3 +6,10 @@ METRICS = (
 )  # fmt: skip
 """success: share of samples with SSIM > 0.9. attribute_accuracy: share of one-hot groups whose
 largest entry is right. Metrics that do not apply are absent."""
+SMALLER_LEAKS = ("mse",)
+"""Metrics of which a smaller value is the larger leak."""
+
+
+def sign_of(metric: str) -> float:
+    """1 where a larger value is the larger leak, else -1."""
+    return -1.0 if metric in SMALLER_LEAKS else 1.0

@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from bench.metrics.named import sign_of
 from bench.report import svg
 from bench.report.boards import Board, bounds, epsilon_cell, figure
 from bench.report.svg import Axis, Line, Point, Value
@@ -169,7 +170,7 @@ def _front(
     a common accuracy. Empty where the figures of x cannot be compared."""
     if name in ("claimed", "promise"):
         return []
-    sign = -1.0 if name == "leak" and metric == "mse" else 1.0
+    sign = sign_of(metric) if name == "leak" else 1.0
     able = [
         (sign * a.mean if not a.place else math.inf, -b.mean, i)
         for i, (r, (a, b)) in enumerate(zip(rows, found, strict=True))

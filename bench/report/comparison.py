@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.metrics.named import METRICS
+from bench.metrics.named import METRICS, sign_of
 from bench.metrics.paired import ALPHA, Paired, Plan, holm, least_victims, paired, victims_needed
 from bench.names import did_you_mean
 from bench.report.cells import check_wanted
-from bench.report.contenders import LOST, Contender, Record, Table, sign_of, worst_leaks
+from bench.report.contenders import LOST, Contender, Record, Table, worst_leaks
 from bench.report.tables import short
 from bench.suite import parse_value
 

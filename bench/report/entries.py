@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.metrics.intervals import bootstraps
-from bench.metrics.named import METRICS
+from bench.metrics.named import METRICS, sign_of
 
 FLOOR_SUFFIX = "_class_mean"
 CONVERGED = 0.02
@@ -32,6 +32,8 @@ class Intervals:
     def put(self, entry: dict[str, Any], key: str, groups: Sequence[np.ndarray]) -> None:
         """entry[key]: the groups' interval once `fill` was called, None if they hold no value."""
         entry[key] = None
+        if not groups:
+            return
         self._waiting.append((entry, key, groups))
         if len(self._waiting) >= self.AT_ONCE:
             self.fill()
@@ -129,7 +131,7 @@ def worst_cases(
     on the same observation are compared, so seed by seed, an attack that failed in one counting in
     the others. attack: the one that is worst for most victims. metric: ssim, of which the largest
     is worst, or mse, of which the least is. Their intervals wait in `intervals`."""
-    sign = 1.0 if metric == "ssim" else -1.0
+    sign = sign_of(metric)
     cases = []
     for attacks in by_threat.values():
         worst, winners = [], []
@@ -152,6 +154,5 @@ def worst_of(cases: Iterable[Record]) -> Record | None:
 
 def leak(worst: Mapping[str, Any]) -> float:
     """A worst case as one number that grows with the leak: SSIM, or minus the MSE of records."""
-    if worst["metric"] == "ssim":
-        return float(worst["ssim"]["mean"])
-    return -float(worst["mse"]["mean"])
+    metric: str = worst["metric"]
+    return sign_of(metric) * float(worst[metric]["mean"])

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from bench.metrics.intervals import Interval
+from bench.metrics.named import sign_of
 from bench.report.entries import FLOOR_SUFFIX, leak
 from bench.report.tables import Row, setting, tables
 
@@ -307,7 +308,7 @@ def _front(axes: Axes, rows: Sequence[Row], metric: str) -> list[Line2D]:
     )
     if not front:
         return []
-    sign = 1 if metric == "ssim" else -1
+    sign = sign_of(metric)
     end = max(x for x, _ in points)
     x, y = [*(x for x, _ in front), end], [*(y for _, y in front), front[-1][1]]
     return axes.plot([sign * v for v in x], y, color="#888888", linewidth=0.8, zorder=0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.metrics.intervals import bootstrap_shares
+from bench.metrics.named import sign_of
 from bench.report.entries import (
     Intervals,
     Record,
@@ -23,7 +24,7 @@ from bench.report.entries import (
     worst_cases,
     worst_of,
 )
-from bench.store import Store, key_of
+from bench.store import Kind, Store, key_of
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -98,24 +99,60 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     record is read once, and no more of it is kept than its row shows.
     """
     run = read_run(folder)
-    source = _Source(suite=run["suite"], store=Store(folder), intervals=Intervals())
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for training in run["trainings"]:
-        same = {k: training[k] for k in ("task", "protocol", "defense", "settings")}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(training)
+    return rows_of(run["suite"], run["trainings"], Store(folder).read)
+
+
+Read = Callable[[Kind, str], Record | None]
+"""A record by kind and key, None without one, as `Store.read`."""
+
+
+def rows_of(
+    suite: Mapping[str, Any], trainings: Iterable[Record], read: Read,
+    checkpoints: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """`rows` of these trainings of a run.json alone, at all of the suite's checkpoints or these."""
+    source = _Source(
+        suite=suite, read=read, checkpoints=checkpoints or suite["checkpoints"],
+        intervals=Intervals(),
+    )  # fmt: skip
     networks: dict[str, list[_Draft]] = {}
-    for trainings in groups.values():
-        same = {k: trainings[0][k] for k in ("task", "protocol")}
-        for draft in _drafts(source, trainings):
+    for members in settings_of(trainings):
+        same = {k: members[0][k] for k in ("task", "protocol")}
+        for draft in _drafts(source, members):
             key = json.dumps([same, draft.row["checkpoint"]], sort_keys=True)
             networks.setdefault(key, []).append(draft)
     source.intervals.fill()
     found = []
     for drafts in networks.values():
-        members = [_finished(d) for d in drafts]
-        _flag_unconverged(members)
-        found += members
+        finished = [_finished(d) for d in drafts]
+        _flag_unconverged(finished)
+        found += finished
     return _ranked(found)
+
+
+def settings_of(trainings: Iterable[Record]) -> list[list[Record]]:
+    """Trainings of a run.json by what makes a row: those of one list differ in their seeds."""
+    groups: dict[str, list[Record]] = {}
+    for training in trainings:
+        same = {k: training[k] for k in ("task", "protocol", "defense", "settings")}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(training)
+    return list(groups.values())
+
+
+def identity(suite: Mapping[str, Any], training: Record, checkpoint: str) -> Record:
+    """What a row is called by: all that `row_id` and its table's title are made from."""
+    return {
+        "suite": suite_label(suite),
+        "protocol": training["protocol"]["name"],
+        "protocol_settings": training["protocol"],
+        "dataset": training["task"]["dataset"],
+        "dataset_settings": training["task"].get("dataset_settings", {}),
+        "model": training["task"]["model"],
+        "model_settings": training["task"].get("model_settings", {}),
+        "defense": training["defense"],
+        "settings": training["settings"],
+        "checkpoint": checkpoint,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +160,8 @@ class _Source:
     """What rows are made from. intervals: those that wait to be computed."""
 
     suite: Mapping[str, Any]
-    store: Store
+    read: Read
+    checkpoints: Sequence[str]
     intervals: Intervals
 
 
@@ -143,7 +181,7 @@ _FLAGGED = ("status", "reason", "diverged", "audit", "class_chance", "personal_c
 
 def _drafts(source: _Source, trainings: Sequence[dict[str, Any]]) -> Iterator[_Draft]:
     """The rows of one defense setting, one per checkpoint, from its trainings of all seeds."""
-    records = [r for t in trainings if (r := source.store.read("train", t["key"])) is not None]
+    records = [r for t in trainings if (r := source.read("train", t["key"])) is not None]
     if not records:
         return
     trained = [{k: r.get(k) for k in _FLAGGED} for r in records]
@@ -152,7 +190,7 @@ def _drafts(source: _Source, trainings: Sequence[dict[str, Any]]) -> Iterator[_D
         for cell in training["cells"]:
             labels = cells.setdefault(cell["checkpoint"], {})
             labels.setdefault(cell["label"], []).append((training["seed"], cell))
-    for checkpoint in source.suite["checkpoints"]:
+    for checkpoint in source.checkpoints:
         if checkpoint in cells or not cells:
             row = _heading(source, trainings, checkpoint, [r for r in records if _is_done(r)])
             cases = _attacks(source, row, cells.get(checkpoint, {}))
@@ -167,20 +205,11 @@ def _heading(
     source: _Source, trainings: Sequence[Record], checkpoint: str, done: Sequence[Record]
 ) -> Record:
     """A row with all that its trainings tell; what the attacks add has its place."""
-    suite, first = source.suite, trainings[0]
+    settings = trainings[0]["settings"]
     ledger = [r["ledger"] for r in done]
     row: Record = {
-        "suite": suite_label(suite),
-        "protocol": first["protocol"]["name"],
-        "protocol_settings": first["protocol"],
-        "dataset": first["task"]["dataset"],
-        "dataset_settings": first["task"].get("dataset_settings", {}),
-        "model": first["task"]["model"],
-        "model_settings": first["task"].get("model_settings", {}),
-        "defense": first["defense"],
-        "variant": done[0]["variant"] if done else first["settings"].get("variant", ""),
-        "settings": first["settings"],
-        "checkpoint": checkpoint,
+        **identity(source.suite, trainings[0], checkpoint),
+        "variant": done[0]["variant"] if done else settings.get("variant", ""),
         "threat": "",
         "seeds": [t["seed"] for t in trainings],
         "accuracy": _accuracy(done),
@@ -192,7 +221,7 @@ def _heading(
         "eps_record": _largest([e["eps_record"] for e in ledger]),
         "ledger": _ledger(ledger),
         "audit": _audit(done),
-        "delta": suite["delta"],
+        "delta": source.suite["delta"],
         "unit": ledger[0]["unit"] if ledger else None,
         "bytes_up": _mean([r["bytes_up"] for r in done]),
         "bytes_down": _mean([r["bytes_down"] for r in done]),
@@ -215,7 +244,7 @@ def _attacks(
     for label, placed in cells.items():
         threat = known[placed[0][1]["threat"]]
         threats[_described(json.dumps(threat))] = None
-        found = [(seed, source.store.read("attack", cell["key"])) for seed, cell in placed]
+        found = [(seed, source.read("attack", cell["key"])) for seed, cell in placed]
         row["attacks"][label] = attack_entry([r for _, r in found], threat, source.intervals)
         for metric, by_threat in by_metric.items():
             values = {
@@ -321,7 +350,7 @@ def _below_floor(worst: Mapping[str, Any], floor: Mapping[str, float]) -> bool:
     metric = worst["metric"]
     if metric not in floor:
         return False
-    return leak(worst) < (floor[metric] if metric == "ssim" else -floor[metric])
+    return leak(worst) < sign_of(metric) * floor[metric]
 
 
 def _at_chance(row: Mapping[str, Any], done: Sequence[Record]) -> bool:

@@ -1,0 +1,41 @@
+"""Runs of a suite without the command line, and what they left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench import jobs, launch, runner
+from bench import suite as suites
+from bench.store import Store
+
+CLOCK = {"seconds", "client_seconds", "memory"}
+"""What two runs of the same seed may differ in."""
+
+
+def planned(
+    suite: Path, plugins: tuple[Path, ...] = (), **only: Any
+) -> tuple[suites.Plan, runner.Keys]:
+    return launch.planned(suites.load(str(suite)), only, jobs.Environment(plugins=plugins))
+
+
+def made(plan: suites.Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.Report:
+    store.prepare()
+    return runner.run(plan, store, keys, executor=executor)
+
+
+def contents(store: Store) -> dict[str, Any]:
+    """All records without the clock's readings, and the bytes of all artifacts."""
+    found: dict[str, Any] = {}
+    for path in sorted(store.folder.glob("records/*/*.json")):
+        found[str(path.relative_to(store.folder))] = timeless(json.loads(path.read_text()))
+    for path in sorted(store.folder.glob("artifacts/*/*")):
+        found[str(path.relative_to(store.folder))] = path.read_bytes()
+    return found
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in CLOCK}
+    return value
