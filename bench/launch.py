@@ -101,6 +101,33 @@ def _gpus() -> tuple[str, ...]:
     return tuple(str(i) for i in range(torch.cuda.device_count()))
 
 
+EXECUTORS = ("local", "ray")
+
+
+def executor_of(
+    plan: suites.Plan, keys: runner.Keys, name: str, *, jobs: int | None = None,
+    memory: float | None = None, ray_address: str | None = None, cell_cpus: float = 1.0,
+    cell_gpus: float | None = None,
+) -> Executor:  # fmt: skip
+    """What carries out the jobs: `local` by the first two settings (jobs None: the machine's
+    default), `cluster` by the others. Raises ValueError for settings that are out of range, or of
+    the other executor."""
+    check_executor(name)
+    if name == "ray":
+        if jobs is not None or memory is not None:
+            raise ValueError("jobs and memory are for the local executor: a cluster has as many "
+                             "workers as its CPUs and GPUs allow.")  # fmt: skip
+        return cluster(plan, keys, address=ray_address, cell_cpus=cell_cpus, cell_gpus=cell_gpus)
+    workers = default_workers(keys.env.device) if jobs is None else jobs
+    return local(plan, keys.env, workers=workers, memory=memory)
+
+
+def check_executor(name: str) -> None:
+    """Raises ValueError for a name that is none of EXECUTORS."""
+    if name not in EXECUTORS:
+        raise ValueError(f"executor must be {' or '.join(EXECUTORS)}, got '{name}'.")
+
+
 def local(
     plan: suites.Plan, env: jobs.Environment, *, workers: int, memory: float | None = None
 ) -> Executor:
@@ -135,12 +162,12 @@ def cluster(
     """
     gpus = float(keys.env.device == "cuda") if cell_gpus is None else cell_gpus
     if not cell_cpus > 0:
-        raise ValueError(f"--cell-cpus must be > 0, got {cell_cpus:g}.")
+        raise ValueError(f"cell_cpus must be > 0, got {cell_cpus:g}.")
     if not (0 <= gpus <= 1):
-        raise ValueError(f"--cell-gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
+        raise ValueError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
     if (gpus > 0) != (keys.env.device == "cuda"):
         raise ValueError(
-            f"--cell-gpus {gpus:g} does not go with device {keys.env.device}: it must be > 0 with "
+            f"cell_gpus {gpus:g} does not go with device {keys.env.device}: it must be > 0 with "
             "cuda and 0 with cpu."
         )
     return Cluster(

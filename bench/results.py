@@ -40,6 +40,12 @@ def run(
     plugins: Sequence[str | Path] = (),
     fresh: bool = False,
     progress: bool | None = None,
+    executor: str = "local",
+    memory: float | None = None,
+    ray_address: str | None = None,
+    cell_cpus: float = 1.0,
+    cell_gpus: float | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> Results:
     """Run a suite as `leakbench run` does, with the same records, and give its results.
 
@@ -48,31 +54,40 @@ def run(
     {"protocol.rounds": 5}. jobs: worker processes; 0: none, run in this process. out: result
     folder, by default leakbench-runs/SUITE; a run that was stopped continues there. plugins:
     Python files with a defense or attack. progress: by default on terminals and in notebooks.
+    executor: `local`, of which jobs and memory (GB that one worker may hold) are settings, or
+    `ray`: the cluster at ray_address (None: RAY_ADDRESS, or one is started here), where a job takes
+    cell_cpus CPUs and cell_gpus GPUs (None: one with device="cuda"). shard: (i, n), the i-th of n
+    parts, with a folder of its own.
 
     Worker processes import a script's file again, so a script must call this under
     `if __name__ == "__main__":` or with jobs=0; notebooks need neither. Failed cells raise
     nothing: see `Results.failures`. Raises ValueError for bad input, before any work.
     """
+    launch.check_executor(executor)
     env = launch.environment(
         device=device,
         data_dir=None if data_dir is None else Path(data_dir),
         download=download,
         plugins=_files(plugins),
+        here=executor == "local",
     )
-    plan, keys = launch.planned(_suite(suite, overrides), only or {}, env)
-    workers = launch.default_workers(env.device) if jobs is None else jobs
-    if not isinstance(workers, int) or workers < 0:
+    plan, keys = launch.planned(_suite(suite, overrides), only or {}, env, shard)
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
         raise ValueError(f"jobs must be a whole number >= 0, got {jobs!r}.")
-    executor = launch.local(plan, env, workers=workers)
-    if workers:
+    chosen = launch.executor_of(
+        plan, keys, executor, jobs=jobs, memory=memory, ray_address=ray_address,
+        cell_cpus=cell_cpus, cell_gpus=cell_gpus,
+    )  # fmt: skip
+    if executor == "local" and jobs != 0:
         _refuse_unguarded_script(sys._getframe(1))
-    store = launch.store_of(plan, None if out is None else Path(out))
+    store = launch.store_of(plan, None if out is None else Path(out), shard)
     store.prepare()
     shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
     with _progress(plan, shown) as on_progress:
         launch.execute(
-            plan, keys, store, executor=executor, fresh=fresh,
-            command=_command(suite, plan.suite.name, only, overrides), on_progress=on_progress,
+            plan, keys, store, executor=chosen, fresh=fresh,
+            command=_command(suite, plan.suite.name, only, overrides, shard),
+            on_progress=on_progress,
         )  # fmt: skip
     results = Results(store.folder)
     results.write()
@@ -322,7 +337,7 @@ def _toml(value: Any, place: str) -> str:
 
 def _command(
     suite: str | Path | Mapping[str, Any] | suites.Suite, name: str,
-    only: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None,
+    only: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None, shard: tuple[int, int],
 ) -> list[str]:  # fmt: skip
     """The command line that makes the same records; a suite given as a dict is named NAME.toml
     there (run.json holds it whole)."""
@@ -331,7 +346,8 @@ def _command(
         command += ["--only", f"{key}={suites.as_text(value)}"]
     for key, value in (overrides or {}).items():
         command += ["--set", f"{key}={_toml(value, key)}"]
-    return command
+    number, of = shard
+    return command if of == 1 else [*command, "--shard", f"{number}/{of}"]
 
 
 def _files(plugins: Sequence[str | Path]) -> list[Path]:

@@ -103,11 +103,11 @@ def test_ledger_prints_claim_proof_and_constants() -> None:
         (("run", "quick", "--executor", "ray"), "device auto: say cpu or cuda"),
         (
             ("run", "quick", "--executor", "ray", "--device", "cpu", "--jobs", "2"),
-            "--jobs and --memory are for --executor local",
+            "jobs and memory are for the local executor",
         ),
         (
             ("run", "quick", "--executor", "ray", "--device", "cpu", "--cell-gpus", "0.5"),
-            "--cell-gpus 0.5 does not go with device cpu",
+            "cell_gpus 0.5 does not go with device cpu",
         ),
         (("plan", "none.toml"), "no such suite file"),
         (("list", "defences"), "Did you mean 'defenses'"),

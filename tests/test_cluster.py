@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import bench
 from bench import launch, runner
 from bench import suite as suites
 from bench.store import Store
@@ -113,6 +114,17 @@ def test_dying_and_hanging_jobs_end_alone_on_a_cluster_too(
     assert reasons["sleeps"] == "timeout: over the limit of 20 s"
     done = [json.loads(p.read_text()) for p in (store.folder / "records/attack").iterdir()]
     assert sorted(r["status"] for r in done) == ["done", "done", "failed", "timeout"]
+
+
+def test_the_python_api_runs_on_a_cluster_too(
+    nodes: Any, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    same: dict[str, Any] = {"only": {"defense": "none"}, "device": "cpu", "progress": False}
+    there = bench.run(tiny(), out=tmp_path / "there", executor="ray", ray_address=nodes.address,
+                      **same)  # fmt: skip
+    here = bench.run(tiny(), out=tmp_path / "here", jobs=0, **same)
+    assert there.failures == []
+    assert contents(Store(there.folder)) == contents(Store(here.folder))
 
 
 def test_what_a_cluster_cannot_do_is_said_in_one_sentence(

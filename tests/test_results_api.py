@@ -72,6 +72,18 @@ def test_a_run_makes_the_records_that_the_command_line_makes(
     assert (out / "leaderboard.md").is_file()
 
 
+def test_a_shard_is_a_part_with_a_folder_and_a_command_of_its_own(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = tiny()
+    monkeypatch.chdir(tmp_path)
+    made = bench.run(suite, only={"checkpoint": "init"}, shard=(2, 2), jobs=0, progress=False)
+    assert made.folder.name == "tiny-2-of-2"
+    run = json.loads((made.folder / "run.json").read_text())
+    assert len(run["trainings"]) == 1  # of three
+    assert run["command"].endswith(" --only checkpoint=init --shard 2/2")
+
+
 def test_the_leaderboard_frame_holds_every_figure_of_the_json(results: Results) -> None:
     rows = json.loads((results.folder / "leaderboard.json").read_text())
     frame = results.leaderboard()
@@ -227,6 +239,10 @@ def test_a_published_leaderboard_loads_without_its_records(
         ({"suite": {"name": "x", "version": 1}}, "the suite, at protocol: Field required"),
         ({"suite": "quick", "device": "tpu"}, "device must be auto, cpu or cuda, got 'tpu'"),
         ({"suite": "quick", "jobs": -1}, "jobs must be a whole number >= 0, got -1"),
+        ({"suite": "quick", "executor": "slurm"}, "executor must be local or ray, got 'slurm'"),
+        ({"suite": "quick", "executor": "ray"}, "device auto: say cpu or cuda"),
+        ({"suite": "quick", "memory": 0}, "memory must be > 0 GB for one worker, got 0"),
+        ({"suite": "quick", "shard": (3, 2)}, "shard 3/2 does not exist"),
         ({"suite": "quick", "only": {"defence": "spm"}}, "Did you mean 'defense'"),
         ({"suite": "quick", "overrides": {"budget": 0}}, "got 0"),
         ({"suite": "quick", "overrides": {"threats.0.aux": None}}, "threats.0.aux cannot be None"),

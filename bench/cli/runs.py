@@ -67,23 +67,16 @@ def run(
     with plain_errors():
         from bench import launch
 
-        if executor not in ("local", "ray"):
-            raise ValueError(f"executor must be local or ray, got '{executor}'.")
+        launch.check_executor(executor)
         env = environment(device, data_dir, download, plugin, here=executor == "local")
         part = shard_of(shard)
         plan, keys = planned(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
         store.prepare()
-        if executor == "ray":
-            if jobs is not None or memory is not None:
-                raise ValueError("--jobs and --memory are for --executor local: a cluster has "
-                                 "as many workers as its CPUs and GPUs allow.")  # fmt: skip
-            chosen = launch.cluster(
-                plan, keys, address=ray_address, cell_cpus=cell_cpus, cell_gpus=cell_gpus
-            )
-        else:
-            workers = launch.default_workers(env.device) if jobs is None else jobs
-            chosen = launch.local(plan, env, workers=workers, memory=memory)
+        chosen = launch.executor_of(
+            plan, keys, executor, jobs=jobs, memory=memory, ray_address=ray_address,
+            cell_cpus=cell_cpus, cell_gpus=cell_gpus,
+        )  # fmt: skip
         with launch.live(plan, console) as on_progress:
             try:
                 report = launch.execute(
