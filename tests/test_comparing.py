@@ -407,6 +407,19 @@ def test_rows_have_the_ranks_of_the_leaderboard(tmp_path: Path) -> None:
     assert sum(c.rank is None for c in table.rows) == 2
 
 
+def test_a_filter_by_defense_hides_the_others_but_their_ranks_count(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    for defense, values in (("a", [0.1, 0.2]), ("b", [0.5, 0.6]), ("c", [0.3, 0.4])):
+        for seed in (0, 1):
+            made.row(defense, seed, {"dlg": values})
+    (table,) = contenders.read(made.done(), only={"defense": "b"})
+    assert [(c.row["defense"], c.rank) for c in table.rows] == [("b", 3)]
+    (table,) = contenders.read(made.folder, only={"seed": "1"})
+    assert [(c.row["defense"], sorted(c.trainings)) for c in table.rows] == [
+        ("a", [1]), ("c", [1]), ("b", [1]),
+    ]  # fmt: skip
+
+
 def test_p_values_are_adjusted_within_a_table_and_too_few_victims_are_told(tmp_path: Path) -> None:
     made = Folder(tmp_path)
     for i in range(8):

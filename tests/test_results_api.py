@@ -80,7 +80,7 @@ def test_a_shard_is_a_part_with_a_folder_and_a_command_of_its_own(
     made = bench.run(suite, only={"checkpoint": "init"}, shard=(2, 2), jobs=0, progress=False)
     assert made.folder.name == "tiny-2-of-2"
     run = json.loads((made.folder / "run.json").read_text())
-    assert len(run["trainings"]) == 1  # of three
+    assert [t["settings"] for t in run["trainings"]] == [{"epsilon": 0.5}]  # the second of three
     assert run["command"].endswith(" --only checkpoint=init --shard 2/2")
 
 
