@@ -11,11 +11,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench import costs
 from bench import suite as suites
 from bench.cli import planning
 from bench.cli.options import console
-from bench.costs import Cost, Point, Table
+from bench.costs import lookup
+from bench.costs.cost import Cost, Point, joined
+from bench.costs.features import training_features
+from bench.costs.lookup import Estimate, Table
+from bench.costs.records import measure
 from bench.store import Store
 from bench.suite import AttackCell, TrainJob
 
@@ -77,7 +80,7 @@ def suite(tiny: Callable[..., Path]) -> suites.Suite:
 
 
 def table(folder: Path) -> Table:
-    return Table(costs.measure(folder))
+    return Table(measure(folder))
 
 
 def test_a_folder_tells_its_own_jobs_exactly(suite: suites.Suite, tmp_path: Path) -> None:
@@ -98,8 +101,8 @@ def test_more_rounds_and_larger_budgets_lie_on_the_line_through_what_was_measure
     for rounds, budget in ((1, 5), (4, 20)):
         part = tmp_path / str(rounds)
         write(part, suites.load(path, [f"protocol.rounds={rounds}", f"budget={budget}"]))
-        found += costs.measure(part)
-    known = Table(costs.joined(found))
+        found += measure(part)
+    known = Table(joined(found))
     more = suites.expand(suites.load(path, ["protocol.rounds=100", "budget=500"]))
     for job in more.trainings:
         estimate = known.training(job, device="cpu", samples=0)
@@ -116,7 +119,7 @@ def test_of_a_training_at_one_number_of_rounds_what_the_clients_did_grows(
 ) -> None:
     # 3 clients x 0.15 s per round of 1.5 s; the rest, 2.05 s, is done once.
     write(tmp_path, suite, client_seconds=0.15)
-    of = costs.training_features(suites.expand(suite).trainings[0].inputs(), "cpu")
+    of = training_features(suites.expand(suite).trainings[0].inputs(), "cpu")
     told = table(tmp_path).estimate("train", of, work=11, size=24)
     assert told.seconds == pytest.approx(2.05 + 11 * 0.45)
 
@@ -127,9 +130,9 @@ def test_another_setting_and_another_defense_are_told_from_their_like(
     write(tmp_path, suite)
     known = table(tmp_path)
     job = suites.expand(suite).trainings[1]
-    of = costs.training_features(job.inputs(), "cpu")
+    of = training_features(job.inputs(), "cpu")
 
-    def told(**changes: str) -> costs.Estimate:
+    def told(**changes: str) -> Estimate:
         return known.estimate("train", of | changes, work=1, size=24)
 
     assert told(settings="epsilon=9").seconds == pytest.approx(3 * 2.5)
@@ -174,11 +177,11 @@ def test_costs_survive_json() -> None:
 
 
 def test_the_shipped_costs_say_where_they_were_measured() -> None:
-    data = json.loads((Path(costs.__file__).with_name("costs.json")).read_text())
+    data = json.loads(Path(lookup.__file__).with_name("shipped.json").read_text())
     for source in data["sources"]:
         assert {"device", "name", "command", "clock", "versions", "date"} <= set(source)
         assert {c["features"]["device"] for c in source["costs"]} == {source["device"]}
-    assert costs.shipped()
+    assert lookup.shipped()
 
 
 def test_plan_tells_the_hours_of_what_is_not_cached_and_writes_nothing(

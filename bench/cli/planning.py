@@ -31,7 +31,9 @@ from bench.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from bench.costs import Cost, Estimate, Stage, Table
+    from bench.costs.cost import Cost
+    from bench.costs.features import Stage
+    from bench.costs.lookup import Estimate, Table
     from bench.jobs import Environment
     from bench.runner import Keys
     from bench.store import Store
@@ -133,15 +135,15 @@ def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Mapping[Stage
     The folder's own records tell first, then those of other folders, then what comes along: where
     the same job stands in several, this machine tells better of itself than another.
     """
-    from bench import costs
+    from bench.costs import lookup, records
 
-    own = costs.finished(store.folder)
-    sources = [costs.measure(store.folder, own)] if own["train"] else []
+    own = records.finished(store.folder)
+    sources = [records.measure(store.folder, own)] if own["train"] else []
     known: dict[Any, Cost] = {}
-    for source in (*sources, *map(costs.measure, folders), costs.shipped()):
+    for source in (*sources, *map(records.measure, folders), lookup.shipped()):
         for cost in source:
             known.setdefault((cost.stage, cost.skipped, tuple(sorted(cost.features.items()))), cost)
-    return costs.Table(list(known.values())), {k: set(v) for k, v in own.items()}
+    return lookup.Table(list(known.values())), {k: set(v) for k, v in own.items()}
 
 
 def forecast(made: Plan, keys: Keys, table: Table, settled: Mapping[Stage, set[str]]) -> Forecast:
