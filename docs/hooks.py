@@ -219,7 +219,7 @@ def facts(_: Sequence[str], body: str) -> str:
 
 
 def flags(_: Sequence[str], body: str) -> str:
-    from bench.report.tables import CODES
+    from bench.report.terminal import CODES
 
     lines = described("flags", body, list(CODES), columns=1)
     return table(["flag", "in short", "meaning"],
@@ -371,14 +371,14 @@ def results(names: Sequence[str], _: str) -> str:
 def board(names: Sequence[str], _: str) -> str:
     from rich.console import Console
 
-    from bench.report import tables
+    from bench.report import tables, terminal
 
     suite, place, *defenses = names
     _, rows = tables.tables(reference(suite))[int(place)]
     shown_rows = [r for r in rows if not defenses or r["defense"] in defenses]
     out = io.StringIO()
     console = Console(file=out, width=92, color_system=None)
-    for made in tables.terminal(shown_rows):
+    for made in terminal.shown(shown_rows):
         console.print(made)
     return code("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "wide")
 

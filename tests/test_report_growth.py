@@ -16,7 +16,7 @@ import pytest
 
 from bench.metrics import intervals
 from bench.metrics.intervals import RESAMPLES, Interval, bootstrap, bootstraps
-from bench.report import charts, entries, leaderboard, tables
+from bench.report import charts, entries, leaderboard, tables, terminal
 from bench.report.files import FILES, Files
 from bench.report.svg import Value
 from bench.seeding import numpy_generator
@@ -158,12 +158,12 @@ def test_all_files_come_from_one_reading_of_the_records(
 
 
 def test_a_terminal_shows_one_line_per_table_of_very_many_rows() -> None:
-    most = tables.TERMINAL_ROWS
+    most = terminal.MOST_ROWS
     few = [row(f"d{i}", i + 1) for i in range(most)]
-    (whole,) = tables.terminal(few)
+    (whole,) = terminal.shown(few)
     assert whole.row_count == most
     more = [*few, *(row(f"e{i}", i + 1, checkpoint="final") for i in range(3))]
-    (overview,) = tables.terminal(more)
+    (overview,) = terminal.shown(more)
     assert [list(column.cells)[:2] for column in overview.columns][1:3] == [
         ["d0", "e0"], [str(most), "3"],
     ]  # fmt: skip

@@ -26,7 +26,7 @@ from bench import jobs, launch, runner
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.reports import publish
-from bench.report import boards, charts, explain, html, leaderboard, pictures, svg, tables
+from bench.report import boards, charts, explain, html, leaderboard, pictures, svg, tables, terminal
 from bench.report.files import Files
 from bench.store import Store, to_json
 
@@ -422,13 +422,13 @@ def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained(
     shown = [(c.text, c.small) for c in line.cells if "[" in c.small][1:]
     assert shown == [("6.68e-17", "[3.2e-20, 1.3e-16]"), ("0.523", "[0.39, 1e2]"),
                      ("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic")]  # fmt: skip
-    for legend in (text, tables.terminal_legend(rows)):
+    for legend in (text, terminal.legend(rows)):
         assert "MSE (of records" in legend
         assert "higher is safer, 0 is a perfect copy" in legend
-    for legend in (tables.markdown([row()], run_of()), tables.terminal_legend([row()])):
+    for legend in (tables.markdown([row()], run_of()), terminal.legend([row()])):
         assert "MSE" not in legend
     mixed = [row(), of_records(dataset="adult")]  # no column of all rows together is an MSE
-    assert "MSE (of records" in tables.terminal_legend(mixed)
+    assert "MSE (of records" in terminal.legend(mixed)
 
 
 def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
@@ -439,14 +439,14 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
     )  # fmt: skip
     made["attacks"] |= dict.fromkeys(("idlg", "ridge"), made["attacks"]["analytic"])
     made["attacks"]["ilrg"] = {**made["attacks"]["dlg"], "mse": None, "lnacc": interval(0.5)}
-    (table,) = tables.terminal([made])
+    (table,) = terminal.shown([made])
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(table)
     text = console.export_text()
     assert "floor 0.09/4e-3" in text
     (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
     assert first[-6:] == ["7e-17", "0.52", "7e-17", "7e-17", "0.50", "DC"]
-    texts = [tables._two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
+    texts = [tables.two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
     assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
 
 

@@ -28,7 +28,7 @@ from bench.compose import Composed
 from bench.executors.local import Workers
 from bench.executors.task import Task
 from bench.registry import Registry
-from bench.report import leaderboard, tables
+from bench.report import leaderboard, tables, terminal
 from bench.runner import Keys
 from bench.store import SCHEMA, Store, read_record, to_json, write_whole
 
@@ -402,14 +402,14 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     line = next(b for b in body if b[1] == "standalone")
     assert line[2] == "-"
     assert line[3].startswith(f"{mean:.3f} [")
-    assert "own\nacc" in [c.header for c in tables.terminal(rows)[0].columns]
+    assert "own\nacc" in [c.header for c in terminal.shown(rows)[0].columns]
     read = list(csv.DictReader(tables.to_csv(rows).splitlines()))
     assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
     own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
     assert own == pytest.approx([mean] * 2)
     plain_rows = [r for r in rows if not r["personalised"]]
     assert tables.cells(plain_rows)[0][2:4] == ["accuracy", "eps claimed"]
-    assert "own\nacc" not in [c.header for c in tables.terminal(plain_rows)[0].columns]
+    assert "own\nacc" not in [c.header for c in terminal.shown(plain_rows)[0].columns]
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def each_cell(store: Store, act: Cell) -> None:
 
 
 def codes(row: dict[str, Any]) -> str:
-    (table,) = tables.terminal([row])
+    (table,) = terminal.shown([row])
     return str(next(iter(table.columns[-1].cells)))
 
 
@@ -589,7 +589,7 @@ def test_convergence_is_the_ssim_gained_from_twice_the_budget_where_nothing_defe
         assert "B" in codes(row)
     undefended = next(r for r in rows if r["defense"] == "none")
     assert undefended["attacks"]["slow"]["ssim"]["mean"] == pytest.approx(1 - expected, abs=1e-3)
-    assert "B: an attack was cut short" in tables.terminal_legend(rows)
+    assert "B: an attack was cut short" in terminal.legend(rows)
     assert "slow cut short" in tables.markdown(rows, leaderboard.read_run(store.folder))
     for line in csv.DictReader(tables.to_csv(rows).splitlines()):
         told = line["gain_at_twice_budget"]

@@ -75,7 +75,7 @@ def publish(
     """Print the folder's leaderboard and write it in the given formats; their paths, in that
     order, then those of the figures. Without records, leaderboard.json is what all is made from,
     and stays as it is."""
-    from bench.report import tables
+    from bench.report import terminal
     from bench.report.files import FILES, Files
     from bench.store import to_json
 
@@ -90,11 +90,11 @@ def publish(
     if keep_pictures:
         _write(folder / "pictures.json", to_json(found.pictures) + "\n")
     rows = found.rows
-    for table in tables.terminal(rows):
+    for table in terminal.shown(rows):
         console.print()
         console.print(table)
     console.print()
-    console.print(tables.terminal_legend(rows), style="dim", highlight=False)
+    console.print(terminal.legend(rows), style="dim", highlight=False)
     if figures:
         from bench.report.figures import write_figures
 
