@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import attacks.engine.channel as channels
 import attacks.engine.local as local
 from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, distance
@@ -275,6 +276,29 @@ def test_cells_sent_in_part_show_which_numbers(digits: Dataset) -> None:
     assert grid.present is not None
     assert grid.present.shape == (32, 1, 8, 8)
     assert 0.4 < float(grid.present.mean()) < 0.6
+
+
+def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trains weights of its own, however little smashed data it sends."""
+    seen, _, ctx = mixed(digits, Defense(), aux=70, model="mlp3", cut="hidden1")
+    together = Channel(seen, ctx, max_features=4096).pairs(group=1).blocks["smashed"]
+    (update,) = seen.of(seen.clients[0], str(seen.upload_kind()))
+    held = sum(p.values.numel() for p in update.parts.values())
+    assert 5 * together.shape[1] < held < sum(v.numel() for v in seen.before.values())
+    sizes: list[int] = []
+
+    def counted(x: Tensor, y: Tensor) -> Seen:
+        sizes.append(len(x))
+        return ctx.shadow(x, y)
+
+    monkeypatch.setattr(channels, "SHADOW_WEIGHTS", 30 * held)
+    channel = Channel(seen, replace(ctx, shadow=counted), max_features=4096)
+    sizes.clear()
+    apart = channel.pairs(group=1).blocks["smashed"]
+    assert sizes == [30, 30, 10]
+    assert torch.allclose(apart, together, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("attack", [Ridge(rows=200), Decoder(rows=200)], ids=["ridge", "decoder"])

@@ -22,6 +22,9 @@ SMALL_BLOCK = 256
 """A block up to this width is never sketched."""
 SHADOW_COORDINATES = 4_000_000
 """Uploaded coordinates of one shadow call, so that a large network's clients fit in memory."""
+SHADOW_WEIGHTS = 16_000_000
+"""Weights that the clients of one shadow call hold: each has its own, and thirty copies of them
+while it trains (2 GB in all), however little smashed data it sends."""
 WIDE = 100_000
 """Coordinates of an upload above which float32 is precise enough."""
 
@@ -87,6 +90,7 @@ class Channel:
         self.map_shape: tuple[int, ...] | None = None
         sent = seen.of(seen.clients[0], SMASHED if self.per_sample else str(seen.upload_kind()))
         self.sent = sum(p.values.numel() for p in sent[0].parts.values())
+        self.held = _held(seen)
         statistics = self.per_sample and bool(seen.buffers) and seen.known["mode"] == "train"
         self.batch = len(sent[0].parts[SMASHED].values) if statistics else 1
         if not self.per_sample:
@@ -140,7 +144,7 @@ class Channel:
         order = torch.randperm(len(x), generator=self.ctx.rng) if size > 1 else torch.arange(len(x))
         filled = order[torch.arange(-(-len(x) // size) * size) % len(x)]
         clients = filled.view(-1, size)
-        chunk = max(1, SHADOW_COORDINATES // (self.sent * size))
+        chunk = max(1, min(SHADOW_COORDINATES // (self.sent * size), SHADOW_WEIGHTS // self.held))
         own = () if self.before is None else (self.before,)
         out = [self.features(self.ctx.shadow(x[c], y[c], *own)) for c in clients.split(chunk)]
         place = order.argsort()
@@ -238,6 +242,14 @@ class Channel:
             self.maps[name] = (bucket.to(value.device), sign.to(value.device), goal)
         bucket, sign, goal = self.maps[name]
         return count_sketch(value, bucket, sign, goal)
+
+
+def _held(seen: Seen) -> int:
+    """Weights that a client trains: those that it uploads, or else may hold at most."""
+    kind = seen.upload_kind()
+    updates = () if kind is None else seen.of(seen.clients[0], kind)[:1]
+    uploaded = sum(p.values.numel() for m in updates for p in m.parts.values())
+    return uploaded or sum(v.numel() for v in seen.before.values())
 
 
 def _as_one(seen: Seen) -> Seen:
