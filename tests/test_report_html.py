@@ -450,6 +450,24 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
     assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
 
 
+def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lost() -> None:
+    names = [f"no{i:02}" for i in range(16)]
+    attacks = {n: attack(i / 100) for i, n in enumerate(names)}
+    made = row("gaussian", rank=1, attacks=attacks, flags=["accuracy at chance", "audit refutes"])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    found = terminal.shown([made])
+    for table in found:
+        console.print(table)
+    lines = console.export_text().splitlines()
+    assert len(found) > 1
+    text = " ".join(lines)
+    assert all(n in text for n in names)
+    figures = [line.split() for line in lines if " gaussian " in line]
+    assert figures[0][-1] == "CV"
+    shown = [f for line in figures for f in line if f.startswith("0.") and len(f) == 4]
+    assert shown[-16:] == [f"{i / 100:.2f}" for i in range(16)]
+
+
 def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> None:
     reason = "ValueError: a|b\nsecond line\r\nthird"
     attacks = {"dlg": attack(), "idlg": attack(None, status="failed", reason=reason)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -42,51 +44,101 @@ MOST_ROWS = 500
 """Rows that a terminal shows; of more, one line per table."""
 
 
+WIDTH = 80
+_DEFENSE = 10
+"""Least width of a row's name, which is folded."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Figures of all rows under a heading; never folded."""
+
+    heading: str
+    cells: list[str]
+
+    @property
+    def width(self) -> int:
+        """With the space after it."""
+        return 1 + max(map(len, [*self.heading.split("\n"), *self.cells]), default=0)
+
+
 def shown(rows: Sequence[Row]) -> list[Table]:
-    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files. Of
-    more rows than anybody scrolls through, one table that names the safest row of each."""
+    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files.
+    Attacks for which a table has no room are in further ones below it. Of more rows than anybody
+    scrolls through, one table that names the safest row of each."""
     if len(rows) > MOST_ROWS:
         return [_overview(rows)]
-    out = []
-    for title, members in tables(rows):
-        unshown = {n for r in members for n, e in r["attacks"].items() if e["is_floor"]}
-        unshown |= idle(members)
-        columns = [(n, m) for n, m in attack_columns(members) if n not in unshown]
-        lines = [next(iter(floor_texts(row, columns[:1]).values()), "-") for row in members]
-        known = sorted({line for line in lines if line != "-"})
-        shared = len(known) <= 1  # the same victims in every row: once is enough
-        table = Table(
-            title=f"{title} · floor {known[0]}" if shared and known else title,
-            title_justify="left", title_style="bold", box=None, pad_edge=False,
-            padding=(0, 1, 0, 0), header_style="bold dim",
+    return [table for title, members in tables(rows) for table in _board(title, members)]
+
+
+def _board(title: str, rows: Sequence[Row]) -> list[Table]:
+    unshown = {n for r in rows for n, e in r["attacks"].items() if e["is_floor"]} | idle(rows)
+    columns = [(n, m) for n, m in attack_columns(rows) if n not in unshown]
+    floors = [next(iter(floor_texts(row, columns[:1]).values()), "-") for row in rows]
+    known = sorted({f for f in floors if f != "-"})
+    shared = len(known) <= 1  # the same victims in every row: once is enough
+    attacks = [
+        _Column(
+            f"{_brief_name(name)}\n{TITLES[metric]}",
+            [_brief_entry(row["attacks"].get(name), metric) for row in rows],
+        )
+        for name, metric in columns
+    ]
+    ranks = _Column("#", [str(row["rank"] or "-") for row in rows])
+    figures = _figures(rows)
+    ends = [*([] if shared else [_Column("floor", floors)]), _Column("", list(map(_codes, rows)))]
+    taken = sum(c.width for c in (ranks, *figures, *ends)) + _DEFENSE + 1
+    first = _fitting(attacks, WIDTH - taken)
+    head = f"{title} · floor {known[0]}" if shared and known else title
+    made = [_table(head, rows, ranks, [*figures, *attacks[:first], *ends])]
+    while first < len(attacks):
+        some = max(1, _fitting(attacks[first:], WIDTH - ranks.width - 2 * _DEFENSE))
+        made.append(_table("and by", rows, ranks, attacks[first : first + some]))
+        first += some
+    return made
+
+
+def _fitting(columns: Sequence[_Column], room: int) -> int:
+    """How many of the columns, from the first, are not wider than the room."""
+    widths = itertools.accumulate(c.width for c in columns)
+    return sum(w <= room for w in widths)
+
+
+def _figures(rows: Sequence[Row]) -> list[_Column]:
+    """What stands before the attacks."""
+    claims = []
+    for row in rows:
+        refuted = "!" if audited(row).endswith("!") else ""
+        unit = f"/{row['unit'][:2]}{refuted}" if row["unit"] else ""
+        claims.append(brief_number(row["eps_claimed"]) + unit if unit else "-")
+    own = [_Column("own\nacc", [_brief(r["personal_accuracy"]) for r in rows])]
+    return [
+        _Column("acc", [_brief(r["accuracy"]) for r in rows]),
+        *(own if any_personalised(rows) else []),
+        _Column("eps\nclaim", claims),
+        _Column("eps\nproven", [brief_number(r["eps_record"]) for r in rows]),
+    ]
+
+
+def _table(
+    title: str, rows: Sequence[Row], ranks: _Column, columns: Sequence[_Column]
+) -> Table:  # fmt: skip
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+        padding=(0, 1, 0, 0), header_style="bold dim",
+    )  # fmt: skip
+    table.add_column(ranks.heading, justify="right", no_wrap=True)
+    table.add_column("defense", overflow="fold", min_width=_DEFENSE)
+    for column in columns:
+        table.add_column(
+            column.heading, justify="right" if column.heading else "left", no_wrap=True
+        )
+    for place, row in enumerate(rows):
+        table.add_row(
+            ranks.cells[place], _brief_setting(row), *(c.cells[place] for c in columns),
+            style="dim" if row["rank"] is None else "",
         )  # fmt: skip
-        table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("defense", overflow="fold", min_width=10)
-        personal = any_personalised(members)
-        for name in ("acc", *(["own\nacc"] if personal else []), "eps\nclaim", "eps\nproven"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for name, metric in columns:
-            heading = f"{_brief_name(name)}\n{TITLES[metric]}"
-            table.add_column(heading, justify="right", no_wrap=True)
-        if not shared:
-            table.add_column("floor", justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        for row, floor in zip(members, lines, strict=True):
-            claim = brief_number(row["eps_claimed"])
-            refuted = "!" if audited(row).endswith("!") else ""
-            line = [
-                str(row["rank"] or "-"),
-                _brief_setting(row),
-                _brief(row["accuracy"]),
-                *([_brief(row["personal_accuracy"])] if personal else []),
-                f"{claim}/{row['unit'][:2]}{refuted}" if row["unit"] else "-",
-                brief_number(row["eps_record"]),
-            ]
-            line += [_brief_entry(row["attacks"].get(n), m) for n, m in columns]
-            line += [_codes(row)] if shared else [floor, _codes(row)]
-            table.add_row(*line, style="dim" if row["rank"] is None else "")
-        out.append(table)
-    return out
+    return table
 
 
 def _overview(rows: Sequence[Row]) -> Table:
