@@ -26,7 +26,18 @@ from bench import jobs, launch, runner
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.reports import publish
-from bench.report import boards, charts, explain, html, leaderboard, pictures, svg, tables, terminal
+from bench.report import (
+    boards,
+    charts,
+    explain,
+    html,
+    leaderboard,
+    pictures,
+    site,
+    svg,
+    tables,
+    terminal,
+)
 from bench.report.files import Files
 from bench.store import Store, to_json
 
@@ -448,6 +459,18 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
     assert first[-6:] == ["7e-17", "0.52", "7e-17", "7e-17", "0.50", "DC"]
     texts = [tables.two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
     assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
+
+
+def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
+    run = run_of() | {"trainings": [{"seed": 2}, {"seed": 2}]}
+    run["suite"]["seeds"] = [0, 1, 2]
+    assert "Device: cpu, seeds [2]" in tables.markdown([row()], run)
+    shown = page(row(), run=run)
+    assert "<dt>Seeds</dt><dd>2 (intervals cover victims" in shown
+    run["trainings"].append({"seed": 0})
+    assert "<dt>Seeds</dt><dd>0, 2</dd>" in page(row(), run=run)
+    entry = site.Entry(name="a", run=run, rows=[], files={})
+    assert "seeds 0, 2" in site.index([entry])
 
 
 def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lost() -> None:

@@ -21,7 +21,7 @@ import bench
 from bench.report import charts, explain, tables
 from bench.report.boards import AT_ONCE, Board, boards
 from bench.report.details import details
-from bench.report.leaderboard import complete, row_id
+from bench.report.leaderboard import complete, row_id, seeds_of
 from bench.report.pictures import Pictures
 from bench.report.tables import Row, setting
 
@@ -70,6 +70,7 @@ def page(
         script=Markup(script),
         at_once=AT_ONCE,
         suite=run["suite"],
+        seeds=seeds_of(run),
         run=run,
         made_by=run.get("versions", {}).get("leakbench", bench.__version__),
         digest=digest,

@@ -92,6 +92,11 @@ def suite_label(suite: Mapping[str, Any]) -> str:
     return f"{suite['name']} v{suite['version']}"
 
 
+def seeds_of(run: Mapping[str, Any]) -> list[int]:
+    """Seeds of a run.json's trainings: a part of a suite may have fewer than the suite."""
+    return sorted({t["seed"] for t in run["trainings"]}) or list(run["suite"]["seeds"])
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     """One row per defense setting and checkpoint, seeds together, ranked within each table.
 

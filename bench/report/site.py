@@ -14,6 +14,7 @@ from markupsafe import Markup
 import bench
 from bench.report import files as reports
 from bench.report import html, tables
+from bench.report.leaderboard import seeds_of
 from bench.store import write_whole
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
@@ -30,6 +31,11 @@ class Entry:
     run: Mapping[str, Any]
     rows: Sequence[tables.Row]
     files: Mapping[str, str]
+
+    @property
+    def seeds(self) -> list[int]:
+        """That were run."""
+        return seeds_of(self.run)
 
     @property
     def address(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.metrics.named import METRICS
+from bench.report.leaderboard import seeds_of
 from bench.store import to_line
 
 Row = dict[str, Any]
@@ -225,7 +226,7 @@ def markdown(rows: Sequence[Row], run: dict[str, Any]) -> str:
         suite["description"],
         "",
         f"Command: `{run['command']}`  ",
-        f"Device: {run['device']}, seeds {suite['seeds']}  ",
+        f"Device: {run['device']}, seeds {seeds_of(run)}  ",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
         "",
         " ".join(legends),
