@@ -105,7 +105,7 @@ def test_workers_killed_at_random_times_cost_their_job_alone(
     killed: list[int] = []
 
     def kill() -> None:
-        while not over.wait(float(rng.uniform(1, 8))):
+        while not over.wait(float(rng.uniform(0.5, 3))):
             for child in psutil.Process().children():
                 if "spawn_main" in " ".join(child.cmdline()):
                     child.kill()
