@@ -120,9 +120,7 @@ def _figures(rows: Sequence[Row]) -> list[_Column]:
     ]
 
 
-def _table(
-    title: str, rows: Sequence[Row], ranks: _Column, columns: Sequence[_Column]
-) -> Table:  # fmt: skip
+def _table(title: str, rows: Sequence[Row], ranks: _Column, columns: Sequence[_Column]) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
         padding=(0, 1, 0, 0), header_style="bold dim",
