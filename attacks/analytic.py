@@ -11,8 +11,15 @@ from torch import Tensor
 
 from attacks.engine.estimate import gradient_estimate
 from attacks.engine.observation import mechanisms_of, unusable
-from bench.api import Attack, Context, Reconstruction, Seen
-from bench.privacy.events import GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.api import (
+    Attack,
+    Context,
+    GaussianNoise,
+    LaplaceNoise,
+    Reconstruction,
+    Seen,
+    SignPerturbation,
+)
 
 ROUNDS = 6
 """Rounds of deciding between the two signs of a weight, where signs are perturbed."""

@@ -19,8 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench import jobs
-from bench.api import Reconstruction
+from bench.contract.attack import Reconstruction
+from bench.errors import UserError
+from bench.harness.environment import Environment, dataset_of
+from bench.harness.plan import TrainJob
+from bench.harness.store import Store, to_json, write_whole
 from bench.metrics.intervals import Interval, bootstrap
 from bench.metrics.score import floors, score
 from bench.names import did_you_mean
@@ -29,8 +32,7 @@ from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.report.cells import Cell, cells_of, find
 from bench.report.entries import FLOOR_SUFFIX
 from bench.report.leaderboard import read_run
-from bench.store import Store, to_json, write_whole
-from bench.suite import TaskSettings, TrainJob
+from bench.suite import TaskSettings
 
 ANSWERS = ("images", "labels", "label_counts", "failed")
 _ROUNDING = 1e-6
@@ -86,22 +88,22 @@ class Scored:
         }  # fmt: skip
 
 
-def export(folder: Path, cell: str, out: Path, env: jobs.Environment) -> Exported:
+def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
     """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, and the
     public samples that its threat grants: OUT-public.safetensors. Never the truth.
 
-    cell: see `bench.report.cells.find`. Existing files are replaced. Raises ValueError for a cell
+    cell: see `bench.report.cells.find`. Existing files are replaced. Raises UserError for a cell
     that is none or has no observation, and for an `out` with a dot in its name.
     """
     name = out.name.removesuffix(".safetensors").removesuffix(".json")
     if not name or "." in name:
-        raise ValueError(f"--out must be a file name without dots, such as seen, got '{out}'.")
+        raise UserError(f"--out must be a file name without dots, such as seen, got '{out}'.")
     base = out.with_name(name)
     chosen = find(cells_of(read_run(folder)), cell)
     stem, samples = _observation(folder, chosen)
     seen = load_seen(stem.with_name(f"{stem.name}-seen"))
     job = _job(chosen)
-    dataset = jobs.dataset_of(job, env)
+    dataset = dataset_of(job, env)
     threat = next(t for t in job.threats if t.name == chosen.threat)
     facts = {
         "cell": chosen.key,
@@ -134,21 +136,21 @@ def export(folder: Path, cell: str, out: Path, env: jobs.Environment) -> Exporte
             os.replace(Path(place) / "public.safetensors", paths.public)
         write_whole(paths.text, to_json(text | facts))
     except OSError as error:
-        raise ValueError(f"cannot write {base} ({error.strerror or error}).") from error
+        raise UserError(f"cannot write {base} ({error.strerror or error}).") from error
     return paths
 
 
-def score_file(folder: Path, cell: str, reconstruction: Path, env: jobs.Environment) -> Scored:
+def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) -> Scored:
     """Score a reconstruction exactly as leakbench's own attacks are.
 
     cell: see `bench.report.cells.find`, or an exported FILE or FILE.json, which holds its cell's
     key. reconstruction: a safetensors or npz file with any of images [V, K, ...], labels [V, K]
     and label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left out
-    where it is 1. Raises ValueError with one sentence for anything else.
+    where it is 1. Raises UserError with one sentence for anything else.
     """
     chosen = find(cells_of(read_run(folder)), _cell_text(cell))
     stem, _ = _observation(folder, chosen)
-    dataset = jobs.dataset_of(_job(chosen), env)
+    dataset = dataset_of(_job(chosen), env)
     truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
     threat = next(t for t in _job(chosen).threats if t.name == chosen.threat)
     aux = slice(None, threat.aux)
@@ -193,7 +195,7 @@ def _cell_text(cell: str) -> str:
     try:
         key = json.loads(exported.read_text())["cell"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{exported} is no export of leakbench: it names no cell.") from error
+        raise UserError(f"{exported} is no export of leakbench: it names no cell.") from error
     return str(key)
 
 
@@ -214,20 +216,20 @@ def _job(cell: Cell) -> TrainJob:
 
 
 def _observation(folder: Path, cell: Cell) -> tuple[Path, int]:
-    """Stem of the files of a cell's observation, and its samples per victim. Raises ValueError if
+    """Stem of the files of a cell's observation, and its samples per victim. Raises UserError if
     there is none."""
     key = cell.training["key"]
     record = Store(folder).read("train", key)
     if record is None or record["status"] != "done":
         why = "it has not run" if record is None else f"{record['status']}: {record['reason']}"
-        raise ValueError(f"cell {cell.name} has no observation: its training is not done ({why}).")
+        raise UserError(f"cell {cell.name} has no observation: its training is not done ({why}).")
     look = record["observations"][cell.checkpoint][cell.threat]
     if look["status"] != "done":
-        raise ValueError(f"cell {cell.name} has no observation: {look['reason']}.")
+        raise UserError(f"cell {cell.name} has no observation: {look['reason']}.")
     stem = Store(folder).artifacts(key) / f"{cell.checkpoint}-{cell.threat}"
     path = stem.with_name(f"{stem.name}-truth.safetensors")
     if not path.is_file():
-        raise ValueError(
+        raise UserError(
             f"{folder} holds no artifacts of cell {cell.name} ({path.name} is missing)."
         )
     return stem, int(load_truth(path).y.shape[1])
@@ -243,33 +245,33 @@ _UNREADABLE = (
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """A file's arrays; code in it is never run. Raises ValueError if it cannot be read."""
+    """A file's arrays; code in it is never run. Raises UserError if it cannot be read."""
     if path.suffix not in (".safetensors", ".npz"):
-        raise ValueError(f"a reconstruction is a .safetensors or .npz file, got {path.name}.")
+        raise UserError(f"a reconstruction is a .safetensors or .npz file, got {path.name}.")
     try:
         if path.suffix == ".safetensors":
             found: dict[str, Tensor] = load_file(path)
         else:
             loaded = np.load(path, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                raise ValueError("it holds one array without a name, not those of numpy.savez.")
+                raise UserError("it holds one array without a name, not those of numpy.savez.")
             with loaded as arrays:
                 found = {name: _tensor(name, arrays[name]) for name in arrays.files}
     except _UNREADABLE as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {error}") from error
     for name in found:
         if name not in ANSWERS:
-            raise ValueError(did_you_mean("array", name, ANSWERS, where=str(path)))
+            raise UserError(did_you_mean("array", name, ANSWERS, where=str(path)))
     if not set(found) - {"failed"}:
-        raise ValueError(f"{path} holds no images, labels or label_counts.")
+        raise UserError(f"{path} holds no images, labels or label_counts.")
     return found
 
 
 def _tensor(name: str, array: Any) -> Tensor:
     if not isinstance(array, np.ndarray):  # a zip file's other members are bytes
-        raise ValueError(f"{name} is no array.")
+        raise UserError(f"{name} is no array.")
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"{name} must hold numbers, got {array.dtype}.")
+        raise UserError(f"{name} must hold numbers, got {array.dtype}.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
@@ -279,7 +281,7 @@ def _answer(found: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -> 
     victims, samples = y.shape
     failed = found.get("failed")
     if failed is not None and (failed.dtype != torch.bool or tuple(failed.shape) != (victims,)):
-        raise ValueError(
+        raise UserError(
             f"failed must be bool [{victims}], got {failed.dtype} {list(failed.shape)}."
         )
     lost = torch.zeros(victims, dtype=torch.bool) if failed is None else failed
@@ -289,19 +291,19 @@ def _answer(found: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -> 
     if labels is not None:
         labels = _whole("labels", _stacked("labels", labels, y.shape))
         if bool(((labels < 0) | (labels >= classes)).any()):
-            raise ValueError(
+            raise UserError(
                 f"labels must lie in 0..{classes - 1}, got {int(labels.min())} to "
                 f"{int(labels.max())}."
             )
     if counts is not None:
         if tuple(counts.shape) != (victims, classes):
-            raise ValueError(
+            raise UserError(
                 f"label_counts must have shape [{victims}, {classes}] (victims, classes), got "
                 f"{list(counts.shape)}."
             )
         counts = _whole("label_counts", counts)
         if bool((counts < 0).any()) or bool((counts > samples).any()):
-            raise ValueError(
+            raise UserError(
                 f"label_counts must lie in 0..{samples}, got {int(counts.min())} to "
                 f"{int(counts.max())}."
             )
@@ -313,7 +315,7 @@ def _stacked(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     if shape[1] == 1 and tuple(value.shape) == (shape[0], *shape[2:]):
         value = value.unsqueeze(1)
     if value.shape != shape:
-        raise ValueError(
+        raise UserError(
             f"{name} must have shape {list(shape)} (victims, samples each, one sample), got "
             f"{list(value.shape)}."
         )
@@ -322,18 +324,18 @@ def _stacked(name: str, value: Tensor, shape: torch.Size) -> Tensor:
 
 def _whole(name: str, value: Tensor) -> Tensor:
     if value.is_floating_point() or value.dtype == torch.bool:
-        raise ValueError(f"{name} must be whole numbers, got {value.dtype}.")
+        raise UserError(f"{name} must be whole numbers, got {value.dtype}.")
     return value.long()
 
 
 def _checked_images(images: Tensor, lost: Tensor, *, is_image: bool) -> Tensor:
     if not images.is_floating_point():
         hint = " of bytes divided by 255" if images.dtype == torch.uint8 else ""
-        raise ValueError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
+        raise UserError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
     bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~lost
     if bool(bad.any()):
         which = ", ".join(str(int(i)) for i in bad.nonzero().flatten())
-        raise ValueError(
+        raise UserError(
             f"images of victim(s) {which} hold NaN or infinities; mark victims without an answer "
             "in a bool array 'failed'."
         )
@@ -341,5 +343,5 @@ def _checked_images(images: Tensor, lost: Tensor, *, is_image: bool) -> Tensor:
     if is_image and kept.numel():
         low, high = float(kept.min()), float(kept.max())
         if low < -_ROUNDING or high > 1 + _ROUNDING:
-            raise ValueError(f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}.")
+            raise UserError(f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}.")
     return images

@@ -22,8 +22,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from bench.api import Attack, Defense
-from bench.compose import Composed
+from bench.contract.attack import Attack
+from bench.contract.compose import Composed
+from bench.contract.defense import Defense
+from bench.errors import UserError
 from bench.names import did_you_mean
 
 PluginKind = Literal["defense", "attack"]
@@ -63,20 +65,20 @@ class Registry:
         return sorted(n for k, n in self.usable if k == kind)
 
     def get(self, kind: PluginKind, name: str, *, where: str = "") -> Plugin:
-        """The plugin of that name. Raises ValueError with the nearest known name, or with the
+        """The plugin of that name. Raises UserError with the nearest known name, or with the
         reason if it is known but broken."""
         found = self.usable.get((kind, name))
         if found is not None:
             return found
         for plugin in self.broken:
             if (plugin.kind, plugin.name) == (kind, name):
-                raise ValueError(f"{kind} '{name}' ({plugin.origin}) is broken: {plugin.broken}")
-        raise ValueError(did_you_mean(kind, name, self.names(kind), where=where))
+                raise UserError(f"{kind} '{name}' ({plugin.origin}) is broken: {plugin.broken}")
+        raise UserError(did_you_mean(kind, name, self.names(kind), where=where))
 
     def defense(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Defense:
         """Build a defense; `a+b` composes, with settings given as `a.key`, `b.key`.
 
-        Raises ValueError for an unknown name or setting, or a value of the wrong type or range.
+        Raises UserError for an unknown name or setting, or a value of the wrong type or range.
         """
         if "+" not in name:
             return self._make("defense", name, settings, where)
@@ -84,7 +86,7 @@ class Registry:
         names = name.split("+")
         for setting in settings:
             if setting.split(".", 1)[0] not in names or "." not in setting:
-                raise ValueError(
+                raise UserError(
                     f"setting '{setting}' of {name} must be written MEMBER.key with a member of "
                     f"{', '.join(names)}."
                 )
@@ -93,18 +95,22 @@ class Registry:
                 k.split(".", 1)[1]: v for k, v in settings.items() if k.split(".", 1)[0] == member
             }
             if member in members:
-                raise ValueError(f"defense '{name}' names '{member}' twice.")
+                raise UserError(f"defense '{name}' names '{member}' twice.")
             members[member] = self._make("defense", member, own, where)
         return Composed(members)
 
     def attack(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Attack:
-        """Build an attack. Raises ValueError as `defense` does."""
+        """Build an attack. Raises UserError as `defense` does."""
         return self._make("attack", name, settings, where)
 
     def _make(self, kind: PluginKind, name: str, settings: Mapping[str, Any], where: str) -> Any:
         cls = self.get(kind, name, where=where).cls
         assert cls is not None
-        return cls(**_checked(cls, f"{kind} '{name}'", settings, where))
+        checked = _checked(cls, f"{kind} '{name}'", settings, where)
+        try:
+            return cls(**checked)
+        except ValueError as error:  # the constructor refuses a setting's value
+            raise UserError(str(error)) from error
 
     def sources(self, kind: PluginKind, name: str) -> str:
         """Hash of the plugin's source and of what it imports from its own package."""
@@ -136,7 +142,7 @@ class Registry:
 def discover(files: tuple[Path, ...] = ()) -> Registry:
     """Everything installed, then the given files.
 
-    Raises ValueError for a file that does not exist or that defines no plugin.
+    Raises UserError for a file that does not exist or that defines no plugin.
     """
     registry = Registry()
     for kind, group in GROUPS.items():
@@ -172,13 +178,13 @@ class _FromSource(importlib.machinery.SourceFileLoader):
 
 def _from_file(path: Path) -> list[Plugin]:
     if not path.is_file():
-        raise ValueError(f"no such plugin file: {path}.")
+        raise UserError(f"no such plugin file: {path}.")
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     module_name = f"leakbench_plugin_{path.stem}_{place}"
     loader = _FromSource(module_name, str(path)) if path.suffix == ".py" else None
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is no Python file.")
+        raise UserError(f"{path} is no Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
@@ -196,7 +202,7 @@ def _from_file(path: Path) -> list[Plugin]:
                 if not name.startswith("_"):
                     found.append(Plugin(name=name, kind=kind, origin=str(path), cls=cls))
     if not found:
-        raise ValueError(f"{path} defines no subclass of bench.api.Defense or bench.api.Attack.")
+        raise UserError(f"{path} defines no subclass of bench.api.Defense or bench.api.Attack.")
     return found
 
 
@@ -221,10 +227,10 @@ def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> d
     place = f" in {where}" if where else ""
     for key in settings:
         if key not in parameters:
-            raise ValueError(did_you_mean(f"setting of {what}", key, list(parameters), where=where))
+            raise UserError(did_you_mean(f"setting of {what}", key, list(parameters), where=where))
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in settings]
     if missing:
-        raise ValueError(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
+        raise UserError(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
     checked = {}
     for key, value in settings.items():
         try:
@@ -234,7 +240,7 @@ def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> d
             checked[key] = adapter.validate_python(value)
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise ValueError(
+            raise UserError(
                 f"setting {key} of {what}{place}: {problem[:1].lower()}{problem[1:]}, "
                 f"got {value!r}."
             ) from error

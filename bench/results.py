@@ -13,12 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from bench import launch
 from bench import suite as suites
+from bench.errors import UserError
+from bench.harness import launch
+from bench.harness.plan import Plan
+from bench.harness.store import Store, write_whole
 from bench.report import frames, leaderboard, tables
 from bench.report.cells import Cell, cells_of, check_wanted, fits_settings
 from bench.report.files import FILES, Files
-from bench.store import Store, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +63,7 @@ def run(
 
     Worker processes import a script's file again, so a script must call this under
     `if __name__ == "__main__":` or with jobs=0; notebooks need neither. Failed cells raise
-    nothing: see `Results.failures`. Raises ValueError for bad input, before any work.
+    nothing: see `Results.failures`. Raises UserError for bad input, before any work.
     """
     launch.check_executor(executor)
     env = launch.environment(
@@ -73,7 +75,7 @@ def run(
     )
     plan, keys = launch.planned(_suite(suite, overrides), only or {}, env, shard)
     if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
-        raise ValueError(f"jobs must be a whole number >= 0, got {jobs!r}.")
+        raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
     chosen = launch.executor_of(
         plan, keys, executor, jobs=jobs, memory=memory, ray_address=ray_address,
         cell_cpus=cell_cpus, cell_gpus=cell_gpus,
@@ -95,7 +97,7 @@ def run(
 
 
 def load(folder: str | Path) -> Results:
-    """The results in a folder of `leakbench run`. Raises ValueError if it is none."""
+    """The results in a folder of `leakbench run`. Raises UserError if it is none."""
     return Results(Path(folder))
 
 
@@ -124,7 +126,7 @@ class Results:
 
     @property
     def failures(self) -> list[tuple[str, str]]:
-        """(what, why) of trainings and cells that failed or ran out of time. Raises ValueError
+        """(what, why) of trainings and cells that failed or ran out of time. Raises UserError
         for a leaderboard that came without its records."""
         self._need_records()
         store = Store(self.folder)
@@ -142,7 +144,7 @@ class Results:
         defense: str | None = None,
     ) -> DataFrame:  # fmt: skip
         """One line per defense setting and checkpoint; each attack's means are ATTACK_METRIC,
-        e.g. dlg_ssim. Raises ValueError for a value that occurs nowhere."""
+        e.g. dlg_ssim. Raises UserError for a value that occurs nowhere."""
         return frames.leaderboard(
             self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
         )
@@ -158,7 +160,7 @@ class Results:
         self, *, checkpoint: str | None = None, dataset: str | None = None,
         defense: str | None = None, attack: str | None = None,
     ) -> DataFrame:  # fmt: skip
-        """One line per victim of every finished cell, from the records. Raises ValueError for a
+        """One line per victim of every finished cell, from the records. Raises UserError for a
         leaderboard that came without them."""
         self._need_records()
         return frames.victims(
@@ -176,7 +178,7 @@ class Results:
         """Private images above what attacks made of them, SSIM under each: the first victims in
         the run's order, of the first seed.
 
-        Raises ValueError, saying what there is, if nothing matches or more than fits a page.
+        Raises UserError, saying what there is, if nothing matches or more than fits a page.
         """
         from bench.report import grids
 
@@ -186,7 +188,7 @@ class Results:
         chosen = [c for c in cells if fits_settings(c.settings, settings)]
         if not chosen:
             there = ", ".join(dict.fromkeys(c.setting for c in cells))
-            raise ValueError(f"no cell has the settings {dict(settings or {})}; there are {there}.")
+            raise UserError(f"no cell has the settings {dict(settings or {})}; there are {there}.")
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
     def plot_pareto(
@@ -228,7 +230,7 @@ class Results:
 
     def _need_records(self) -> None:
         if self._published:
-            raise ValueError(f"{self.folder} holds a leaderboard without its records.")
+            raise UserError(f"{self.folder} holds a leaderboard without its records.")
 
     def _rows(self, **wanted: str | None) -> list[Row]:
         """Rows whose values are the wanted ones; None: any."""
@@ -248,7 +250,7 @@ class Results:
         ]
         if not found:
             asked = {k: v for k, v in {**wanted, "attack": attack}.items() if v is not None}
-            raise ValueError(
+            raise UserError(
                 f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in asked.items())} "
                 "at once."
             )
@@ -264,7 +266,7 @@ class Results:
             last = self._run["suite"]["checkpoints"][-1]
             found = tables.tables([r for r in rows if r["checkpoint"] == last]) or found
         if len(found) != 1:
-            raise ValueError(
+            raise UserError(
                 "a figure shows one table; give dataset, model, protocol or checkpoint so that "
                 f"one is left of: {', '.join(title for title, _ in found) or 'none'}."
             )
@@ -301,13 +303,11 @@ def _suite(
         pairs = [f"{k}={_toml(v, k)}" for k, v in (overrides or {}).items()]
         return suites.load(str(given), pairs)
     if overrides:
-        raise ValueError("overrides change a suite's file; change the dict itself instead.")
+        raise UserError("overrides change a suite's file; change the dict itself instead.")
     if isinstance(given, suites.Suite):
         return given
     if not isinstance(given, Mapping):
-        raise ValueError(
-            f"suite must be a name, a TOML file or a dict, got {type(given).__name__}."
-        )
+        raise UserError(f"suite must be a name, a TOML file or a dict, got {type(given).__name__}.")
     from pydantic import ValidationError
 
     try:
@@ -316,11 +316,11 @@ def _suite(
         problem = error.errors()[0]
         place = ".".join(str(p) for p in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ").rstrip(".")
-        raise ValueError(f"the suite{f', at {place}' if place else ''}: {message}.") from error
+        raise UserError(f"the suite{f', at {place}' if place else ''}: {message}.") from error
 
 
 def _toml(value: Any, place: str) -> str:
-    """A value as `--set` takes it. Raises ValueError for what TOML cannot hold."""
+    """A value as `--set` takes it. Raises UserError for what TOML cannot hold."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_toml(str(k), place)} = {_toml(v, place)}" for k, v in value.items())
         return f"{{{inner}}}"
@@ -332,7 +332,7 @@ def _toml(value: Any, place: str) -> str:
         return repr(value)
     if isinstance(value, (str, Path)):
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007F")
-    raise ValueError(f"overrides: {place} cannot be {value!r}; a suite's file has no such value.")
+    raise UserError(f"overrides: {place} cannot be {value!r}; a suite's file has no such value.")
 
 
 def _command(
@@ -355,7 +355,7 @@ def _files(plugins: Sequence[str | Path]) -> list[Path]:
         plugins = [plugins]
     for plugin in plugins:
         if isinstance(plugin, type):
-            raise ValueError(
+            raise UserError(
                 f"plugins takes Python files, since worker processes cannot find the class "
                 f"{plugin.__name__}: save it to a file (in a notebook by %%writefile) and give "
                 "its path."
@@ -364,7 +364,7 @@ def _files(plugins: Sequence[str | Path]) -> list[Path]:
 
 
 def _refuse_unguarded_script(caller: FrameType | None) -> None:
-    """Raises ValueError if workers, which import the script's file, would come here again."""
+    """Raises UserError if workers, which import the script's file, would come here again."""
     while caller is not None:
         names = caller.f_globals
         if caller.f_code.co_name == "<module>" and names.get("__name__") == "__main__":
@@ -382,14 +382,14 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
             named = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
             if "__name__" in named:
                 return
-    raise ValueError(
+    raise UserError(
         "bench.run starts worker processes, which import this script again: call it under "
         'if __name__ == "__main__":, or with jobs=0.'
     )
 
 
 @contextmanager
-def _progress(plan: suites.Plan, shown: bool) -> Iterator[launch.OnProgress]:
+def _progress(plan: Plan, shown: bool) -> Iterator[launch.OnProgress]:
     if not shown:
         yield lambda progress: None
         return

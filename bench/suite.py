@@ -1,17 +1,17 @@
-"""Suites: a TOML file that expands to training jobs and attack cells."""
+"""Suites: a TOML file of tasks, protocol, threats, defenses, attacks and seeds."""
 
 from __future__ import annotations
 
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bench.errors import UserError
 from bench.names import did_you_mean
 from bench.protocols.settings import LEAST_DRAWS, ProtocolSettings, ThreatSettings
 
@@ -82,16 +82,16 @@ class Suite(BaseModel):
     @model_validator(mode="after")
     def _names_fit(self) -> Suite:
         if 0 < self.audit < LEAST_DRAWS:
-            raise ValueError(f"audit must be 0 or >= {LEAST_DRAWS} draws, got {self.audit}.")
+            raise UserError(f"audit must be 0 or >= {LEAST_DRAWS} draws, got {self.audit}.")
         threats = [t.name for t in self.threats]
         if len(set(threats)) < len(threats):
-            raise ValueError(f"threat names must differ, got {', '.join(threats)}.")
+            raise UserError(f"threat names must differ, got {', '.join(threats)}.")
         for attack in self.attacks:
             if attack.threat is not None and attack.threat not in threats:
-                raise ValueError(did_you_mean("threat", attack.threat, threats))
+                raise UserError(did_you_mean("threat", attack.threat, threats))
             for checkpoint in attack.checkpoints or []:
                 if checkpoint not in self.checkpoints:
-                    raise ValueError(
+                    raise UserError(
                         f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
                         f"observes {', '.join(self.checkpoints)}."
                     )
@@ -99,25 +99,25 @@ class Suite(BaseModel):
             for entry in entries:
                 for place in entry.tasks or []:
                     if not 0 <= place < len(self.tasks):
-                        raise ValueError(
+                        raise UserError(
                             f"{kind} {entry.name} is to run on task {place}, but the suite has "
                             f"tasks 0 to {len(self.tasks) - 1}."
                         )
         pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
         for pair in pairs:
             if pairs.count(pair) > 1:
-                raise ValueError(f"attack {pair[0]} is listed twice under threat {pair[1]}.")
+                raise UserError(f"attack {pair[0]} is listed twice under threat {pair[1]}.")
         for task in self.tasks:
             protocol = self.protocol_of(task)
             for threat in self.threats:
                 if threat.victims > protocol.clients:
-                    raise ValueError(
+                    raise UserError(
                         f"threat {threat.name} observes {threat.victims} victims, but "
                         f"{task.dataset} has {protocol.clients} clients."
                     )
                 if protocol.name != "fedavg" and threat.local_steps != 1:
                     why = "takes one" if protocol.name == "fedsgd" else "is observed for one"
-                    raise ValueError(
+                    raise UserError(
                         f"threat {threat.name} has local_steps {threat.local_steps}; "
                         f"{protocol.name} {why}."
                     )
@@ -133,81 +133,6 @@ class Suite(BaseModel):
         return ProtocolSettings.model_validate(merged)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainJob:
-    """One training: everything that decides its outcome."""
-
-    task: TaskSettings
-    protocol: ProtocolSettings
-    defense: str
-    settings: Mapping[str, Any]
-    threats: tuple[ThreatSettings, ...]
-    checkpoints: tuple[Checkpoint, ...]
-    delta: float
-    seed: int
-    audit: int
-
-    def inputs(self) -> dict[str, Any]:
-        return {
-            "task": self.task.model_dump(exclude={"protocol"}),
-            "protocol": self.protocol.model_dump(),
-            "defense": self.defense,
-            "settings": dict(self.settings),
-            "threats": [t.model_dump() for t in self.threats],
-            "checkpoints": list(self.checkpoints),
-            "delta": self.delta,
-            "seed": self.seed,
-            "audit": self.audit,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttackCell:
-    """One attack on one observation of a training. label: its column in the leaderboard."""
-
-    train: TrainJob
-    attack: str
-    label: str
-    settings: Mapping[str, Any]
-    threat: ThreatSettings
-    checkpoint: Checkpoint
-    budget: int
-
-    def inputs(self) -> dict[str, Any]:
-        return {
-            "attack": self.attack,
-            "settings": dict(self.settings),
-            "threat": self.threat.name,
-            "checkpoint": self.checkpoint,
-            "budget": self.budget,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A suite expanded: the trainings and the attack cells on them."""
-
-    suite: Suite
-    trainings: tuple[TrainJob, ...]
-    cells: tuple[AttackCell, ...]
-
-    def part(self, number: int, of: int) -> Plan:
-        """The `number`-th (from 1) of so many parts: every `of`-th training with its cells, so that
-        parts are alike in cost. Raises ValueError for a part that does not exist or is empty."""
-        if not 1 <= number <= of:
-            raise ValueError(f"shard {number}/{of} does not exist: give i/n with 1 <= i <= n.")
-        if number > len(self.trainings):
-            raise ValueError(
-                f"shard {number}/{of} is empty: the plan has {len(self.trainings)} trainings."
-            )
-        mine = self.trainings[number - 1 :: of]
-        kept = {id(t) for t in mine}
-        return Plan(
-            suite=self.suite, trainings=mine,
-            cells=tuple(c for c in self.cells if id(c.train) in kept),
-        )  # fmt: skip
-
-
 def shipped() -> list[str]:
     """Names of the suites that come with leakbench."""
     folder = files("bench") / "suites"
@@ -217,26 +142,26 @@ def shipped() -> list[str]:
 def load(name: str, overrides: Sequence[str] = ()) -> Suite:
     """A shipped suite by name, or a TOML file by path, with `--set` overrides applied.
 
-    Raises ValueError naming the file, the key and what was expected.
+    Raises UserError naming the file, the key and what was expected.
     """
     if name in shipped():
         text, place = (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
     elif Path(name).is_file():
         text, place = Path(name).read_text(), name
     elif name.endswith(".toml") or "/" in name:
-        raise ValueError(f"no such suite file: {name}.")
+        raise UserError(f"no such suite file: {name}.")
     else:
-        raise ValueError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
+        raise UserError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{place} is no valid TOML: {error}.") from error
+        raise UserError(f"{place} is no valid TOML: {error}.") from error
     for override in overrides:
         _override(data, override)
     try:
         return Suite.model_validate(data)
     except ValidationError as error:
-        raise ValueError(f"{place}: {_first_problem(error)}") from error
+        raise UserError(f"{place}: {_first_problem(error)}") from error
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -261,14 +186,14 @@ def parse_value(text: str) -> Any:
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """`k=v` strings -> dict. Raises ValueError for one without `=`, or a key given twice."""
+    """`k=v` strings -> dict. Raises UserError for one without `=`, or a key given twice."""
     out: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ValueError(f"{option} takes key=value, got '{pair}'.")
+            raise UserError(f"{option} takes key=value, got '{pair}'.")
         if key in out:
-            raise ValueError(f"{option} {key} is given twice.")
+            raise UserError(f"{option} {key} is given twice.")
         out[key] = parse_value(value)
     return out
 
@@ -284,99 +209,20 @@ def _override(data: dict[str, Any], override: str) -> None:
         elif isinstance(place, dict):
             place = place.setdefault(key, {})
         else:
-            raise ValueError(f"--set {path}: the suite has no place '{key}'.")
+            raise UserError(f"--set {path}: the suite has no place '{key}'.")
     last = keys[-1]
     if isinstance(place, list):
         if not last.isdigit() or int(last) >= len(place):
-            raise ValueError(f"--set {path}: the suite has no place '{last}'.")
+            raise UserError(f"--set {path}: the suite has no place '{last}'.")
         place[int(last)] = value
     elif isinstance(place, dict):
         place[last] = value
     else:
-        raise ValueError(f"--set {path}: the suite has no place '{last}'.")
+        raise UserError(f"--set {path}: the suite has no place '{last}'.")
     if keys[0] == "protocol" and len(keys) == 2:
         for task in data.get("tasks", []):
             if isinstance(task, dict) and isinstance(task.get("protocol"), dict):
                 task["protocol"].pop(keys[1], None)
-
-
-ONLY_KEYS = (
-    "dataset", "model", "protocol", "defense", "attack", "checkpoint", "threat", "seed", "task",
-    "variant",
-)  # fmt: skip
-
-
-def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
-    """All trainings and cells, or those that match every `only` pair (values as text, several
-    with commas between them; a task is its place in the file, from 0).
-
-    Raises ValueError for an unknown key and for a filter that leaves nothing.
-    """
-    only = {k: as_text(v) for k, v in (only or {}).items()}
-    for key in only:
-        if key not in ONLY_KEYS:
-            raise ValueError(did_you_mean("--only key", key, ONLY_KEYS))
-
-    choices = {k: {v, *(one.strip() for one in v.split(","))} for k, v in only.items()}
-
-    def wanted(**values: Any) -> bool:
-        return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())
-
-    first = suite.threats[0].name
-    names = [a.name for a in suite.attacks]
-    attacks = [
-        (a, a.name if names.count(a.name) == 1 else f"{a.name}@{a.threat or first}")
-        for a in suite.attacks
-    ]
-    threats = {t.name: t for t in suite.threats}
-    trainings, cells = [], []
-    axes = itertools.product(enumerate(suite.tasks), suite.defenses, suite.seeds)
-    for (place, task), defense, seed in axes:
-        protocol = suite.protocol_of(task)
-        for settings in grid(defense.settings):
-            if defense.tasks is not None and place not in defense.tasks:
-                continue
-            if not wanted(
-                task=place, dataset=task.dataset, model=task.model, protocol=protocol.name,
-                defense=defense.name, seed=seed, variant=settings.get("variant", ""),
-            ):  # fmt: skip
-                continue
-            job = TrainJob(
-                task=task,
-                protocol=protocol,
-                defense=defense.name,
-                settings=settings,
-                threats=tuple(suite.threats),
-                checkpoints=tuple(suite.checkpoints),
-                delta=suite.delta,
-                seed=seed,
-                audit=suite.audit,
-            )
-            mine = [
-                AttackCell(
-                    train=job,
-                    attack=attack.name,
-                    label=label,
-                    settings=attack.settings,
-                    threat=threats[attack.threat or first],
-                    checkpoint=checkpoint,
-                    budget=suite.budget if attack.budget is None else attack.budget,
-                )
-                for checkpoint in suite.checkpoints
-                for attack, label in attacks
-                if checkpoint in (attack.checkpoints or suite.checkpoints)
-                and (attack.tasks is None or place in attack.tasks)
-                and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
-            ]
-            if mine or not attacks:
-                trainings.append(job)
-                cells.extend(mine)
-    if not trainings:
-        raise ValueError(
-            f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "
-            f"{suite.name}."
-        )
-    return Plan(suite=suite, trainings=tuple(trainings), cells=tuple(cells))
 
 
 def as_text(value: Any) -> str:

@@ -16,14 +16,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bench.api import Client, Defense, Kind, Local, Message, as_kind
-from bench.privacy.events import (
+from bench.api import (
+    Client,
+    Defense,
     Event,
     Facts,
     GaussianNoise,
+    Kind,
+    Local,
     Mechanism,
+    Message,
     RandomisedResponse,
     SignPerturbation,
+    as_kind,
 )
 from bench.toolkit.vectors import replace_values, uniform_like
 from defenses.spm import keep_probability, moments, perturb, scale_range, signs_alone

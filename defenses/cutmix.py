@@ -13,8 +13,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from bench.api import Client, Message, Mixture, Part
-from bench.privacy.events import Facts
+from bench.api import Client, Facts, Message, Mixture, Part
 from bench.toolkit.patches import count_positions
 from defenses import dp_cutmix_claims as claims
 from defenses.dp_cutmix import DPCutMix, DPMixSL

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from bench.api import Defense, Loss, NetworkView, State
-from bench.privacy.events import Event, Facts, Unprotected
+from bench.api import Defense, Event, Facts, Loss, NetworkView, State, Unprotected
 from bench.toolkit.vectors import uniform_like
 
 _EXIT = "exit"

@@ -27,14 +27,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bench.api import Client, Defense, Message, Mixture, Part, Party, Stage
-from bench.privacy.events import (
+from bench.api import (
+    Client,
+    Defense,
     Event,
     Facts,
     Gaussian,
     LabelNoise,
     Mechanism,
+    Message,
+    Mixture,
+    Part,
+    Party,
     SmashedNoise,
+    Stage,
     Unprotected,
 )
 from bench.toolkit.patches import patch_map

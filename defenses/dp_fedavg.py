@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bench.privacy.events import Facts
+from bench.api import Facts
 from bench.privacy.ledger import subsampled_gaussian_epsilon
 from defenses.noise import GaussianUpdate
 

@@ -8,8 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from bench.api import Defense, Loss, State
-from bench.privacy.events import Event, Facts, Gaussian, GaussianNoise, Mechanism, Round
+from bench.api import Defense, Event, Facts, Gaussian, GaussianNoise, Loss, Mechanism, Round, State
 from bench.privacy.ledger import subsampled_gaussian_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
 from bench.toolkit.vectors import gaussian_like

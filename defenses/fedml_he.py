@@ -8,8 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.api import EVERYONE, Client, Local, Loss, Message, Part, Party, Sealed, Stage, State
-from bench.privacy.events import Encrypted, Event, Facts, Unprotected
+from bench.api import (
+    EVERYONE,
+    Client,
+    Encrypted,
+    Event,
+    Facts,
+    Local,
+    Loss,
+    Message,
+    Part,
+    Party,
+    Sealed,
+    Stage,
+    State,
+    Unprotected,
+)
 from bench.toolkit.per_sample import per_sample_gradients
 from defenses import ckks
 from defenses.encrypted_zone import (

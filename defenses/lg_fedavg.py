@@ -7,8 +7,17 @@ from collections.abc import Iterable
 
 import torch
 
-from bench.api import UPLOAD_KINDS, Client, Defense, Local, Message
-from bench.privacy.events import Event, Facts, Unprotected, Withheld
+from bench.api import (
+    UPLOAD_KINDS,
+    Client,
+    Defense,
+    Event,
+    Facts,
+    Local,
+    Message,
+    Unprotected,
+    Withheld,
+)
 from bench.toolkit.vectors import showing
 
 _HEAD = "head"

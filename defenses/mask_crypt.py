@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bench.api import Client, Local, Part
-from bench.privacy.events import Encrypted, Event, Facts, Unprotected
+from bench.api import Client, Encrypted, Event, Facts, Local, Part, Unprotected
 from defenses.encrypted_zone import EncryptedZone, Masks
 from defenses.fedml_he import largest
 

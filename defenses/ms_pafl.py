@@ -22,22 +22,20 @@ from torch import Tensor
 from bench.api import (
     UPLOAD_KINDS,
     Client,
-    Defense,
-    Local,
-    Message,
-    Server,
-    Stage,
-    State,
-    as_kind,
-)
-from bench.privacy.events import (
     Clip,
+    Defense,
     Event,
     Facts,
     Gaussian,
     GaussianNoise,
+    Local,
     Mechanism,
+    Message,
+    Server,
+    Stage,
+    State,
     Withheld,
+    as_kind,
 )
 from bench.privacy.gaussian import (
     classic_gaussian_std,

@@ -9,16 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.api import Client, Defense, Local, Message, as_kind
-from bench.privacy.events import (
+from bench.api import (
+    Client,
     Clip,
+    Defense,
     Event,
     Facts,
     Gaussian,
     GaussianNoise,
     Laplace,
     LaplaceNoise,
+    Local,
     Mechanism,
+    Message,
+    as_kind,
 )
 from bench.privacy.ledger import gaussian_epsilon
 from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_values

@@ -24,27 +24,25 @@ from torch import Tensor
 from bench.api import (
     SERVER,
     UPLOAD_KINDS,
-    Client,
-    Defense,
-    Local,
-    Loss,
-    Message,
-    Part,
-    Server,
-    State,
-    as_kind,
-)
-from bench.privacy.events import (
     BernoulliMask,
+    Client,
     Clip,
+    Defense,
     Event,
     Facts,
     Gaussian,
     Laplace,
     LaplaceNoise,
+    Local,
+    Loss,
     Mechanism,
+    Message,
+    Part,
     RandomisedResponse,
+    Server,
+    State,
     Unprotected,
+    as_kind,
 )
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.toolkit.aggregation import mean_over_present

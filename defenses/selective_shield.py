@@ -21,16 +21,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bench.api import Client, Local, Loss, Part, State
-from bench.privacy.events import (
+from bench.api import (
+    Client,
     Clip,
     Encrypted,
     Event,
     Facts,
     Gaussian,
     GaussianNoise,
+    Local,
+    Loss,
     Mechanism,
+    Part,
     Round,
+    State,
     Unprotected,
     Withheld,
 )

@@ -8,15 +8,19 @@ from typing import Literal
 
 from torch import Tensor
 
-from bench.api import Client, Defense, Local, Message, Part
-from bench.privacy.events import (
+from bench.api import (
     BernoulliMask,
+    Client,
     Clip,
+    Defense,
     Event,
     Facts,
     Laplace,
     LaplaceNoise,
+    Local,
     Mechanism,
+    Message,
+    Part,
     Unprotected,
 )
 from bench.privacy.ledger import record_epsilon

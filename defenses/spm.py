@@ -15,14 +15,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bench.api import Client, Defense, Kind, Local, Message, as_kind
-from bench.privacy.events import (
+from bench.api import (
+    Client,
+    Defense,
     Event,
     Facts,
+    Kind,
+    Local,
     Mechanism,
+    Message,
     RandomisedResponse,
     SignPerturbation,
     Unprotected,
+    as_kind,
 )
 from bench.toolkit.vectors import replace_values, uniform_like
 

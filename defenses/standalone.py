@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bench.api import Client, Defense, Local, Message
-from bench.privacy.events import Event, Facts, Withheld
+from bench.api import Client, Defense, Event, Facts, Local, Message, Withheld
 
 
 class Standalone(Defense):

@@ -208,7 +208,7 @@ def _limit(constraint: Any) -> str:
 
 
 def facts(_: Sequence[str], body: str) -> str:
-    from bench.privacy.events import Facts
+    from bench.contract.events import Facts
 
     lines = described("facts", body, [f.name for f in fields(Facts)], columns=1)
     rows = []

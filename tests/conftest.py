@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.api import Context, Defense, Seen
+from bench.contract.attack import Context, Seen
+from bench.contract.defense import Defense
 from bench.data import load
 from bench.data.dataset import Dataset
 from bench.models import Network, build

@@ -6,21 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench import jobs, launch, runner
 from bench import suite as suites
-from bench.store import Store
+from bench.harness import launch, runner
+from bench.harness.environment import Environment
+from bench.harness.plan import Plan
+from bench.harness.store import Store
 
 CLOCK = {"seconds", "client_seconds", "memory"}
 """What two runs of the same seed may differ in."""
 
 
-def planned(
-    suite: Path, plugins: tuple[Path, ...] = (), **only: Any
-) -> tuple[suites.Plan, runner.Keys]:
-    return launch.planned(suites.load(str(suite)), only, jobs.Environment(plugins=plugins))
+def planned(suite: Path, plugins: tuple[Path, ...] = (), **only: Any) -> tuple[Plan, runner.Keys]:
+    return launch.planned(suites.load(str(suite)), only, Environment(plugins=plugins))
 
 
-def made(plan: suites.Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.Report:
+def made(plan: Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.Report:
     store.prepare()
     return runner.run(plan, store, keys, executor=executor)
 

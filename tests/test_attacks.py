@@ -15,7 +15,9 @@ from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.inverting_gradients import InvertingGradients
 from attacks.prior_only import PriorOnly
-from bench.api import Attack, Defense, Loss, Message, Part, Seen, State
+from bench.contract.attack import Attack, Seen
+from bench.contract.defense import Defense, Loss
+from bench.contract.messages import Message, Part, State
 from bench.data import load
 from bench.data.dataset import Dataset
 from bench.metrics.score import floors, score

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 from typer.testing import CliRunner
 
-from bench.api import SERVER, Client, Defense, Local, Message, Part, Stage
 from bench.cli import app
+from bench.contract.defense import Client, Defense, Local
+from bench.contract.events import Event, Facts, RandomisedResponse
+from bench.contract.messages import SERVER, Message, Part, Stage
 from bench.metrics.distinguish import cap, clopper_pearson, separate
-from bench.privacy.events import Event, Facts, RandomisedResponse
-from bench.protocols.audit import Audit, Finding, audit
-from bench.protocols.neighbours import tabulate
 from bench.registry import Registry
+from bench.sandbox.audit import Audit, Finding, audit
+from bench.sandbox.neighbours import tabulate
 from bench.seeding import numpy_generator
 from bench.toolkit.vectors import replace_values, uniform_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate

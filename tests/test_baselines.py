@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.api import Client, Defense, Local, Message, Part
+from bench.contract.defense import Client, Defense, Local
+from bench.contract.events import Facts
+from bench.contract.messages import Message, Part
 from bench.data.dataset import Dataset
-from bench.privacy.events import Facts
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
 from bench.protocols.federation import Federation, Work, names_in

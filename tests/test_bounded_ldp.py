@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bench.api import Client, Local, Message, Part, as_kind
-from bench.privacy.events import Facts, GaussianNoise, SignPerturbation, Unprotected
+from bench.contract.defense import Client, Local
+from bench.contract.events import Facts, Unprotected
+from bench.contract.mechanisms import GaussianNoise, SignPerturbation
+from bench.contract.messages import Message, Part, as_kind
 from bench.privacy.ledger import account
 from bench.seeding import generator
 from defenses import spm_claims

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import bench
-from bench import launch, runner
-from bench import suite as suites
-from bench.store import Store
+from bench.harness import launch, runner
+from bench.harness.plan import Plan
+from bench.harness.store import Store
 from tests.runs import contents, made, planned
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -28,7 +28,7 @@ SLOW = '''
 import os, time
 from pathlib import Path
 import torch
-from bench.api import Attack, Reconstruction
+from bench.contract.attack import Attack, Reconstruction
 
 class Slow(Attack):
     """Takes a while, and says that it began."""
@@ -67,7 +67,7 @@ def plugins(tmp_path: Path) -> tuple[Path, ...]:
     return (path,)
 
 
-def on_cluster(plan: suites.Plan, keys: runner.Keys, address: str) -> launch.Executor:
+def on_cluster(plan: Plan, keys: runner.Keys, address: str) -> launch.Executor:
     return launch.cluster(plan, keys, address=address, cell_cpus=1.0, cell_gpus=None)
 
 

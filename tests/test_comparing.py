@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import bench
 from bench.cli.comparing import compare as command
+from bench.harness.store import Store, to_json
 from bench.metrics.intervals import bootstrap
 from bench.metrics.paired import (
     EXACT_UP_TO,
@@ -33,7 +34,6 @@ from bench.metrics.paired import (
 )
 from bench.report import comparison, contenders, leaderboard
 from bench.seeding import numpy_generator
-from bench.store import Store, to_json
 
 ONE_SEED = Variances(victims=1.0, seeds=None)
 
@@ -465,7 +465,7 @@ def test_separated_needs_seeds_that_agree(tmp_path: Path) -> None:
 def test_sixty_rows_of_three_seeds_take_seconds_and_each_record_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.store.os.fsync", lambda handle: None)
+    monkeypatch.setattr("bench.harness.store.os.fsync", lambda handle: None)
     made = Folder(tmp_path)
     rng = numpy_generator(0, "many")
     for i in range(60):

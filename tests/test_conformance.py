@@ -13,15 +13,16 @@ import typer
 from torch import Tensor
 from typer.testing import CliRunner
 
-from bench.api import Client, Part
 from bench.cli import plugins
-from bench.conformance.findings import Conformance, Finding
-from bench.conformance.leaks import _alike
-from bench.conformance.noise import Pair, _together, check_mechanisms
-from bench.conformance.playground import Draw, private_data
-from bench.conformance.plugins import check, check_plugins
-from bench.privacy.events import GaussianNoise
+from bench.contract.defense import Client
+from bench.contract.mechanisms import GaussianNoise
+from bench.contract.messages import Part
 from bench.registry import Registry
+from bench.sandbox.conformance.findings import Conformance, Finding
+from bench.sandbox.conformance.leaks import _alike
+from bench.sandbox.conformance.noise import Pair, _together, check_mechanisms
+from bench.sandbox.conformance.playground import Draw, private_data
+from bench.sandbox.conformance.plugins import check, check_plugins
 from bench.seeding import generator
 
 CLIPPED_STD = {"noise_multiplier": 0.02, "clip_norm": 5.0}
@@ -102,8 +103,11 @@ def test_the_tables_name_every_shipped_plugin(registry: Registry) -> None:
 HEAD = '''
 import torch
 from dataclasses import replace
-from bench.api import Attack, Defense, Message, Part, Reconstruction, as_kind
-from bench.privacy.events import Clip, Gaussian, GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.contract.attack import Attack, Reconstruction
+from bench.contract.defense import Defense
+from bench.contract.messages import Message, Part, as_kind
+from bench.contract.mechanisms import Clip, GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.contract.events import Gaussian
 from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_values
 
 

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from bench import suite as suites
 from bench.cli import planning
 from bench.cli.options import console
-from bench.costs import lookup
-from bench.costs.cost import Cost, Point, joined
-from bench.costs.features import training_features
-from bench.costs.lookup import Estimate, Table
-from bench.costs.records import measure
-from bench.store import Store
-from bench.suite import AttackCell, TrainJob
+from bench.harness.costs import lookup
+from bench.harness.costs.cost import Cost, Point, joined
+from bench.harness.costs.features import training_features
+from bench.harness.costs.lookup import Estimate, Table
+from bench.harness.costs.records import measure
+from bench.harness.plan import AttackCell, TrainJob, expand
+from bench.harness.store import Store
 
 app = typer.Typer()
 app.command()(planning.plan)
@@ -51,7 +51,7 @@ def took(job: TrainJob | AttackCell) -> float:
 def write(folder: Path, suite: suites.Suite, **changes: Any) -> list[float]:
     """A folder of records as if the suite had run there; returns the seconds of every job."""
     store, seconds = Store(folder), []
-    plan_ = suites.expand(suite)
+    plan_ = expand(suite)
     keys = {id(j): f"{i:024x}" for i, j in enumerate(plan_.trainings)}
     for job in plan_.trainings:
         seconds.append(took(job))
@@ -85,7 +85,7 @@ def table(folder: Path) -> Table:
 
 def test_a_folder_tells_its_own_jobs_exactly(suite: suites.Suite, tmp_path: Path) -> None:
     seconds = write(tmp_path, suite)
-    known, made = table(tmp_path), suites.expand(suite)
+    known, made = table(tmp_path), expand(suite)
     told = [known.training(j, device="cpu", samples=0) for j in made.trainings]
     told += [known.attack(c, device="cpu", reference=c.train.defense == "none")
              for c in made.cells]  # fmt: skip
@@ -103,7 +103,7 @@ def test_more_rounds_and_larger_budgets_lie_on_the_line_through_what_was_measure
         write(part, suites.load(path, [f"protocol.rounds={rounds}", f"budget={budget}"]))
         found += measure(part)
     known = Table(joined(found))
-    more = suites.expand(suites.load(path, ["protocol.rounds=100", "budget=500"]))
+    more = expand(suites.load(path, ["protocol.rounds=100", "budget=500"]))
     for job in more.trainings:
         estimate = known.training(job, device="cpu", samples=0)
         assert estimate.seconds == pytest.approx(took(job))
@@ -119,7 +119,7 @@ def test_of_a_training_at_one_number_of_rounds_what_the_clients_did_grows(
 ) -> None:
     # 3 clients x 0.15 s per round of 1.5 s; the rest, 2.05 s, is done once.
     write(tmp_path, suite, client_seconds=0.15)
-    of = training_features(suites.expand(suite).trainings[0].inputs(), "cpu")
+    of = training_features(expand(suite).trainings[0].inputs(), "cpu")
     told = table(tmp_path).estimate("train", of, work=11, size=24)
     assert told.seconds == pytest.approx(2.05 + 11 * 0.45)
 
@@ -129,7 +129,7 @@ def test_another_setting_and_another_defense_are_told_from_their_like(
 ) -> None:
     write(tmp_path, suite)
     known = table(tmp_path)
-    job = suites.expand(suite).trainings[1]
+    job = expand(suite).trainings[1]
     of = training_features(job.inputs(), "cpu")
 
     def told(**changes: str) -> Estimate:
@@ -187,8 +187,8 @@ def test_the_shipped_costs_say_where_they_were_measured() -> None:
 def test_plan_tells_the_hours_of_what_is_not_cached_and_writes_nothing(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from bench import launch
     from bench import suite as suites_
+    from bench.harness import launch
 
     path = tiny(**{'name = "ilrg"': 'name = "dlg"'})
     seconds = write(tmp_path / "measured", suites_.load(str(path)))

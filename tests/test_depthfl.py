@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax, softmax
 
 from attacks.engine.matching import Matcher
-from bench.api import Defense
+from bench.contract.defense import Defense
+from bench.contract.events import Facts
 from bench.data.dataset import Dataset
-from bench.privacy.events import Facts
 from bench.privacy.ledger import account
 from bench.protocols.federation import Work
 from bench.registry import Registry

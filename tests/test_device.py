@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from attacks.engine.lbfgs import Phase, minimise
-from bench.api import Context, Defense, Loss, Reconstruction, Seen, State, fresh
+from bench.contract.attack import Context, Reconstruction, Seen
+from bench.contract.defense import Defense, Loss, fresh
+from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.evaluate import evaluate

@@ -22,10 +22,11 @@ import typer.main
 
 from bench import suite as suites
 from bench.cli import app
-from bench.jobs import Environment
-from bench.privacy.events import Facts
+from bench.contract.events import Facts
+from bench.harness.environment import Environment
+from bench.harness.plan import expand
+from bench.harness.runner import check
 from bench.registry import Registry, discover
-from bench.runner import check
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -219,7 +220,7 @@ def test_a_quoted_command_is_one_that_the_program_takes(path: Path, line: str) -
         return
     given = command.make_context(name, arguments).params  # raises for an unknown option
     if name in ("run", "plan") and given["suite"] in suites.shipped():
-        expand(given["suite"], tuple(given["set_"] or ()), tuple(given["only"] or ()))
+        expanded(given["suite"], tuple(given["set_"] or ()), tuple(given["only"] or ()))
     if name in ("ledger", "audit") and not given["plugin"]:
         REGISTRY.defense(given["defense"], suites.parse_pairs(given["set_"] or (), "--set"))
     if name == "ledger":
@@ -227,9 +228,9 @@ def test_a_quoted_command_is_one_that_the_program_takes(path: Path, line: str) -
 
 
 @cache
-def expand(suite: str, overrides: tuple[str, ...], only: tuple[str, ...]) -> None:
+def expanded(suite: str, overrides: tuple[str, ...], only: tuple[str, ...]) -> None:
     """Raises ValueError for what the suite does not take; `full` has a hundred thousand cells."""
-    suites.expand(suites.load(suite, overrides), suites.parse_pairs(only, "--only"))
+    expand(suites.load(suite, overrides), suites.parse_pairs(only, "--only"))
 
 
 def is_synopsis(line: str) -> bool:
@@ -254,7 +255,7 @@ TOML = list(blocks("toml"))
 def test_a_toml_block_is_a_suite_or_tables_of_one(path: Path, text: str) -> None:
     data = tomllib.loads(text)
     if {"name", "tasks"} <= set(data):
-        check(suites.expand(suites.Suite.model_validate(data)), REGISTRY, Environment())
+        check(expand(suites.Suite.model_validate(data)), REGISTRY, Environment())
         return
     assert set(data) <= set(suites.Suite.model_fields), path
     protocol = data.get("protocol")

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.observation import smashed_of
-from bench.api import SERVER, Client, Defense, Message, Mixture, Part, State
+from bench.contract.defense import Client, Defense, Mixture
+from bench.contract.events import Event, Facts, Gaussian, Unprotected
+from bench.contract.mechanisms import Mechanism
+from bench.contract.messages import SERVER, Message, Part, State
 from bench.data.dataset import Dataset
-from bench.privacy.events import Event, Facts, Gaussian, Mechanism, Unprotected
 from bench.privacy.gaussian import gaussian_std
 from bench.privacy.ledger import account, gaussian_epsilon
 from bench.protocols.federation import Work

@@ -11,8 +11,9 @@ from opacus import GradSampleModule
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 
+from bench.contract.events import Facts, Round
+from bench.contract.mechanisms import GaussianNoise
 from bench.data.dataset import Dataset
-from bench.privacy.events import Facts, GaussianNoise, Round
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.federation import Work

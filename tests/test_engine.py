@@ -30,9 +30,10 @@ from attacks.engine.matching import Matcher
 from attacks.engine.products import Products
 from attacks.idlg import IDLG
 from bench import models
-from bench.api import Defense, Loss, State
+from bench.contract.defense import Defense, Loss
+from bench.contract.mechanisms import GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.contract.messages import State
 from bench.data.dataset import Dataset
-from bench.privacy.events import GaussianNoise, LaplaceNoise, SignPerturbation
 from bench.seeding import generator
 from bench.toolkit import memory
 from tests.conftest import context_for, network_for, seen_under

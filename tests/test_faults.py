@@ -17,19 +17,19 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from bench import launch, runner, store
-from bench import suite as suites
 from bench.cli import app
-from bench.executors.local import Workers
+from bench.harness import launch, runner, store
+from bench.harness.executors.local import Workers
+from bench.harness.plan import Plan
+from bench.harness.store import Store, read_record
 from bench.seeding import numpy_generator
-from bench.store import Store, read_record
 from tests import runs
 from tests.runs import contents, planned
 
 LEAKY = '''
 import ctypes, time
 import torch
-from bench.api import Attack, Reconstruction
+from bench.contract.attack import Attack, Reconstruction
 
 KEPT = []
 
@@ -57,7 +57,7 @@ class Segfaults(Attack):
 '''
 
 
-def made(plan: suites.Plan, keys: runner.Keys, place: Store, **settings: Any) -> runner.Report:
+def made(plan: Plan, keys: runner.Keys, place: Store, **settings: Any) -> runner.Report:
     """By local workers, or in this process without a word of them."""
     executor = launch.local(plan, keys.env, **(settings or {"workers": 0}))
     return runs.made(plan, keys, place, executor)

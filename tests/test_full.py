@@ -11,7 +11,8 @@ import torch
 
 from bench import models
 from bench import suite as suites
-from bench.api import Defense
+from bench.contract.defense import Defense
+from bench.harness.plan import Plan, expand
 from bench.registry import Registry
 
 SHAPES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32),
@@ -24,12 +25,12 @@ def full() -> suites.Suite:
 
 
 @pytest.fixture(scope="module")
-def plan(full: suites.Suite) -> suites.Plan:
-    return suites.expand(full, {"seed": 0})
+def plan(full: suites.Suite) -> Plan:
+    return expand(full, {"seed": 0})
 
 
 def test_full_has_every_defense_and_attack_on_four_data_sets_under_three_protocols(
-    full: suites.Suite, plan: suites.Plan, registry: Registry
+    full: suites.Suite, plan: Plan, registry: Registry
 ) -> None:
     assert {d.name for d in full.defenses} == set(registry.names("defense"))
     assert {a.name for a in full.attacks} == set(registry.names("attack"))
@@ -40,7 +41,7 @@ def test_full_has_every_defense_and_attack_on_four_data_sets_under_three_protoco
 
 
 def test_every_defense_meets_every_attack_that_can_apply_to_it_somewhere(
-    plan: suites.Plan, registry: Registry
+    plan: Plan, registry: Registry
 ) -> None:
     met = {(c.train.defense, c.attack) for c in plan.cells}
     flat_alone = {"analytic"}  # needs a linear first layer, which nothing with patches has
@@ -50,7 +51,7 @@ def test_every_defense_meets_every_attack_that_can_apply_to_it_somewhere(
 
 
 def test_no_training_of_full_is_not_applicable_from_the_start(
-    plan: suites.Plan, registry: Registry
+    plan: Plan, registry: Registry
 ) -> None:
     built: dict[str, Defense] = {}
     for job in plan.trainings:
@@ -63,12 +64,12 @@ def test_no_training_of_full_is_not_applicable_from_the_start(
         assert defense.together <= min(t.victims for t in job.threats)
 
 
-def test_full_trains_as_many_steps_under_every_protocol(plan: suites.Plan) -> None:
+def test_full_trains_as_many_steps_under_every_protocol(plan: Plan) -> None:
     assert {j.protocol.rounds * (j.protocol.local_steps or 1) for j in plan.trainings} == {600}
 
 
 def test_patches_positions_and_sizes_of_full_are_those_of_the_smashed_data(
-    plan: suites.Plan,
+    plan: Plan,
 ) -> None:
     shapes: dict[str, tuple[int, ...]] = {}
     for job in plan.trainings:

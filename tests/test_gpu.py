@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import jobs
 from bench import suite as suites
+from bench.harness.attack import run_attack
+from bench.harness.environment import Environment
+from bench.harness.plan import expand
+from bench.harness.train import run_training
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,13 +22,13 @@ pytestmark = [
 def test_quick_leaks_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
     """Every attack of `quick` runs on both devices; DLG and iDLG rebuild every image at init."""
     only = {"defense": "none", "dataset": "digits"}
-    plan = suites.expand(suites.load("quick", ["protocol.rounds=2"]), only)
+    plan = expand(suites.load("quick", ["protocol.rounds=2"]), only)
     for device in ("cpu", "cuda"):
-        env = jobs.Environment(device=device)
-        trained = jobs.run_training(plan.trainings[0], env, tmp_path / device)
+        env = Environment(device=device)
+        trained = run_training(plan.trainings[0], env, tmp_path / device)
         for cell in plan.cells:
             place = tmp_path / device / f"{cell.label}-{cell.checkpoint}"
-            record = jobs.run_attack(cell, env, trained, tmp_path / device, place)
+            record = run_attack(cell, env, trained, tmp_path / device, place)
             applies = cell.attack != "analytic"  # LeNet does not begin with a linear layer
             assert record["status"] == ("done" if applies else "not_applicable")
             if cell.attack in ("dlg", "idlg") and cell.checkpoint == "init":

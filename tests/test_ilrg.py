@@ -15,7 +15,9 @@ from torch import Tensor
 from attacks.engine import counts
 from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
 from attacks.ilrg import ILRG
-from bench.api import Defense, Message, Part, Reconstruction, Seen
+from bench.contract.attack import Reconstruction, Seen
+from bench.contract.defense import Defense
+from bench.contract.messages import Message, Part
 from bench.data.dataset import Dataset
 from bench.protocols.federation import Work
 from bench.protocols.observe import Truth, observe

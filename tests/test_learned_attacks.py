@@ -13,18 +13,9 @@ from attacks.analytic import Analytic, Layer
 from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, count_sketch, layer_input, similarity
 from attacks.ridge import Inverter, Ridge, fit
-from bench.api import (
-    SERVER,
-    Attack,
-    Client,
-    Context,
-    Defense,
-    Local,
-    Message,
-    Part,
-    Seen,
-    fresh,
-)
+from bench.contract.attack import Attack, Context, Seen
+from bench.contract.defense import Client, Defense, Local, fresh
+from bench.contract.messages import SERVER, Message, Part
 from bench.data import load
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim

@@ -12,17 +12,16 @@ from opacus.accountants import RDPAccountant
 from scipy import integrate
 from scipy.stats import binom, norm
 
-from bench.privacy.events import (
+from bench.contract.events import (
     Encrypted,
     Event,
     Facts,
     Gaussian,
     Laplace,
-    Mechanism,
     RandomisedResponse,
-    SignPerturbation,
     Unprotected,
 )
+from bench.contract.mechanisms import Mechanism, SignPerturbation
 from bench.privacy.gaussian import (
     classic_gaussian_std,
     exact_gaussian_epsilon,

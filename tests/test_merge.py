@@ -24,9 +24,10 @@ import bench
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.outside import merge as merge_command
-from bench.merging import merge
+from bench.harness.merge import merge
+from bench.harness.plan import expand
+from bench.harness.store import SCHEMA, Store, key_of, to_json, write_whole
 from bench.report import leaderboard
-from bench.store import SCHEMA, Store, key_of, to_json, write_whole
 from tests.conftest import TINY
 from tests.runs import timeless
 
@@ -45,7 +46,7 @@ def write_part(
 ) -> Path:  # fmt: skip
     """A result folder as `runner.write_run` and the jobs write it, with made-up figures that
     follow from the key; only: which cells of the plan, by their place."""
-    plan = suites.expand(suite or small_suite())
+    plan = expand(suite or small_suite())
     store = Store(folder)
     entries: list[Run] = []
     cells = [(i, c) for i, c in enumerate(plan.cells) if only(i)]
@@ -102,7 +103,7 @@ def _no_fsync() -> Iterator[None]:
         yield
 
 
-N_CELLS = len(suites.expand(small_suite()).cells)
+N_CELLS = len(expand(small_suite()).cells)
 
 
 @settings(max_examples=8, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import bootstrap as scipy_bootstrap
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from bench.api import Reconstruction
+from bench.contract.attack import Reconstruction
 from bench.metrics import images, labels
 from bench.metrics.intervals import bootstrap, bootstrap_shares
 from bench.metrics.matching import one_to_one

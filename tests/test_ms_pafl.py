@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from attacks.engine.private import with_private_parts
-from bench.api import SERVER, Client, Local, Message, Part, Server
+from bench.contract.defense import Client, Local, Server
+from bench.contract.events import Facts
+from bench.contract.messages import SERVER, Message, Part
 from bench.data import load
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
-from bench.privacy.events import Facts
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached

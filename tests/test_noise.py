@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from bench.api import Client, Local, Message, Part
+from bench.contract.defense import Client, Local
+from bench.contract.messages import Message, Part
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from tests.conftest import network_for, seen_under

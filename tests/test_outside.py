@@ -20,16 +20,17 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import bench
-from bench import jobs, outside
+from bench import outside
 from bench.cli.outside import export as export_command
 from bench.cli.outside import score as score_command
+from bench.harness.environment import Environment
+from bench.harness.store import Store, key_of
 from bench.protocols.export import load_seen, load_truth
 from bench.report.cells import cells_of, find
 from bench.results import Results
-from bench.store import Store, key_of
 from tests.conftest import TINY
 
-HERE = jobs.Environment()
+HERE = Environment()
 PAGE = Path(__file__).parents[1] / "docs" / "outside.md"
 
 

@@ -15,7 +15,9 @@ from attacks.engine.channel import Channel, distance
 from attacks.engine.grid import Grid, cells, grid_shape, on_grid, surroundings, uncut
 from attacks.engine.local import FOLDS, Surroundings, fit_local
 from attacks.ridge import Inverter, Ridge, fit
-from bench.api import Client, Context, Defense, Part, Seen, fresh
+from bench.contract.attack import Context, Seen
+from bench.contract.defense import Client, Defense, fresh
+from bench.contract.messages import Part
 from bench.data.dataset import Dataset
 from bench.protocols.observe import Truth, play_shadow
 from bench.seeding import generator

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.observation import _as_scores
-from bench.api import Client, Local, Message, Part, Server, State
+from bench.contract.defense import Client, Local, Server
+from bench.contract.events import Facts, Unprotected
+from bench.contract.mechanisms import BernoulliMask, Mechanism
+from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
-from bench.privacy.events import BernoulliMask, Facts, Mechanism, Unprotected
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.federation import Federation, Work

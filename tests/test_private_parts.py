@@ -16,11 +16,13 @@ from attacks.engine.observation import split_view
 from attacks.engine.private import Drift, with_private_parts, withheld
 from attacks.engine.wire_labels import labels_by_slope
 from attacks.ridge import Ridge
-from bench.api import Attack, Context, Defense, Part, Seen, fresh
+from bench.contract.attack import Attack, Context, Seen
+from bench.contract.defense import Defense, fresh
+from bench.contract.mechanisms import SmashedNoise
+from bench.contract.messages import Part
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
-from bench.privacy.events import SmashedNoise
 from bench.protocols.federation import Work
 from bench.protocols.observe import Truth, observe, play_shadow
 from bench.protocols.settings import ProtocolSettings, ThreatSettings

@@ -12,20 +12,9 @@ import torch
 from torch import Tensor
 
 import bench.protocols.federation as federation_module
-from bench.api import (
-    Client,
-    Defense,
-    Local,
-    Message,
-    Part,
-    Party,
-    Sealed,
-    Server,
-    Stage,
-    State,
-    as_kind,
-)
-from bench.compose import Composed
+from bench.contract.compose import Composed
+from bench.contract.defense import Client, Defense, Local, Party, Server
+from bench.contract.messages import Message, Part, Sealed, Stage, State, as_kind
 from bench.data.dataset import Dataset
 from bench.protocols.export import load_seen, save_seen
 from bench.protocols.federation import Federation, Work

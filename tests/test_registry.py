@@ -11,7 +11,8 @@ import pytest
 from bench.registry import Registry, discover, snake_case
 
 MINE = '''
-from bench.api import Attack, Defense, Reconstruction
+from bench.contract.attack import Attack, Reconstruction
+from bench.contract.defense import Defense
 
 class MyNoise(Defense):
     """Adds nothing yet."""

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.harness.store import Store
 from bench.metrics import intervals
 from bench.metrics.intervals import RESAMPLES, Interval, bootstrap, bootstraps
 from bench.report import charts, entries, leaderboard, tables, terminal
 from bench.report.files import FILES, Files
 from bench.report.svg import Value
 from bench.seeding import numpy_generator
-from bench.store import Store
 from tests.benchmarks.drawn_folder import Extent, write
 from tests.test_report_html import row
 

@@ -22,10 +22,13 @@ from safetensors.torch import load_file, save_file
 from skimage.metrics import structural_similarity
 from typer.testing import CliRunner
 
-from bench import jobs, launch, runner
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.reports import publish
+from bench.harness import launch, runner
+from bench.harness.environment import Environment, registry_for
+from bench.harness.plan import expand
+from bench.harness.store import Store, to_json
 from bench.report import (
     boards,
     charts,
@@ -39,7 +42,6 @@ from bench.report import (
     terminal,
 )
 from bench.report.files import Files
-from bench.store import Store, to_json
 
 SCHEMA = json.loads(Path(leaderboard.__file__).with_name("schema.json").read_text())
 ROOT = Path(__file__).parents[1]
@@ -572,11 +574,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finished(suite: Path, out: Path) -> Path:
-    env = jobs.Environment()
-    plan = suites.expand(suites.load(str(suite)), {"checkpoint": "init"})
+    env = Environment()
+    plan = expand(suites.load(str(suite)), {"checkpoint": "init"})
     store = Store(out)
     store.prepare()
-    keys = runner.Keys(jobs.plugins(()), env)
+    keys = runner.Keys(registry_for(()), env)
     executor = launch.local(plan, env, workers=0)
     report = runner.run(plan, store, keys, executor=executor, command=["leakbench", "run", "tiny"])
     assert report.failures == []

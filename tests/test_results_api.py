@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import bench
 from bench.cli import app
+from bench.harness.store import Store
 from bench.report import frames
 from bench.report.entries import FLOOR_SUFFIX
 from bench.results import Results
-from bench.store import Store
 from tests.conftest import TINY
 
 ROOT = Path(__file__).parents[1]
@@ -331,7 +331,7 @@ def test_a_script_without_a_main_guard_is_told_so(
     def reached(*arguments: object, **named: object) -> None:
         raise RuntimeError("workers start here")
 
-    monkeypatch.setattr("bench.launch.execute", reached)
+    monkeypatch.setattr("bench.harness.launch.execute", reached)
     script, out = tmp_path / "script.py", tmp_path / "out"
     guard = 'if __name__ == "__main__":\n    ' if guarded else ""
     script.write_text(SCRIPT.format(guard=guard, space="    ", tiny=TINY, out=str(out)))

@@ -21,16 +21,18 @@ import pytest
 from safetensors.torch import load_file
 from skimage.metrics import structural_similarity
 
-from bench import jobs, launch, runner
 from bench import suite as suites
 from bench.cli.reports import publish
-from bench.compose import Composed
-from bench.executors.local import Workers
-from bench.executors.task import Task
+from bench.contract.compose import Composed
+from bench.harness import launch, runner
+from bench.harness.environment import Environment, registry_for
+from bench.harness.executors.local import Workers
+from bench.harness.executors.task import Task
+from bench.harness.plan import expand
+from bench.harness.runner import Keys
+from bench.harness.store import SCHEMA, Store, read_record, to_json, write_whole
 from bench.registry import Registry
 from bench.report import leaderboard, tables, terminal
-from bench.runner import Keys
-from bench.store import SCHEMA, Store, read_record, to_json, write_whole
 
 SCHEMA_FILE = Path(leaderboard.__file__).with_name("schema.json")
 Run = Callable[..., tuple[Store, runner.Report]]
@@ -42,9 +44,9 @@ def run(tmp_path: Path) -> Run:
         suite: Path, *, out: str = "out", plugins: tuple[Path, ...] = (), workers: int = 0,
         only: dict[str, Any] | None = None, fresh: bool = False,
     ) -> tuple[Store, runner.Report]:  # fmt: skip
-        env = jobs.Environment(plugins=plugins)
-        registry = jobs.plugins(plugins)
-        plan = suites.expand(suites.load(str(suite)), only)
+        env = Environment(plugins=plugins)
+        registry = registry_for(plugins)
+        plan = expand(suites.load(str(suite)), only)
         runner.check(plan, registry, env)
         store = Store(tmp_path / out)
         store.prepare()
@@ -147,7 +149,8 @@ def test_a_change_of_settings_or_seed_makes_new_records(
 
 BAD = '''
 import torch
-from bench.api import Attack, Defense, Reconstruction
+from bench.contract.attack import Attack, Reconstruction
+from bench.contract.defense import Defense
 
 class Raises(Attack):
     """Raises."""
@@ -436,7 +439,8 @@ def test_a_personalised_row_is_at_chance_if_its_clients_networks_are_too(
 
 SPENDERS = """
 import torch
-from bench.api import Attack, Defense, Reconstruction
+from bench.contract.attack import Attack, Reconstruction
+from bench.contract.defense import Defense
 
 def exact(seen):
     "The sample [V, 1, ...] behind one gradient of a first linear layer that has a bias."

@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.api import EVERYONE, SERVER, Client, Defense, Local, Message, Part, Server, Stage
+from bench.contract.defense import Client, Defense, Local, Server
+from bench.contract.events import Facts, Round
+from bench.contract.mechanisms import GaussianNoise
+from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage
 from bench.data.dataset import Dataset
-from bench.privacy.events import Facts, GaussianNoise, Round
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.export import load_seen, save_seen

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from bench.api import Client, Defense, Message, Mixture, Part, State
+from bench.contract.defense import Client, Defense, Mixture
+from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.export import load_seen, save_seen

@@ -18,7 +18,9 @@ from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge
 from attacks.split_label import SplitLabel
-from bench.api import Client, Context, Defense, Seen, State
+from bench.contract.attack import Context, Seen
+from bench.contract.defense import Client, Defense
+from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.api import Client, Local, Message, Part
+from bench.contract.defense import Client, Local
+from bench.contract.messages import Message, Part
 from bench.seeding import generator
 from defenses import spm_claims
 from defenses.spm import SPM, Variant, keep_probability, moments, perturb, scale_range

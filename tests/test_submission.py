@@ -278,7 +278,7 @@ def test_a_submission_without_source_of_its_own_has_no_empty_folder(
 def test_every_setting_is_checked_and_a_failure_refuses(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench.conformance.findings import failed
+    from bench.sandbox.conformance.findings import failed
 
     class Failed:
         findings = (failed("arguments untouched", "upload changed x.", "Do not."),)
@@ -418,8 +418,8 @@ def forge(folder: Path, value: float) -> None:
 
 def resealed(folder: Path) -> None:
     """Leaderboard and manifest made anew, as whoever forges a record would."""
+    from bench.harness.store import to_json
     from bench.report.leaderboard import rows
-    from bench.store import to_json
 
     (folder / "leaderboard.json").write_text(to_json(rows(folder)))
     (folder / "manifest.json").write_text(write_manifest(folder))
@@ -685,7 +685,7 @@ def test_a_reason_that_names_a_folder_of_the_author_is_refused(
     rewritten(copy / "run" / "run.json", lambda r: r.update(
         command="leakbench run a.toml --set threats.0.file=/mnt/alice/secret",
     ))  # fmt: skip
-    from bench.store import to_json
+    from bench.harness.store import to_json
 
     path = next((workshop / "run" / "records" / "attack").iterdir())
     path = copy / "run" / "records" / "attack" / path.name

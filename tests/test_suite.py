@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import suite as suites
+from bench.harness.plan import expand
 
 
 def test_shipped_suites_load_and_describe_themselves() -> None:
@@ -27,7 +28,7 @@ def test_quick_runs_every_attack_and_the_shipped_suites_every_defense(registry) 
 
 @pytest.mark.parametrize("name", ["pm_sfl", "pm_sfl_paper", "dp_cutmix", "dp_cutmix_paper"])
 def test_split_suites_mix_no_more_clients_than_take_part(name: str, registry) -> None:  # type: ignore[no-untyped-def]
-    plan = suites.expand(suites.load(name))
+    plan = expand(suites.load(name))
     assert {j.protocol.name for j in plan.trainings} == {"splitfed"}
     for job in plan.trainings:
         together = registry.defense(job.defense, job.settings).together
@@ -37,24 +38,24 @@ def test_split_suites_mix_no_more_clients_than_take_part(name: str, registry) ->
 
 def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path]) -> None:
     suite = suites.load(str(tiny()))
-    plan = suites.expand(suite)
+    plan = expand(suite)
     assert [dict(j.settings) for j in plan.trainings] == [{}, {"epsilon": 0.5}, {"epsilon": 2.0}]
     assert len(plan.cells) == 3 * 2 * 2
-    narrow = suites.expand(suite, {"defense": "spm", "checkpoint": "init", "attack": "ilrg"})
+    narrow = expand(suite, {"defense": "spm", "checkpoint": "init", "attack": "ilrg"})
     assert len(narrow.trainings) == 2
     assert len(narrow.cells) == 2
 
 
 def test_a_filter_by_task_tells_tasks_of_one_dataset_apart() -> None:
     suite = suites.load("pm_sfl")
-    cuts = {place: {j.protocol.cuts for j in suites.expand(suite, {"task": place}).trainings}
+    cuts = {place: {j.protocol.cuts for j in expand(suite, {"task": place}).trainings}
             for place in (0, 1)}  # fmt: skip
     assert cuts == {0: {("layer2",)}, 1: {("layer1", "layer2", "layer3", "layer4")}}
 
 
 def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) -> None:
     text = 'name = "ilrg"\ncheckpoints = ["final"]'
-    plan = suites.expand(suites.load(str(tiny(**{'name = "ilrg"': text}))))
+    plan = expand(suites.load(str(tiny(**{'name = "ilrg"': text}))))
     where = {(c.attack, c.checkpoint) for c in plan.cells}
     assert where == {("ilrg", "final"), ("prior_only", "init"), ("prior_only", "final")}
     wrong = tiny(**{'name = "ilrg"': text, '["init", "final"]': '["init"]'})
@@ -65,7 +66,7 @@ def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) ->
 def test_an_attack_may_be_kept_to_some_tasks(tiny: Callable[..., Path]) -> None:
     two = '[[tasks]]\ndataset = "photos"\nmodel = "mlp_spm"\n\n[[threats]]'
     text = 'name = "ilrg"\ntasks = [1]'
-    plan = suites.expand(suites.load(str(tiny(**{"[[threats]]": two, 'name = "ilrg"': text}))))
+    plan = expand(suites.load(str(tiny(**{"[[threats]]": two, 'name = "ilrg"': text}))))
     where = {(c.attack, c.train.task.dataset) for c in plan.cells}
     assert where == {("ilrg", "photos"), ("prior_only", "photos"), ("prior_only", "digits")}
     with pytest.raises(ValueError, match="ilrg is to run on task 1, but the suite has"):
@@ -81,9 +82,9 @@ def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
 
 def test_an_attacks_own_budget_takes_the_place_of_the_suites(tiny: Callable[..., Path]) -> None:
     path = str(tiny())
-    budgets = {c.attack: c.budget for c in suites.expand(suites.load(path)).cells}
+    budgets = {c.attack: c.budget for c in expand(suites.load(path)).cells}
     assert budgets == {"ilrg": 5, "prior_only": 5}
-    changed = suites.expand(suites.load(path, ["attacks.0.budget=50"])).cells
+    changed = expand(suites.load(path, ["attacks.0.budget=50"])).cells
     assert {c.attack: c.inputs()["budget"] for c in changed} == {"ilrg": 50, "prior_only": 5}
 
 
@@ -92,7 +93,7 @@ def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path])
         append='\n[[attacks]]\nname = "ilrg"\nthreat = "big"\n'
         '\n[[threats]]\nname = "big"\nvictims = 2\nbatch = 4\n'
     )
-    labels = {c.label for c in suites.expand(suites.load(str(path))).cells}
+    labels = {c.label for c in expand(suites.load(str(path))).cells}
     assert labels == {"ilrg@server", "ilrg@big", "prior_only"}
 
 
@@ -134,6 +135,6 @@ def test_wrong_names_filters_and_overrides_are_refused(tiny: Callable[..., Path]
         suites.load("quick", ["threats.7.victims=2"])
     suite = suites.load(str(tiny()))
     with pytest.raises(ValueError, match=r"Did you mean 'defense'"):
-        suites.expand(suite, {"defence": "spm"})
+        expand(suite, {"defence": "spm"})
     with pytest.raises(ValueError, match=r"leaves nothing of suite tiny"):
-        suites.expand(suite, {"defense": "gaussian"})
+        expand(suite, {"defense": "gaussian"})

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench import jobs
 from bench import suite as suites
+from bench.harness.environment import Environment
+from bench.harness.plan import expand
+from bench.harness.train import run_training
 
 
 def accuracy(
@@ -20,8 +22,8 @@ def accuracy(
         f"protocol.rounds={rounds}", f"protocol.lr={lr}", f"protocol.local_epochs={epochs}",
     ]  # fmt: skip
     only = {"defense": "none", "dataset": dataset, "model": model}
-    (job,) = suites.expand(suites.load("quick", overrides), only).trainings
-    record: dict[str, Any] = jobs.run_training(job, jobs.Environment(), tmp_path)
+    (job,) = expand(suites.load("quick", overrides), only).trainings
+    record: dict[str, Any] = run_training(job, Environment(), tmp_path)
     assert record["diverged"] is None
     return record["correct"] / record["test_samples"]
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.observation import Observation, kind_of, mechanisms_of, observe
-from bench.api import Seen
-from bench.privacy.events import BernoulliMask, SignPerturbation
+from bench.api import BernoulliMask, Seen, SignPerturbation
 
 
 def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> Observation:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bench.privacy.events import (
+from bench.api import (
     BernoulliMask,
     GaussianNoise,
     LaplaceNoise,

@@ -34,8 +34,17 @@ from attacks.engine.observation import (
 from attacks.engine.prior import Frame
 from attacks.engine.private import with_private_parts
 from attacks.engine.products import Products
-from bench.api import Context, Kind, Seen, State
-from bench.privacy.events import BernoulliMask, Clip, GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.api import (
+    BernoulliMask,
+    Clip,
+    Context,
+    GaussianNoise,
+    Kind,
+    LaplaceNoise,
+    Seen,
+    SignPerturbation,
+    State,
+)
 from bench.toolkit.vectors import flatten
 
 Distance = Literal["likelihood", "cosine"]

@@ -11,15 +11,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.api import UPLOAD_KINDS, Kind, Message, Part, Seen, State, as_kind
-from bench.privacy.events import (
+from bench.api import (
+    UPLOAD_KINDS,
     BernoulliMask,
     Clip,
     GaussianNoise,
+    Kind,
     LaplaceNoise,
     Mechanism,
+    Message,
+    Part,
+    Seen,
     SignPerturbation,
     SmashedNoise,
+    State,
+    as_kind,
 )
 from bench.toolkit.patches import patch_map
 from bench.toolkit.vectors import clip_rows_l1

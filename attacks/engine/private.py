@@ -25,8 +25,7 @@ from attacks.engine.chunks import in_chunks
 from attacks.engine.lbfgs import Phase, minimise
 from attacks.engine.observation import SplitView, split_view
 from attacks.engine.prior import Frame
-from bench.api import Context, Seen, State
-from bench.privacy.events import SmashedNoise
+from bench.api import Context, Seen, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
 SMASHED: Final = "smashed"

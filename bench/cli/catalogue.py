@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.cli.options import AsJson, PluginFile, console, plain_errors
+from bench.errors import UserError
 
 LISTS = ("defenses", "attacks", "datasets", "models", "suites")
 
@@ -23,7 +24,7 @@ def list_(
         from bench.names import did_you_mean
 
         if what is not None and what not in LISTS:
-            raise ValueError(did_you_mean("list", what, LISTS))
+            raise UserError(did_you_mean("list", what, LISTS))
         listing = _listing(tuple(p.resolve() for p in plugin or ()))
         chosen = {k: v for k, v in listing.items() if what in (None, k)}
     if as_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli.options import AsJson, console, plain_errors
+from bench.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,12 +50,12 @@ def compare(
 ) -> None:
     """Compare rows of a leaderboard on the same victims: A with B, or each row with the next."""
     with plain_errors():
+        from bench.harness.store import to_json
         from bench.report import comparison, contenders
-        from bench.store import to_json
         from bench.suite import parse_pairs
 
         if one is not None and two is None:
-            raise ValueError(f"compare takes two rows or none, got only '{one}'.")
+            raise UserError(f"compare takes two rows or none, got only '{one}'.")
         found = contenders.read(
             folder, checkpoint=checkpoint, only=parse_pairs(only or (), "--only")
         )

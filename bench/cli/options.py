@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 from rich.console import Console
 
+from bench.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.api import Defense
-    from bench.jobs import Environment
-    from bench.runner import Keys
-    from bench.suite import Plan
+    from bench.contract.defense import Defense
+    from bench.harness.environment import Environment
+    from bench.harness.plan import Plan
+    from bench.harness.runner import Keys
 
 console = Console()
 errors = Console(stderr=True)
@@ -67,7 +69,7 @@ def plain_errors() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             yield
-    except ValueError as error:
+    except UserError as error:
         errors.print(
             f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True
         )
@@ -78,7 +80,7 @@ def environment(
     device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None,
     *, here: bool = True,
 ) -> Environment:  # fmt: skip
-    from bench import launch
+    from bench.harness import launch
 
     return launch.environment(
         device=device, data_dir=data_dir, download=download, plugins=plugins or (), here=here
@@ -86,10 +88,10 @@ def environment(
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """(i, n) of "i/n". Raises ValueError for other text."""
+    """(i, n) of "i/n". Raises UserError for other text."""
     number, slash, of = text.partition("/")
     if not (slash and number.isdigit() and of.isdigit()):
-        raise ValueError(f"--shard takes i/n, as 1/8, got '{text}'.")
+        raise UserError(f"--shard takes i/n, as 1/8, got '{text}'.")
     return int(number), int(of)
 
 
@@ -100,8 +102,8 @@ def planned(
     env: Environment,
     shard: tuple[int, int] = (1, 1),
 ) -> tuple[Plan, Keys]:
-    from bench import launch
     from bench import suite as suites
+    from bench.harness import launch
 
     return launch.planned(
         suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only"), env, shard

@@ -48,7 +48,7 @@ def score(
     """Score an outside attack's reconstruction exactly as leakbench's own attacks are."""
     with plain_errors():
         from bench import outside
-        from bench.store import to_json
+        from bench.harness.store import to_json
 
         env = environment("cpu", data_dir, download, None)
         found = outside.score_file(folder, cell, reconstruction, env)
@@ -84,7 +84,7 @@ def merge(
     with plain_errors():
         import warnings
 
-        from bench import merging
+        from bench.harness import merge as merging
 
         made = merging.merge(folders, out)
         for note in made.notes:

@@ -31,13 +31,13 @@ from bench.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from bench.costs.cost import Cost
-    from bench.costs.features import Stage
-    from bench.costs.lookup import Estimate, Table
-    from bench.jobs import Environment
-    from bench.runner import Keys
-    from bench.store import Store
-    from bench.suite import Plan, TrainJob
+    from bench.harness.costs.cost import Cost
+    from bench.harness.costs.features import Stage
+    from bench.harness.costs.lookup import Estimate, Table
+    from bench.harness.environment import Environment
+    from bench.harness.plan import Plan, TrainJob
+    from bench.harness.runner import Keys
+    from bench.harness.store import Store
 
 _UNITS = {"cpu": "core-hours", "cuda": "GPU-hours"}
 _COLUMNS = {"cpu": "core-h", "cuda": "GPU-h"}
@@ -106,7 +106,7 @@ def plan(
 ) -> None:
     """Show what would run, what is cached, and how long the rest would take. Writes nothing."""
     with plain_errors():
-        from bench import launch
+        from bench.harness import launch
 
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
         env = environment(device, data_dir, download, plugin, here=device == "auto")
@@ -135,7 +135,7 @@ def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Mapping[Stage
     The folder's own records tell first, then those of other folders, then what comes along: where
     the same job stands in several, this machine tells better of itself than another.
     """
-    from bench.costs import lookup, records
+    from bench.harness.costs import lookup, records
 
     own = records.finished(store.folder)
     sources = [records.measure(store.folder, own)] if own["train"] else []
@@ -148,7 +148,7 @@ def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Mapping[Stage
 
 def forecast(made: Plan, keys: Keys, table: Table, settled: Mapping[Stage, set[str]]) -> Forecast:
     """Counts of a checked plan, and what is not cached, by each device that was measured."""
-    from bench import jobs
+    from bench.harness.environment import dataset_of
 
     devices = sorted(table.devices())
     kind = keys.env.device.split(":")[0]
@@ -177,7 +177,7 @@ def forecast(made: Plan, keys: Keys, table: Table, settled: Mapping[Stage, set[s
         if job.protocol.local_epochs:
             split = f"{job.task.dataset} {job.task.dataset_settings}"
             if split not in sizes:
-                sizes[split] = len(jobs.dataset_of(job, keys.env).train_y)
+                sizes[split] = len(dataset_of(job, keys.env).train_y)
             samples = sizes[split]
         for name in devices:
             add(job, name, table.training(job, device=name, samples=samples))

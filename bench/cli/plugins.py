@@ -20,7 +20,7 @@ from bench.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from bench.conformance.findings import Conformance
+    from bench.sandbox.conformance.findings import Conformance
     from bench.submission.figures import Comparison
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
@@ -54,8 +54,8 @@ def check(
     """Play a defense or attack in tiny rounds and say where it breaks the contract."""
     with plain_errors():
         from bench import suite
-        from bench.conformance.plugins import check_plugins
-        from bench.store import to_json
+        from bench.harness.store import to_json
+        from bench.sandbox.conformance.plugins import check_plugins
 
         found = []
         for conformance in check_plugins(target, suite.parse_pairs(set_ or (), "--set")):

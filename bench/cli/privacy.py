@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.cli.options import AsJson, DefenseSet, PluginFile, console, plain_errors, setting_of
+from bench.errors import UserError
 
 
 def ledger(
@@ -26,9 +27,9 @@ def ledger(
     """Print claim, proof and mechanism constants of a defense setting, without training."""
     with plain_errors():
         from bench import suite
-        from bench.privacy.events import Facts
+        from bench.contract.events import Facts
+        from bench.harness.store import to_json
         from bench.privacy.ledger import account
-        from bench.store import to_json
 
         built = setting_of(defense, set_, plugin)
         given = _facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts"))
@@ -72,8 +73,8 @@ def audit(
 ) -> None:
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof."""
     with plain_errors():
-        from bench.protocols import audit as audits
-        from bench.store import to_json
+        from bench.harness.store import to_json
+        from bench.sandbox import audit as audits
 
         built = setting_of(defense, set_, plugin)
         found = audits.audit(
@@ -92,18 +93,18 @@ def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
     """Checked names and types of --facts."""
     from dataclasses import fields
 
+    from bench.contract.events import Facts
     from bench.names import did_you_mean
-    from bench.privacy.events import Facts
 
     known = {f.name for f in fields(Facts)}
     floats = {"participation", "delta"}
     for key, value in pairs.items():
         if key not in known:
-            raise ValueError(did_you_mean("fact", key, sorted(known)))
+            raise UserError(did_you_mean("fact", key, sorted(known)))
         flag = isinstance(value, bool)
         right = flag if key in ("split", "broadcast") else isinstance(value, int) and not flag
         if not (right or (key in floats and isinstance(value, float))):
             expected = "true or false" if key in ("split", "broadcast") else "a whole number"
             expected = "a number" if key in floats else expected
-            raise ValueError(f"fact {key} must be {expected}, got {value!r}.")
+            raise UserError(f"fact {key} must be {expected}, got {value!r}.")
     return pairs

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from bench.cli.options import console, plain_errors
+from bench.errors import UserError
 
 
 def report(
@@ -39,9 +40,9 @@ def report(
         formats = list(dict.fromkeys(f.strip() for f in format_.split(",") if f.strip()))
         for name in formats:
             if name not in FILES:
-                raise ValueError(did_you_mean("report format", name, list(FILES)))
+                raise UserError(did_you_mean("report format", name, list(FILES)))
         if keep_pictures and "html" not in formats:
-            raise ValueError(
+            raise UserError(
                 f"--keep-pictures needs the format html, got --format {','.join(formats)}."
             )
         drawn = [f.strip() for f in figures.split(",") if f.strip()]
@@ -61,7 +62,7 @@ def site(
         try:
             pages = sites.write(source, out)
         except OSError as error:
-            raise ValueError(f"cannot write {out} ({error.strerror or error}).") from error
+            raise UserError(f"cannot write {out} ({error.strerror or error}).") from error
         console.print(
             f"{len(pages) - 1} reports. Open {pages[0]}", soft_wrap=True, markup=False,
             highlight=False,
@@ -75,9 +76,9 @@ def publish(
     """Print the folder's leaderboard and write it in the given formats; their paths, in that
     order, then those of the figures. Without records, leaderboard.json is what all is made from,
     and stays as it is."""
+    from bench.harness.store import to_json
     from bench.report import terminal
     from bench.report.files import FILES, Files
-    from bench.store import to_json
 
     found = Files(folder)
     if not (folder / "records").is_dir():
@@ -116,9 +117,9 @@ def _without_collections() -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    from bench.store import write_whole
+    from bench.harness.store import write_whole
 
     try:
         write_whole(path, text)
     except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error
+        raise UserError(f"cannot write {path} ({error.strerror or error}).") from error

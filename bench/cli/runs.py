@@ -65,7 +65,7 @@ def run(
 ) -> None:
     """Run a suite, continue where it stopped, and print its leaderboard."""
     with plain_errors():
-        from bench import launch
+        from bench.harness import launch
 
         launch.check_executor(executor)
         env = environment(device, data_dir, download, plugin, here=executor == "local")

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.data import builtin, files, standard, tabular
 from bench.data.dataset import Dataset
+from bench.errors import UserError
 from bench.names import did_you_mean
 
 Loader = Callable[..., Dataset]
@@ -39,21 +40,21 @@ def load(
     """Load a dataset by name, `folder:PATH` or `npz:PATH`.
 
     seed decides every split that is ours. data_dir holds what is not embedded. options are the
-    loader's own keyword arguments (e.g. size=16). Raises ValueError for an unknown name or
+    loader's own keyword arguments (e.g. size=16). Raises UserError for an unknown name or
     option and for a missing, truncated or wrongly shaped file, naming it.
     """
     prefix, _, path = name.partition(":")
     arguments: dict[str, Any] = {}
     if path:
         if prefix not in PATH_LOADERS:
-            raise ValueError(
+            raise UserError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
             )
         loader = PATH_LOADERS[prefix]
         arguments["path"] = Path(path)
     else:
         if name not in LOADERS:
-            raise ValueError(did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"]))
+            raise UserError(did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"]))
         loader = LOADERS[name]
     if name not in NO_DOWNLOAD and not path:
         arguments |= {"data_dir": data_dir, "download": download}
@@ -61,7 +62,7 @@ def load(
     taken = set(inspect.signature(loader).parameters) - reserved
     for option in options or {}:
         if option not in taken:
-            raise ValueError(did_you_mean(f"option of dataset {name}", option, sorted(taken)))
+            raise UserError(did_you_mean(f"option of dataset {name}", option, sorted(taken)))
     return loader(seed=seed, **arguments, **(options or {}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.data.dataset import Dataset, carve, from_arrays
+from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 
@@ -78,9 +79,9 @@ def photos(*, seed: int, size: int = 16, per_class: int = 400) -> Dataset:
     At most per_class tiles of a photograph are kept.
     """
     if size not in (16, 32):
-        raise ValueError(f"photos has tiles of size 16 or 32, got size={size}.")
+        raise UserError(f"photos has tiles of size 16 or 32, got size={size}.")
     if per_class < 20:
-        raise ValueError(f"per_class of photos must be >= 20, got {per_class}.")
+        raise UserError(f"per_class of photos must be >= 20, got {per_class}.")
     rng = numpy_generator(seed, "split", "photos")
     parts: tuple[list, list, list] = ([], [], [])
     for label, name in enumerate(PHOTOGRAPHS):

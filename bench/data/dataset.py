@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
@@ -57,9 +59,9 @@ def from_arrays(
     parts = [(images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)]
     for label, (x, y) in zip(("train", "test", "auxiliary"), parts, strict=True):
         if len(x) == 0:
-            raise ValueError(f"dataset {name} has no {label} samples left after splitting.")
+            raise UserError(f"dataset {name} has no {label} samples left after splitting.")
         if len(y) and int(y.max()) >= len(class_names):
-            raise ValueError(
+            raise UserError(
                 f"dataset {name} has label {int(y.max())}, expected 0..{len(class_names) - 1}."
             )
     (tx, ty), (vx, vy), (ax, ay) = parts
@@ -72,7 +74,7 @@ def from_arrays(
 def images_to_tensor(images: np.ndarray, *, size: int | None) -> Tensor:
     """[N, H, W(, C)] uint8 0..255 or float 0..1 -> float32 [N, C, size, size] in [0, 1]."""
     if size is not None and size < 11:
-        raise ValueError(f"image size must be >= 11 (the SSIM window), got {size}.")
+        raise UserError(f"image size must be >= 11 (the SSIM window), got {size}.")
     x = torch.from_numpy(np.ascontiguousarray(images))
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.data.dataset import Dataset, carve, from_arrays
+from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -18,40 +19,40 @@ def read_npz(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
     """train images, train labels, test images, test labels, class names of a packaged set.
 
-    Images uint8 [N, H, W] or [N, H, W, 1 or 3]; labels integer [N]. Raises ValueError that
+    Images uint8 [N, H, W] or [N, H, W, 1 or 3]; labels integer [N]. Raises UserError that
     names the file and what is wrong with it.
     """
     if not path.exists():
-        raise ValueError(f"no such file: {path}.")
+        raise UserError(f"no such file: {path}.")
     needed = ("train_images", "train_labels", "test_images", "test_labels")
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [k for k in needed if k not in archive.files]
             if missing:
-                raise ValueError(
+                raise UserError(
                     f"{path} lacks the array(s) {', '.join(missing)}; expected "
                     f"{', '.join(needed)} and optionally class_names."
                 )
             x, y, tx, ty = (archive[k] for k in needed)
             names = archive["class_names"] if "class_names" in archive.files else None
     except (zipfile.BadZipFile, EOFError, OSError) as error:
-        raise ValueError(f"{path} is truncated or no npz file ({error}).") from error
+        raise UserError(f"{path} is truncated or no npz file ({error}).") from error
     for label, images, labels in (("train", x, y), ("test", tx, ty)):
         if images.dtype != np.uint8 or not (
             images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
         ):
-            raise ValueError(
+            raise UserError(
                 f"{label}_images of {path} must be uint8 [N, H, W] or [N, H, W, 1 or 3], "
                 f"got {images.dtype} {list(images.shape)}."
             )
         if labels.ndim != 1 or len(labels) != len(images) or labels.dtype.kind not in "iu":
-            raise ValueError(
+            raise UserError(
                 f"{label}_labels of {path} must be {len(images)} integers, "
                 f"got {labels.dtype} {list(labels.shape)}."
             )
     count = int(max(y.max(initial=0), ty.max(initial=0))) + 1
     if min(y.min(initial=0), ty.min(initial=0)) < 0 or (names is not None and count > len(names)):
-        raise ValueError(f"{path} has labels outside its classes.")
+        raise UserError(f"{path} has labels outside its classes.")
     class_names = tuple(map(str, names)) if names is not None else tuple(map(str, range(count)))
     return x, y, tx, ty, class_names
 
@@ -73,14 +74,14 @@ def npz(*, path: Path, seed: int, size: int | None = None) -> Dataset:
 def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Dataset:
     """Images in `path/CLASS/*`, centre-cropped to a square and resized to size x size.
 
-    A fifth of every class is test, a fifth auxiliary. Raises ValueError for an unreadable image.
+    A fifth of every class is test, a fifth auxiliary. Raises UserError for an unreadable image.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if not path.is_dir():
-        raise ValueError(f"no such folder of images: {path}.")
+        raise UserError(f"no such folder of images: {path}.")
     if size < 11:
-        raise ValueError(f"size must be >= 11 (the SSIM window), got {size}.")
+        raise UserError(f"size must be >= 11 (the SSIM window), got {size}.")
     classes = sorted(p for p in path.iterdir() if p.is_dir())
     files = [
         (file, label)
@@ -90,7 +91,7 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
     ]
     counts = np.bincount([label for _, label in files], minlength=max(1, len(classes)))
     if len(classes) < 2 or counts.min() < 5:
-        raise ValueError(
+        raise UserError(
             f"{path} must hold at least 2 subfolders (one per class) of at least 5 images, got "
             f"{ {c.name: int(n) for c, n in zip(classes, counts, strict=False)} }."
         )
@@ -100,7 +101,7 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
             with Image.open(file) as opened:
                 square = ImageOps.fit(opened.convert("L" if gray else "RGB"), (size, size))
         except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-            raise ValueError(f"cannot read the image {file} ({error}).") from error
+            raise UserError(f"cannot read the image {file} ({error}).") from error
         images.append(np.asarray(square))
     x, y = np.stack(images), np.array([label for _, label in files])
     test, aux, train = carve(y, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", "folder"))

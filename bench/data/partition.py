@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from bench.errors import UserError
+
 
 def iid(labels: np.ndarray, *, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Equal random shares: `clients` index arrays whose sizes differ by at most one."""
@@ -29,7 +31,7 @@ def dirichlet(
     """
     _check(labels, clients * minimum)
     if not alpha > 0:
-        raise ValueError(f"alpha must be > 0 (Dirichlet concentration), got {alpha}.")
+        raise UserError(f"alpha must be > 0 (Dirichlet concentration), got {alpha}.")
     shares: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -62,6 +64,6 @@ def shards(
 
 def _check(labels: np.ndarray, needed: int) -> None:
     if needed < 1 or len(labels) < needed:
-        raise ValueError(
+        raise UserError(
             f"{len(labels)} training samples cannot be dealt out: {needed} are needed at least."
         )

@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.data.dataset import Dataset, carve, from_arrays
 from bench.data.files import read_npz
+from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 TORCHVISION = {
@@ -57,7 +58,7 @@ def _first(indices: np.ndarray, count: int | None, what: str) -> np.ndarray:
     if count is None:
         return indices
     if not 1 <= count <= len(indices):
-        raise ValueError(f"{what} must lie in [1, {len(indices)}], got {count}.")
+        raise UserError(f"{what} must lie in [1, {len(indices)}], got {count}.")
     return indices[:count]
 
 
@@ -65,7 +66,7 @@ def _read(
     name: str, data_dir: Path | None, download: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
     if data_dir is None:
-        raise ValueError(
+        raise UserError(
             f"dataset {name} needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
         )
     packaged = data_dir / name / f"{name}.npz"
@@ -80,7 +81,7 @@ def _read(
             for train in (True, False)
         ]
     except RuntimeError as error:
-        raise ValueError(
+        raise UserError(
             f"dataset {name} is not in {data_dir} (expected {packaged} or torchvision's files "
             f"under {root}); add --download to fetch it. ({error})"
         ) from error

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from bench.data.dataset import Dataset, carve, labels_to_tensor
+from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 ADULT_COLUMNS = (
@@ -59,18 +60,18 @@ def adult(*, seed: int, data_dir: Path | None, download: bool = False) -> Datase
     import pandas as pd
 
     if data_dir is None:
-        raise ValueError(
+        raise UserError(
             "dataset adult needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
         )
     path = data_dir / "adult" / "adult.data"
     if not path.exists():
-        raise ValueError(
+        raise UserError(
             f"no such file: {path}; leakbench does not download it, fetch adult.data from the "
             "UCI repository."
         )
     table = pd.read_csv(path, header=None, names=list(ADULT_COLUMNS), skipinitialspace=True)
     if table.shape[1] != len(ADULT_COLUMNS) or table["income"].isna().any() or len(table) < 100:
-        raise ValueError(
+        raise UserError(
             f"{path} is truncated or not the UCI file: expected rows of {len(ADULT_COLUMNS)} "
             f"values, got a table of {list(table.shape)} with missing values."
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.api import Reconstruction
+from bench.contract.attack import Reconstruction
 from bench.metrics import images, labels
 from bench.metrics.matching import one_to_one
 from bench.seeding import generator

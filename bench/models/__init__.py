@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from bench.errors import UserError
 from bench.models import convolutional, dense, residual, transformers
 from bench.models.network import Initial, Network, Stages, uniform
 from bench.names import did_you_mean
@@ -47,18 +48,18 @@ def build(
     ValueError for an unknown name or setting and for a shape that the network cannot take.
     """
     if name not in BUILDERS:
-        raise ValueError(did_you_mean("model", name, list(BUILDERS)))
+        raise UserError(did_you_mean("model", name, list(BUILDERS)))
     given = dict(settings or {})
     init = given.pop("init", None)
     builder = BUILDERS[name]
     taken = [p for p in inspect.signature(builder).parameters if p not in ("shape", "classes")]
     for key in given:
         if key not in taken:
-            raise ValueError(did_you_mean(f"setting of model {name}", key, [*taken, "init"]))
+            raise UserError(did_you_mean(f"setting of model {name}", key, [*taken, "init"]))
     if init is not None and (
         isinstance(init, bool) or not isinstance(init, (int, float)) or not init > 0
     ):
-        raise ValueError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
+        raise UserError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
     return Network(
         name=name,
         settings=dict(settings or {}),

@@ -6,13 +6,14 @@ from collections import OrderedDict
 
 from torch import nn
 
+from bench.errors import UserError
 from bench.models.network import Stages, StaticBatchNorm
 
 
 def _image(shape: tuple[int, ...], what: str, multiple: int) -> int:
     """Number of channels; raises ValueError unless sides are multiples of `multiple`."""
     if len(shape) != 3 or shape[1] % multiple or shape[2] % multiple:
-        raise ValueError(
+        raise UserError(
             f"model {what} takes images [channels, height, width] with sides divisible by "
             f"{multiple}, got samples of shape {list(shape)}."
         )
@@ -112,7 +113,7 @@ def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:
     """
     before = _image(shape, "vgg16", 16)
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ValueError(f"width of model vgg16 must be an integer >= 1, got {width!r}.")
+        raise UserError(f"width of model vgg16 must be an integer >= 1, got {width!r}.")
     stages: Stages = OrderedDict()
     for i, (multiple, convolutions) in enumerate(_VGG16, start=1):
         layers: OrderedDict[str, nn.Module] = OrderedDict()

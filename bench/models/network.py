@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bench.api import Layer, State
+from bench.contract.messages import State
+from bench.contract.network import Layer
+from bench.errors import UserError
 
 Stages = OrderedDict[str, nn.Module]
 _EPSILON = 1e-5
@@ -182,16 +184,16 @@ class Network:
 
         mode "train" normalises by the batch, "eval" by `buffers` (of `calibrate`); a network
         without batch normalisation ignores both. Parameters that are not the network's are left
-        alone. Raises ValueError for an unknown stage and for eval mode without buffers where they
+        alone. Raises UserError for an unknown stage and for eval mode without buffers where they
         are needed.
         """
         for stage in (first, last):
             if stage is not None and stage not in self._names:
-                raise ValueError(
+                raise UserError(
                     f"model {self.name} has no stage '{stage}'; it has {', '.join(self._names)}."
                 )
         if self._norms and mode == "eval" and buffers is None:
-            raise ValueError(f"model {self.name} needs normalisation buffers in eval mode.")
+            raise UserError(f"model {self.name} needs normalisation buffers in eval mode.")
         low = self._names.index(first) if first else 0
         high = self._names.index(last) + 1 if last else len(self._names)
         part = self._stages[low:high]
@@ -208,10 +210,10 @@ class Network:
     ) -> tuple[Tensor, list[Layer]]:
         """Logits of samples x [B, *shape], and every parametrised layer's input and output in
         the order of the pass. From them follow per-sample weight gradients of a shared network
-        without one weight copy per sample. Raises ValueError for train mode with batch
+        without one weight copy per sample. Raises UserError for train mode with batch
         normalisation, which ties the samples of a batch together."""
         if self._norms and mode == "train":
-            raise ValueError(f"model {self.name} cannot be traced in train mode.")
+            raise UserError(f"model {self.name} cannot be traced in train mode.")
         layers: list[Layer] = []
 
         def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+from bench.errors import UserError
 from bench.models.network import Stages, StaticBatchNorm
 
 
@@ -41,12 +42,12 @@ def resnet18(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages
     Source: He et al., arXiv:1512.03385; static BN: HeteroFL, arXiv:2010.01264.
     """
     if len(shape) != 3:
-        raise ValueError(
+        raise UserError(
             f"model resnet18 takes images [channels, height, width], got samples of shape "
             f"{list(shape)}."
         )
     if not isinstance(width, int) or width < 1:
-        raise ValueError(f"width of model resnet18 must be an integer >= 1, got {width!r}.")
+        raise UserError(f"width of model resnet18 must be an integer >= 1, got {width!r}.")
 
     def stage(inputs: int, outputs: int, stride: int) -> nn.Module:
         return nn.Sequential(

@@ -11,6 +11,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
+from bench.errors import UserError
 from bench.models.network import Initial, Stages
 
 _STD = 0.02
@@ -131,12 +132,12 @@ def _vit(
     _positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
     channels, height, width = _image(model, shape)
     if height % patch or width % patch:
-        raise ValueError(
+        raise UserError(
             f"model {model} needs image sides divisible by its patch {patch}, got samples of "
             f"shape {list(shape)}."
         )
     if dim % heads:
-        raise ValueError(f"dim of model {model} must be divisible by its heads {heads}, got {dim}.")
+        raise UserError(f"dim of model {model} must be divisible by its heads {heads}, got {dim}.")
 
     from timm.layers import PatchEmbed
     from timm.models.vision_transformer import Block
@@ -168,7 +169,7 @@ def pit_tiny(
     _positive("pit_tiny", patch=patch, stride=stride)
     channels, *sides = _image("pit_tiny", shape)
     if any(side < patch or (side - patch) % stride for side in sides):
-        raise ValueError(
+        raise UserError(
             f"model pit_tiny needs image sides of its patch {patch} plus a multiple of its "
             f"stride {stride}, got samples of shape {list(shape)}."
         )
@@ -211,7 +212,7 @@ def pit_tiny(
 
 def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
-        raise ValueError(
+        raise UserError(
             f"model {model} takes images [channels, height, width], got samples of shape "
             f"{list(shape)}."
         )
@@ -221,7 +222,7 @@ def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
 def _positive(model: str, **settings: int) -> None:
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} of model {model} must be an integer >= 1, got {value!r}.")
+            raise UserError(f"{name} of model {model} must be an integer >= 1, got {value!r}.")
 
 
 def _twice_differentiable(block: nn.Module) -> nn.Module:

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.api import Defense
-from bench.privacy.events import (
+from bench.contract.defense import Defense
+from bench.contract.events import (
     Encrypted,
     Event,
     Facts,

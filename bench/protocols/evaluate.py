@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.api import Client, State
+from bench.contract.defense import Client
+from bench.contract.messages import State
 from bench.protocols.federation import Federation
 
 _CHUNK = 1000

@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.api import Message, Part, Sealed, Seen
+from bench.contract.attack import Seen
+from bench.contract.messages import Message, Part, Sealed
 from bench.protocols.observe import Truth
 
 FORMAT = 1

@@ -15,21 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from bench.api import (
-    SERVER,
-    Client,
-    Defense,
-    Local,
-    Loss,
-    Message,
-    Part,
-    Party,
-    Server,
-    Stage,
-    State,
-    detached,
-    fresh,
-)
+from bench.contract.defense import Client, Defense, Local, Loss, Party, Server, fresh
+from bench.contract.messages import SERVER, Message, Part, Stage, State, detached
 from bench.models import Network
 from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator

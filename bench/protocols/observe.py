@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.api import SERVER, Defense, Seen, State, detached
+from bench.contract.attack import Seen
+from bench.contract.defense import Defense
+from bench.contract.events import Round
+from bench.contract.messages import SERVER, State, detached
 from bench.models import Network
-from bench.privacy.events import Round
 from bench.protocols.federation import Federation, Work
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation

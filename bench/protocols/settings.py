@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bench.errors import UserError
+
 LEAST_DRAWS = 100
 """Of an audit, per input of a pair."""
 
@@ -49,13 +51,13 @@ class ProtocolSettings(BaseModel):
     def _local_work(self) -> ProtocolSettings:
         given = [v for v in (self.local_steps, self.local_epochs) if v is not None]
         if self.name == "fedsgd" and given:
-            raise ValueError("fedsgd takes one step per round; leave local_steps/epochs out.")
+            raise UserError("fedsgd takes one step per round; leave local_steps/epochs out.")
         if self.name != "fedsgd" and len(given) != 1:
-            raise ValueError(f"{self.name} needs exactly one of local_steps and local_epochs.")
+            raise UserError(f"{self.name} needs exactly one of local_steps and local_epochs.")
         if self.name == "splitfed" and not self.cut:
-            raise ValueError("splitfed needs a cut, the last stage on the clients.")
+            raise UserError("splitfed needs a cut, the last stage on the clients.")
         if self.name != "splitfed" and (self.cut is not None or self.labels != "private"):
-            raise ValueError(f"{self.name} has no cut and sends no labels; leave both out.")
+            raise UserError(f"{self.name} has no cut and sends no labels; leave both out.")
         return self
 
 

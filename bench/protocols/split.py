@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from bench.api import SERVER, Client, Message, Mixture, Part, State, detached
+from bench.contract.defense import Client, Mixture
+from bench.contract.messages import SERVER, Message, Part, State, detached
+from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.federation import Federation, Step, Work, names_in
 from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
@@ -38,7 +40,7 @@ def start_federation(
     labels: Literal["private", "shared"] = "private",
     **more: Any,
 ) -> Federation:
-    """A federation of the protocol; more: as `Federation.start` takes it. Raises ValueError for
+    """A federation of the protocol; more: as `Federation.start` takes it. Raises UserError for
     a cut that the network lacks."""
     if protocol != "splitfed":
         return Federation.start(network=network, **more)
@@ -51,7 +53,7 @@ class Split:
     """Where the network is cut. cuts: last stage on the client, client i has cuts[i % len].
     labels: `private` (head and loss on the clients) or `shared` (sent with every batch).
 
-    Raises ValueError for a cut that the network lacks or that leaves the server nothing.
+    Raises UserError for a cut that the network lacks or that leaves the server nothing.
     """
 
     network: Network
@@ -63,7 +65,7 @@ class Split:
         allowed = self.network.stages[:last]
         for cut in self.cuts:
             if cut not in allowed:
-                raise ValueError(
+                raise UserError(
                     f"model {self.network.name} cannot be cut after '{cut}' with {self.labels} "
                     f"labels; it can be after {', '.join(allowed)}."
                 )
@@ -150,7 +152,7 @@ class SplitFederation(Federation):
         clients = [step.joined[i] for i in order]
         if "mix" in self.defense.owns and len(step.groups) > 1:
             shortest = min(clients, key=lambda c: len(c.y))
-            raise ValueError(
+            raise UserError(
                 f"batches can only be mixed if all are alike, but {shortest.id} holds "
                 f"{len(shortest.y)} samples for batches of {step.work.batch}, or is cut elsewhere."
             )

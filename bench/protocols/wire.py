@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from bench.api import EVERYONE, SERVER, Message, Part, Party, Sealed
+from bench.contract.defense import Party
+from bench.contract.messages import EVERYONE, SERVER, Message, Part, Sealed
 
 FEATURES, SMASHED_GRADIENT = "features", "smashed_gradient"
 """Kinds of what the server of a split protocol computes and sends to one client."""

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.protocols.audit import Audit, Finding
+from bench.sandbox.audit import Audit, Finding
 
 _STYLES = {"violated": "bold red", "consistent": "green"}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.errors import UserError
 from bench.names import did_you_mean
 from bench.report.tables import setting
 
@@ -71,9 +72,9 @@ class Cell:
 
 
 def checked_key(key: Any) -> str:
-    """A record's key, which becomes a file name. Raises ValueError for anything else."""
+    """A record's key, which becomes a file name. Raises UserError for anything else."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise ValueError(f"run.json holds {key!r} where a record's key of 24 hex digits belongs.")
+        raise UserError(f"run.json holds {key!r} where a record's key of 24 hex digits belongs.")
     return key
 
 
@@ -97,7 +98,7 @@ def find(cells: Sequence[Cell], text: str) -> Cell:
     """The cell of a key, of a unique prefix of one (4 digits or more), or of words separated by
     slashes that fit it alone: digits/lenet/spm/dlg/final.
 
-    Raises ValueError for a word that fits no cell, with the nearest, and for words that fit
+    Raises UserError for a word that fits no cell, with the nearest, and for words that fit
     several or none together, with the candidates.
     """
     if _PREFIX.fullmatch(text):
@@ -105,18 +106,18 @@ def find(cells: Sequence[Cell], text: str) -> Cell:
         if len(found) == 1:
             return found[0]
         if found:
-            raise ValueError(f"'{text}' begins several keys: {_listed(found)}.")
+            raise UserError(f"'{text}' begins several keys: {_listed(found)}.")
     words = [w.strip() for w in text.split("/") if w.strip()]
     known = {w for c in cells for w in c.words}
     for word in words:
         if word not in known:
-            raise ValueError(did_you_mean("cell or part of a cell's name", word, sorted(known)))
+            raise UserError(did_you_mean("cell or part of a cell's name", word, sorted(known)))
     found = [c for c in cells if all(w in c.words for w in words)]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ValueError(f"no cell is all of '{text}' at once; there are {_listed(cells)}.")
-    raise ValueError(f"'{text}' fits {len(found)} cells; give more words or a key: "
+        raise UserError(f"no cell is all of '{text}' at once; there are {_listed(cells)}.")
+    raise UserError(f"'{text}' fits {len(found)} cells; give more words or a key: "
                      f"{_listed(found)}.")  # fmt: skip
 
 
@@ -127,10 +128,10 @@ def _listed(cells: Sequence[Cell]) -> str:
 
 
 def check_wanted(name: str, value: Any, known: Iterable[Any]) -> None:
-    """Raises ValueError if a filter's value occurs nowhere, naming what does."""
+    """Raises UserError if a filter's value occurs nowhere, naming what does."""
     values = {str(k) for k in known}
     if value is not None and str(value) not in values:
-        raise ValueError(did_you_mean(name, str(value), sorted(values)))
+        raise UserError(did_you_mean(name, str(value), sorted(values)))
 
 
 def fits_settings(settings: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:

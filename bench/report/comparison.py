@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.errors import UserError
 from bench.metrics.named import METRICS, sign_of
 from bench.metrics.paired import ALPHA, Paired, Plan, holm, least_victims, paired, victims_needed
 from bench.names import did_you_mean
@@ -145,7 +146,7 @@ def compare(
     else LnAcc, the first that both rows have. The worst case is taken over the attacks of one
     threat (other threats have other victims): the one under which either row leaks most. An attack
     that failed or has no record for one row in a seed counts for neither there; one that is not
-    applicable to a row does not threaten it. Raises ValueError if the rows have no seed and threat
+    applicable to a row does not threaten it. Raises UserError if the rows have no seed and threat
     in common, or if their victims are not the same samples.
     """
     choices = (metric,) if metric else ("ssim", "mse", *(["lnacc"] if attack else []))
@@ -154,7 +155,7 @@ def compare(
         if found:
             break
     else:
-        raise ValueError(
+        raise UserError(
             f"{first.name} and {second.name} have no seed in which both have "
             f"{' or '.join(choices)} of {attack or 'an attack'} under the same threat."
         )
@@ -234,7 +235,7 @@ def _check_victims(first: Contender, second: Contender, shared: _Shared) -> None
             for n in names
         )
         if not same:
-            raise ValueError(
+            raise UserError(
                 f"the victims of {first.name} and {second.name} are not the same samples (seed "
                 f"{seed}, threat {shared.threat}: their floors differ, which depend on the private "
                 "data alone), so their figures cannot be paired."
@@ -314,7 +315,7 @@ def ladders(
     every: bool = False,
 ) -> list[Ladder]:  # fmt: skip
     """Each table's ranked rows, each against the next one (every: against all later ones), with
-    p-values adjusted within the table. Raises ValueError for an unknown attack or metric."""
+    p-values adjusted within the table. Raises UserError for an unknown attack or metric."""
     _check_names(found, attack, metric)
     out = []
     for table in found:
@@ -351,7 +352,7 @@ def two_rows(
     """The rows of two names in every table that holds both.
 
     A name is a defense, `spm(epsilon=1.5, variant=printed)` as the leaderboard prints it, or
-    `spm:epsilon=1.5`; of the settings only as many are needed as make it unique. Raises ValueError
+    `spm:epsilon=1.5`; of the settings only as many are needed as make it unique. Raises UserError
     for names that fit no row, several, or rows of different tables alone.
     """
     _check_names(found, attack, metric)
@@ -360,7 +361,7 @@ def two_rows(
         if not any(_fits(c, text) for c in everything):
             names = dict.fromkeys(c.row["defense"] for c in everything)
             inner = dict.fromkeys(c.name for c in everything if c.row["defense"] == _parts(text)[0])
-            raise ValueError(did_you_mean("row", text, list(inner or names)))
+            raise UserError(did_you_mean("row", text, list(inner or names)))
     out = []
     for table in found:
         matches = [[c for c in table.rows if _fits(c, text)] for text in (one, two)]
@@ -368,17 +369,17 @@ def two_rows(
             continue
         for text, fitting in zip((one, two), matches, strict=True):
             if len(fitting) > 1:
-                raise ValueError(
+                raise UserError(
                     f"'{text}' fits {len(fitting)} rows of {table.title}; give the setting: "
                     f"{', '.join(c.name for c in fitting)}."
                 )
         first, second = matches[0][0], matches[1][0]
         if first is second:
-            raise ValueError(f"'{one}' and '{two}' are the same row, {first.name}.")
+            raise UserError(f"'{one}' and '{two}' are the same row, {first.name}.")
         made = compare(first, second, attack=attack, metric=metric)
         out.append(Ladder(table=table, comparisons=[made]))
     if not out:
-        raise ValueError(
+        raise UserError(
             f"no table holds both '{one}' and '{two}'; rows of different tables have other victims."
         )
     return out

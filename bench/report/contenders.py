@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.errors import UserError
+from bench.harness.store import Store
 from bench.metrics.named import sign_of
 from bench.names import did_you_mean
 from bench.report.cells import check_wanted
 from bench.report.leaderboard import Read, identity, read_run, row_id, rows_of, settings_of
 from bench.report.tables import setting, tables
-from bench.store import Store
 
 ONLY = ("protocol", "dataset", "model", "defense", "seed")
 """What a comparison may be restricted by."""
@@ -82,12 +83,12 @@ def read(
     """The tables of a result folder at one checkpoint, each record read once.
 
     checkpoint: by default the suite's last. only: keeps trainings by the keys of ONLY; ranks
-    count rows of all defenses. Raises ValueError for a folder without records, or a filter that
+    count rows of all defenses. Raises UserError for a folder without records, or a filter that
     nothing fits.
     """
     run = read_run(folder)
     if not (folder / "records").is_dir():
-        raise ValueError(
+        raise UserError(
             f"comparing needs the records of every victim, which {folder} does not hold "
             "(published results come without them): give a folder that leakbench run wrote."
         )
@@ -118,7 +119,7 @@ def _kept(trainings: Sequence[dict[str, Any]], only: Mapping[str, Any]) -> list[
     ]  # fmt: skip
     for key, value in only.items():
         if key not in ONLY:
-            raise ValueError(did_you_mean("key", key, ONLY, where="--only"))
+            raise UserError(did_you_mean("key", key, ONLY, where="--only"))
         check_wanted(key, value, (f[key] for f in facts))
     kept = [
         (t, f) for t, f in zip(trainings, facts, strict=True)
@@ -126,7 +127,7 @@ def _kept(trainings: Sequence[dict[str, Any]], only: Mapping[str, Any]) -> list[
     ]  # fmt: skip
     if not any(only.get("defense") in (None, f["defense"]) for _, f in kept):
         asked = ", ".join(f"{k}={v}" for k, v in only.items())
-        raise ValueError(f"no training has {asked or 'been planned'} at once.")
+        raise UserError(f"no training has {asked or 'been planned'} at once.")
     return [t for t, _ in kept]  # other defenses stay until the ranks are given
 
 

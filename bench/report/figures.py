@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
+from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import sign_of
 from bench.report.entries import FLOOR_SUFFIX, leak
@@ -112,10 +113,10 @@ def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "col
     their own at the right. which: eps_record (proven) or eps_claimed, whose unit stands in the
     legend.
 
-    Raises ValueError for another `which` and if no row has an accuracy.
+    Raises UserError for another `which` and if no row has an accuracy.
     """
     if which not in EPSILONS:
-        raise ValueError(f"which must be {' or '.join(EPSILONS)}, got '{which}'.")
+        raise UserError(f"which must be {' or '.join(EPSILONS)}, got '{which}'.")
     shown, missing = _split(rows, [_accuracy(r) for r in rows])
     beside = {r: [i for i, row in enumerate(shown) if _strip(row[which]) == r] for r in (0, 1)}
     with styled():
@@ -157,10 +158,10 @@ def budget(spent: Sequence[Spent], *, width: str = "column") -> Figure:
     """Mean SSIM of each attack against its gradient evaluations per start, with 95 % intervals: a
     line that still rises means an attack that was cut short.
 
-    Raises ValueError if no attack was run at more than one budget.
+    Raises UserError if no attack was run at more than one budget.
     """
     if not spent:
-        raise ValueError("no attack of this table was run at two budgets: nothing to draw.")
+        raise UserError("no attack of this table was run at two budgets: nothing to draw.")
     with styled():
         figure, axes = _frame(width, [s.attack for s in spent])
         handles = []
@@ -189,7 +190,7 @@ def budget(spent: Sequence[Spent], *, width: str = "column") -> Figure:
 
 
 def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
-    """Write STEM.pdf, STEM.png; the same figure gives the same bytes. Raises ValueError for a
+    """Write STEM.pdf, STEM.png; the same figure gives the same bytes. Raises UserError for a
     format that is neither, and if the folder cannot be written."""
     from bench.names import did_you_mean
 
@@ -200,7 +201,7 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     paths = []
     for name in formats:
         if name not in FORMATS:
-            raise ValueError(did_you_mean("figure format", name, FORMATS))
+            raise UserError(did_you_mean("figure format", name, FORMATS))
         path = stem.with_name(f"{stem.name}.{name}")
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +209,7 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
             figure.savefig(part, format=name, metadata=metadata[name])
             part.replace(path)
         except OSError as error:
-            raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error
+            raise UserError(f"cannot write {path} ({error.strerror or error}).") from error
         paths.append(path)
     return paths
 
@@ -220,7 +221,7 @@ def write_figures(
     pareto, epsilon_proven, epsilon_claimed, budget and pictures (each setting's strongest attack).
 
     rows: of `leaderboard.rows`. What a table has no figures for (no budget was doubled, records
-    instead of images, no artifacts) has no file. Raises ValueError for an unknown format or width.
+    instead of images, no artifacts) has no file. Raises UserError for an unknown format or width.
     """
     from bench.report import grids
     from bench.report.cells import cells_of
@@ -259,7 +260,7 @@ def write_figures(
 def _frame(width: str, entries: Sequence[str], *, strip: bool = False) -> tuple[Paper, Axes]:
     """An empty figure with room for its legend; strip: a second, narrow pair of axes."""
     if width not in WIDTHS:
-        raise ValueError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
+        raise UserError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
     lines = sum(len(_wrapped(e, width).splitlines()) for e in entries)
     figure = Paper(figsize=(WIDTHS[width], _AXES_HEIGHT + lines * _LINE_HEIGHT + 0.1),
                    layout="constrained")  # fmt: skip
@@ -380,7 +381,7 @@ def _strip(value: float | str | None) -> Literal[0, 1] | None:
 def _split(rows: Sequence[Row], has: Sequence[Any]) -> tuple[list[Row], list[Row]]:
     shown = [r for r, h in zip(rows, has, strict=True) if h]
     if not shown:
-        raise ValueError("no row of this table has both figures: nothing to draw.")
+        raise UserError("no row of this table has both figures: nothing to draw.")
     return shown, [r for r, h in zip(rows, has, strict=True) if not h]
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.harness.store import Store
 from bench.metrics.named import METRICS
 from bench.report.cells import Cell
 from bench.report.entries import FLOOR_SUFFIX
 from bench.report.tables import Row, setting
-from bench.store import Store
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bench.errors import UserError
+from bench.harness.store import Store
 from bench.metrics.images import ssim
 from bench.metrics.intervals import bootstrap
 from bench.report.cells import Cell
 from bench.report.figures import WIDTHS, Paper, Spent, styled
 from bench.report.tables import Row
-from bench.store import Store
 
 MOST_LINES = 24
 """Of pictures in one figure: more fit no page."""
@@ -42,21 +43,21 @@ def pictures(
     """Private images above each cell's reconstructions: the first `victims` of the run's order,
     of each cell's first seed, never chosen by hand. Samples of a larger batch follow each other.
 
-    Raises ValueError if no cell has pictures, or more than a page holds.
+    Raises UserError if no cell has pictures, or more than a page holds.
     """
     if width not in WIDTHS:
-        raise ValueError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
+        raise UserError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
     if isinstance(victims, bool) or not isinstance(victims, int) or victims < 1:
-        raise ValueError(f"victims must be a whole number >= 1, got {victims!r}.")
+        raise UserError(f"victims must be a whole number >= 1, got {victims!r}.")
     cells = _first_seed(cells)
     found = [(c, p) for c in cells if (p := _pair(folder, c)) is not None]
     if not found:
-        raise ValueError(
+        raise UserError(
             f"none of {_some([c.name for c in cells])} has pictures: its attack rebuilds no "
             "images, did not apply, or the folder came without artifacts."
         )
     if len(found) > MOST_LINES:
-        raise ValueError(
+        raise UserError(
             f"{len(found)} lines of pictures, but a page holds {MOST_LINES}: give dataset, "
             f"checkpoint, defense, settings or attack, e.g. of {_some([c.name for c, _ in found])}."
         )
@@ -130,7 +131,7 @@ def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
         tensors = load_file(path)
         truth, images = tensors["truth"], tensors["images"]
     except (OSError, KeyError, SafetensorError) as error:
-        raise ValueError(f"{path} is no complete reconstruction ({error}).") from error
+        raise UserError(f"{path} is no complete reconstruction ({error}).") from error
     return (truth, images) if images.ndim == 5 else None
 
 

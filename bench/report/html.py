@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import bench
+from bench.errors import UserError
 from bench.report import charts, explain, tables
 from bench.report.boards import AT_ONCE, Board, boards
 from bench.report.details import details
@@ -47,7 +48,7 @@ def page(
 
     rows: of `leaderboard.rows`, or read from a leaderboard.json of this or an older version.
     run: run.json. pictures: of `pictures.load`. as_json: the rows as leaderboard.json, where that
-    is at hand. Raises ValueError for rows without what every version has.
+    is at hand. Raises UserError for rows without what every version has.
     """
     as_json = as_json or tables.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
@@ -56,7 +57,7 @@ def page(
         found = boards(whole)
         shown = [_shown(b, whole, pictures) for b in found]
     except KeyError as error:
-        raise ValueError(f"a row of the leaderboard has no {error} (see schema.json).") from error
+        raise UserError(f"a row of the leaderboard has no {error} (see schema.json).") from error
     reasons = _reasons(found)
     style, script = (source(f"report.{kind}") for kind in ("css", "js"))
     return environment().get_template("report.html").render(

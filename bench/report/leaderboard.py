@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.errors import UserError
+from bench.harness.store import Kind, Store, key_of
 from bench.metrics.intervals import bootstrap_shares
 from bench.metrics.named import sign_of
 from bench.report.entries import (
@@ -24,34 +26,33 @@ from bench.report.entries import (
     worst_cases,
     worst_of,
 )
-from bench.store import Kind, Store, key_of
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """The folder's run.json. Raises ValueError if it is no result folder."""
+    """The folder's run.json. Raises UserError if it is no result folder."""
     try:
         run = json.loads((folder / "run.json").read_text())
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{folder} is no result folder of leakbench (no readable run.json)."
         ) from error
     if not (isinstance(run, dict) and {"suite", "trainings"} <= run.keys()):
-        raise ValueError(f"{folder / 'run.json'} must hold a suite and its trainings.")
+        raise UserError(f"{folder / 'run.json'} must hold a suite and its trainings.")
     return run
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
     """Rows made from the folder's records, or, where it holds none (as published results do), as
-    its leaderboard.json has them. Raises ValueError if it has neither."""
+    its leaderboard.json has them. Raises UserError if it has neither."""
     if (folder / "records").is_dir():
         return rows(folder)
     path = folder / "leaderboard.json"
     try:
         found = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder} has neither records nor a readable {path.name}.") from error
+        raise UserError(f"{folder} has neither records nor a readable {path.name}.") from error
     if not isinstance(found, list) or not all(isinstance(r, dict) for r in found):
-        raise ValueError(f"{path} must be a list of rows (see bench/report/schema.json).")
+        raise UserError(f"{path} must be a list of rows (see bench/report/schema.json).")
     return found
 
 

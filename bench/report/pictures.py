@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.errors import UserError
+from bench.harness.store import Store
 from bench.report.leaderboard import row_id, suite_label
-from bench.store import Store
 
 BUDGET = 8_000_000
 """Characters of all pictures together, as they stand in the page."""
@@ -66,7 +67,7 @@ def none(why: str) -> Pictures:
 
 def load(folder: Path) -> Pictures:
     """The pictures of a result folder: from its artifacts, or from a pictures.json that `report
-    --keep-pictures` wrote. Raises ValueError for a pictures.json of another form."""
+    --keep-pictures` wrote. Raises UserError for a pictures.json of another form."""
     if (folder / "artifacts").is_dir():
         return collect(folder)
     path = folder / "pictures.json"
@@ -75,7 +76,7 @@ def load(folder: Path) -> Pictures:
     try:
         return _checked(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no pictures.json of leakbench ({error}).") from error
+        raise UserError(f"{path} is no pictures.json of leakbench ({error}).") from error
 
 
 def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
@@ -172,9 +173,9 @@ def _read(path: Path, victims: int) -> tuple[np.ndarray, np.ndarray]:
         with safe_open(path, framework="np") as file:
             images, truth = (_first(file.get_slice(n), victims) for n in ("images", "truth"))
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path.parent.name}/{path.name}: {error}") from error
+        raise UserError(f"{path.parent.name}/{path.name}: {error}") from error
     if images.shape != truth.shape or images.ndim < 3 or not np.isfinite(images).all():
-        raise ValueError(f"{path.parent.name}/{path.name}: images and truth do not fit together")
+        raise UserError(f"{path.parent.name}/{path.name}: images and truth do not fit together")
     return images, truth
 
 
@@ -249,42 +250,42 @@ def _record(source: _Source, images: np.ndarray, truth: np.ndarray) -> dict[str,
 
 
 def _checked(pictures: Any) -> Pictures:
-    """Raises ValueError unless it is what `collect` makes: the file may come from anywhere."""
+    """Raises UserError unless it is what `collect` makes: the file may come from anywhere."""
     if not isinstance(pictures, dict) or pictures.get("schema") != SCHEMA:
-        raise ValueError(f"schema must be {SCHEMA}")
+        raise UserError(f"schema must be {SCHEMA}")
     whole = none("") | pictures
     for name in ("victims", "without"):
         if not _is_count(whole[name]):
-            raise ValueError(f"{name} must be a whole number >= 0, got {whole[name]!r}")
+            raise UserError(f"{name} must be a whole number >= 0, got {whole[name]!r}")
     if not isinstance(whole["why"], str):
-        raise ValueError(f"why must be a text, got {whole['why']!r}")
+        raise UserError(f"why must be a text, got {whole['why']!r}")
     for name in ("unreadable", "sprites", "cells", "records"):
         if not isinstance(whole[name], list):
-            raise ValueError(f"{name} must be a list, got {whole[name]!r}")
+            raise UserError(f"{name} must be a list, got {whole[name]!r}")
     if not all(isinstance(what, str) for what in whole["unreadable"]):
-        raise ValueError("unreadable must hold texts")
+        raise UserError("unreadable must hold texts")
     for sprite in whole["sprites"]:
         if not isinstance(sprite, str) or not _PNG.fullmatch(sprite):
-            raise ValueError("sprites must be PNG data URIs")
+            raise UserError("sprites must be PNG data URIs")
     for one in (*whole["cells"], *whole["records"]):
         if not all(isinstance(one[k], str) for k in ("row", "attack")):
-            raise ValueError("a cell has no row or attack")
+            raise UserError("a cell has no row or attack")
         if not _is_count(one["samples"]) or not one["samples"] or not _are_numbers(one["scores"]):
-            raise ValueError("a cell has no samples")
+            raise UserError("a cell has no samples")
     for cell in whole["cells"]:
         places = (cell["truth"], cell["images"])
         if not all(_is_count(p) and p < len(whole["sprites"]) for p in places):
-            raise ValueError("a cell names a sprite that is not there")
+            raise UserError("a cell names a sprite that is not there")
         if cell["metric"] not in ("ssim", "mse"):
-            raise ValueError(f"a cell's metric must be ssim or mse, got {cell['metric']!r}")
+            raise UserError(f"a cell's metric must be ssim or mse, got {cell['metric']!r}")
     for record in whole["records"]:
         shown = (record["truth"], record["images"])
         if not all(isinstance(lines, list) and all(map(_are_numbers, lines)) for lines in shown):
-            raise ValueError("a record's truth and images must hold numbers")
+            raise UserError("a record's truth and images must hold numbers")
         if len({len(lines) for lines in (*shown, record["scores"])}) != 1:
-            raise ValueError("a record needs as many images and scores as truths")
+            raise UserError("a record needs as many images and scores as truths")
         if not _is_count(record["features"]):
-            raise ValueError("a record has no number of features")
+            raise UserError("a record has no number of features")
     return whole
 
 

@@ -12,10 +12,11 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 import bench
+from bench.errors import UserError
+from bench.harness.store import write_whole
 from bench.report import files as reports
 from bench.report import html, tables
 from bench.report.leaderboard import seeds_of
-from bench.store import write_whole
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
@@ -83,11 +84,11 @@ def _brief(row: tables.Row) -> dict[str, str]:
 def collect(source: Path) -> list[Entry]:
     """Every result folder at or below `source`, by name.
 
-    Raises ValueError if there is none, or one that cannot be read.
+    Raises UserError if there is none, or one that cannot be read.
     """
     folders = sorted({path.parent for path in source.rglob("run.json")})
     if not folders:
-        raise ValueError(f"{source} holds no result folder of leakbench (no run.json).")
+        raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
     return [_entry(folder, source) for folder in folders]
 
 
@@ -97,7 +98,7 @@ def _entry(folder: Path, source: Path) -> Entry:
     try:
         texts = {reports.FILES[f]: found.text(f) for f in _FORMATS}
     except KeyError as error:
-        raise ValueError(f"{folder} is no whole result: {error} is missing.") from error
+        raise UserError(f"{folder} is no whole result: {error} is missing.") from error
     return Entry(
         name=folder.name if name == "." else name,
         run=found.run,
@@ -124,17 +125,17 @@ def index(entries: Sequence[Entry]) -> str:
 def write(source: Path, out: Path) -> list[Path]:
     """Write the site of all results below `source` and return its pages, the overview first.
 
-    out: a new or empty folder, or an earlier site, whose pages are replaced. Raises ValueError
+    out: a new or empty folder, or an earlier site, whose pages are replaced. Raises UserError
     for another folder, and for results that cannot be read; nothing is written then.
     """
     if not source.is_dir():
-        raise ValueError(f"no such folder of results: {source}.")
+        raise UserError(f"no such folder of results: {source}.")
     front = out / "index.html"
     ours = front.is_file() and 'content="leakbench ' in front.read_text(errors="replace")
     if out.exists() and not ours and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"--out must be a new folder, an empty one or an earlier site, got {out}.")
+        raise UserError(f"--out must be a new folder, an empty one or an earlier site, got {out}.")
     if out.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"--out must lie outside of the results {source}, got {out}.")
+        raise UserError(f"--out must lie outside of the results {source}, got {out}.")
     entries = collect(source)
     pages = []
     for entry in entries:

@@ -8,9 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from bench.harness.store import to_line
 from bench.metrics.named import METRICS
 from bench.report.leaderboard import seeds_of
-from bench.store import to_line
 
 Row = dict[str, Any]
 LEGEND = (

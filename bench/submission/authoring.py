@@ -10,9 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from bench.errors import UserError
+from bench.harness.store import write_whole
 from bench.names import did_you_mean
 from bench.registry import GROUPS, snake_case
-from bench.store import write_whole
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*")
 
@@ -20,28 +21,28 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*")
 def write_new(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
     """Write NAME.py and test_NAME.py and return their paths.
 
-    Raises ValueError for another kind, a name that cannot be a plugin's, and files that exist.
+    Raises UserError for another kind, a name that cannot be a plugin's, and files that exist.
     """
     if kind not in GROUPS:
-        raise ValueError(did_you_mean("kind of plugin", kind, list(GROUPS)))
+        raise UserError(did_you_mean("kind of plugin", kind, list(GROUPS)))
     _check_name(name)
     class_name = "".join(word.capitalize() for word in name.split("_"))
     if snake_case(class_name) != name:
-        raise ValueError(
+        raise UserError(
             f"the name '{name}' would come back as '{snake_case(class_name)}' from the class "
             f"{class_name}; use words of two letters or more."
         )
     plugin, test = folder / f"{name}.py", folder / f"test_{name}.py"
     for path in (plugin, test):
         if path.exists():
-            raise ValueError(f"{path} exists already; it is left as it is.")
+            raise UserError(f"{path} exists already; it is left as it is.")
     words = {"name": name, "class_name": class_name, "title": class_name}
     texts = {plugin: f"{kind}.py.txt", test: f"test_{kind}.py.txt"}
     try:
         for path, template in texts.items():
             write_whole(path, Template(_read(template)).substitute(words))
     except OSError as error:
-        raise ValueError(f"cannot write to {folder} ({error.strerror or error}).") from error
+        raise UserError(f"cannot write to {folder} ({error.strerror or error}).") from error
     return plugin, test
 
 
@@ -51,15 +52,15 @@ def _read(template: str) -> str:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or keyword.issoftkeyword(name):
-        raise ValueError(
+        raise UserError(
             f"a plugin's name is snake_case (my_defense: lower-case words, each beginning with a "
             f"letter) and no word of Python, got '{name}'."
         )
     if name in sys.stdlib_module_names or name in packages_distributions():
-        raise ValueError(f"'{name}' is the name of a Python package, which {name}.py would hide.")
+        raise UserError(f"'{name}' is the name of a Python package, which {name}.py would hide.")
     for kind, group in GROUPS.items():
         if name in entry_points(group=group).names:
-            raise ValueError(f"'{name}' is the name of a known {kind}; choose another.")
+            raise UserError(f"'{name}' is the name of a known {kind}; choose another.")
 
 
 def next_commands(kind: str, plugin: Path, test: Path) -> list[str]:

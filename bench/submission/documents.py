@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bench.errors import UserError
+
 SCHEMA = 1
 MANIFEST, SUBMISSION, RUN, LEADERBOARD = (
     "manifest.json", "submission.json", "run.json", "leaderboard.json",
@@ -72,36 +74,36 @@ def write_manifest(folder: Path) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Raises ValueError with the first file that is changed, missing, too many, outside, or of a
+    """Raises UserError with the first file that is changed, missing, too many, outside, or of a
     kind that no submission holds."""
     manifest = read_json(folder / MANIFEST)
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict) or manifest.get("schema") != SCHEMA:
-        raise ValueError(f"{folder / MANIFEST} lists no files of schema {SCHEMA}.")
+        raise UserError(f"{folder / MANIFEST} lists no files of schema {SCHEMA}.")
     for name, expected in listed.items():
         path = inside(folder, name)
         if not _FILES.fullmatch(name):
-            raise ValueError(
+            raise UserError(
                 f"the manifest lists '{name}', which is no file of a submission: it may hold .py "
                 "files in source/, records, run.json, leaderboard.json, submission.json, README.md."
             )
         if not path.is_file():
-            raise ValueError(f"{name} is in the manifest but not in {folder}.")
+            raise UserError(f"{name} is in the manifest but not in {folder}.")
         if digest(path) != expected:
-            raise ValueError(f"{name} was changed after the submission was made.")
+            raise UserError(f"{name} was changed after the submission was made.")
     for path in sorted(folder.rglob("*")):
         name = str(PurePosixPath(path.relative_to(folder)))
         if path.is_symlink():
-            raise ValueError(f"{name} is a link, which a submission may not hold.")
+            raise UserError(f"{name} is a link, which a submission may not hold.")
         if path.is_dir():
             if not any(other.startswith(f"{name}/") for other in listed):
-                raise ValueError(f"the folder {name} in {folder} holds no file of the manifest.")
+                raise UserError(f"the folder {name} in {folder} holds no file of the manifest.")
         elif name != MANIFEST and name not in listed:
-            raise ValueError(f"{name} is in {folder} but not in the manifest.")
+            raise UserError(f"{name} is in {folder} but not in the manifest.")
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a file that a manifest names. Raises ValueError if it leaves the folder."""
+    """The path of a file that a manifest names. Raises UserError if it leaves the folder."""
     pure = PurePosixPath(name)
     path = folder / pure
     if (
@@ -112,37 +114,37 @@ def inside(folder: Path, name: str) -> Path:
         or any(p.is_symlink() for p in [path, *path.parents] if p.is_relative_to(folder)
                and p != folder)
     ):  # fmt: skip
-        raise ValueError(f"the manifest's path '{name}' leaves the submission's folder.")
+        raise UserError(f"the manifest's path '{name}' leaves the submission's folder.")
     return path
 
 
 def read_json(path: Path) -> Any:
-    """Raises ValueError if the file is missing, too large or no JSON."""
+    """Raises UserError if the file is missing, too large or no JSON."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.")
+            raise UserError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.")
         return json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is missing or no JSON ({error}).") from error
+        raise UserError(f"{path} is missing or no JSON ({error}).") from error
 
 
 def read_submission(folder: Path) -> Submission:
-    """Raises ValueError naming the key that is wrong."""
+    """Raises UserError naming the key that is wrong."""
     try:
         return Submission.model_validate(read_json(folder / SUBMISSION))
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(p) for p in problem["loc"])
-        raise ValueError(f"{folder / SUBMISSION}: {place}: {problem['msg']}.") from error
+        raise UserError(f"{folder / SUBMISSION}: {place}: {problem['msg']}.") from error
 
 
 def check_records(folder: Path, run: Mapping[str, Any]) -> None:
-    """Raises ValueError if the run names a record that the folder lacks or by an odd key."""
+    """Raises UserError if the run names a record that the folder lacks or by an odd key."""
     for training in run["trainings"]:
         for kind, key in [
             ("train", training["key"]), *(("attack", c["key"]) for c in training["cells"])
         ]:  # fmt: skip
             if not isinstance(key, str) or not key.isalnum():
-                raise ValueError(f"{RUN} names a record '{key}', which is no key.")
+                raise UserError(f"{RUN} names a record '{key}', which is no key.")
             if not (folder / "records" / kind / f"{key}.json").is_file():
-                raise ValueError(f"{RUN} names the {kind} record {key}, which is missing.")
+                raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")

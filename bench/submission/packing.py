@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.conformance.plugins import check
-from bench.jobs import Environment
+from bench.errors import UserError
+from bench.harness.environment import Environment
+from bench.harness.runner import Keys
+from bench.harness.store import Store, to_json
 from bench.registry import PluginKind, Registry, discover
 from bench.report.leaderboard import read_run, rows
-from bench.runner import Keys
-from bench.store import Store, to_json
+from bench.sandbox.conformance.plugins import check
 from bench.submission.documents import (
     LEADERBOARD,
     MANIFEST,
@@ -61,7 +62,7 @@ class Request:
 def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None) -> Path:
     """Write the submission folder and return it.
 
-    tell: is told what is being checked. Raises ValueError with one sentence that says why the
+    tell: is told what is being checked. Raises UserError with one sentence that says why the
     run or the plugin cannot be submitted.
     """
     run = read_run(request.run)
@@ -73,7 +74,7 @@ def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None)
     kind, name = _only(registry, request.target, run, is_file=bool(files) and target in files)
     folder = request.out / name
     if folder.exists() and not request.replace:
-        raise ValueError(f"{folder} exists already; give --replace to write it anew.")
+        raise UserError(f"{folder} exists already; give --replace to write it anew.")
     env = Environment(
         device=str(run.get("device", "cpu")), data_dir=request.data_dir,
         plugins=tuple(f.resolve() for f in files),
@@ -106,7 +107,7 @@ def _day(date: str | None) -> str:
     try:
         return datetime.date.fromisoformat(date).isoformat()
     except ValueError as error:
-        raise ValueError(f"--date must be a day as YYYY-MM-DD, got '{date}'.") from error
+        raise UserError(f"--date must be a day as YYYY-MM-DD, got '{date}'.") from error
 
 
 def _only(
@@ -122,7 +123,7 @@ def _only(
     origin = str(Path(target).resolve())
     for plugin in registry.broken:
         if plugin.origin == origin:
-            raise ValueError(f"'{plugin.name}' of {target} cannot be used: {plugin.broken}")
+            raise UserError(f"'{plugin.name}' of {target} cannot be used: {plugin.broken}")
     mine = [p for p in registry.usable.values() if p.origin == origin]
     if len(mine) > 1:
         trainings = run.get("trainings", [])
@@ -131,14 +132,14 @@ def _only(
         mine = [p for p in mine if p.name in used]
     if len(mine) != 1:
         names = ", ".join(p.name for p in mine) or "none of its plugins"
-        raise ValueError(f"the run has {names} of {target}; submit one plugin per file.")
+        raise UserError(f"the run has {names} of {target}; submit one plugin per file.")
     return mine[0].kind, mine[0].name
 
 
 def _check_data(choice: Choice) -> None:
     for training in choice.own:
         if ":" in training.job.task.dataset:
-            raise ValueError(
+            raise UserError(
                 f"the data set '{training.job.task.dataset.partition(':')[0]}:...' lies on your "
                 "machine alone, so nobody could verify its rows; submit a run on one that "
                 "`leakbench list datasets` names."
@@ -151,7 +152,7 @@ def _check_attacks(registry: Registry, attacks: Sequence[Path], choice: Choice) 
         names = {p.name for p in registry.usable.values()
                  if p.kind == "attack" and p.origin == str(path.resolve())}  # fmt: skip
         if not names & ran:
-            raise ValueError(f"the run has no column of an attack from {path.name}.")
+            raise UserError(f"the run has no column of an attack from {path.name}.")
 
 
 def _check_finished(store: Store, choice: Choice, kind: str, name: str) -> list[str]:
@@ -161,17 +162,17 @@ def _check_finished(store: Store, choice: Choice, kind: str, name: str) -> list[
         what = f"{training.job.defense} (seed {training.job.seed})"
         record = store.read("train", training.entry["key"])
         if record is None:
-            raise ValueError(f"the run is not finished: the training of {what} has no record.")
+            raise UserError(f"the run is not finished: the training of {what} has no record.")
         if record["status"] not in ("done", "not_applicable"):
-            raise ValueError(f"the training of {what} {record['status']}: {record['reason']}")
+            raise UserError(f"the training of {what} {record['status']}: {record['reason']}")
         for entry, cell in training.cells:
             record = store.read("attack", entry["key"])
             if record is None:
-                raise ValueError(f"the run is not finished: {cell.label} on {what} has no record.")
+                raise UserError(f"the run is not finished: {cell.label} on {what} has no record.")
             if record["status"] in ("failed", "timeout"):
                 failed.append(f"{cell.label} at {cell.checkpoint} on {what}: {record['status']}")
     if not any(cells_of(t, kind, name) for t in choice.own):
-        raise ValueError(f"the run attacks no row of '{name}'; give its suite attacks.")
+        raise UserError(f"the run attacks no row of '{name}'; give its suite attacks.")
     return failed
 
 
@@ -198,7 +199,7 @@ def _check_conformance(
     result = check(registry, kind, name, settings)
     wrong = [f for f in result.findings if f.status == "failed"]
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"{name} does not pass `leakbench check`: {wrong[0].name}: {wrong[0].reason}"
         )
 
@@ -260,7 +261,7 @@ def _write(
         request.out.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(dir=request.out, prefix=f".{submission.name}."))
     except OSError as error:
-        raise ValueError(f"cannot write to {request.out} ({error.strerror or error}).") from error
+        raise UserError(f"cannot write to {request.out} ({error.strerror or error}).") from error
     try:
         _fill(stage, request.run, run, submission, choice, files)
         _refuse_private(stage, request, run)
@@ -293,7 +294,7 @@ def _fill(
             path = copy.path(kind, key)  # type: ignore[arg-type]
             record = store.read(kind, key)  # type: ignore[arg-type]
             if record is None:
-                raise ValueError(f"the {kind} record {key} of the run was lost while it was read.")
+                raise UserError(f"the {kind} record {key} of the run was lost while it was read.")
             path.parent.mkdir(parents=True, exist_ok=True)
             # A traceback names files of this machine, and no figure comes from it.
             _text(path, to_json({k: v for k, v in record.items() if k != "traceback"}))
@@ -336,7 +337,7 @@ def _both(places: Iterable[Path]) -> set[Path]:
 
 
 def _refuse_private(stage: Path, request: Request, run: Mapping[str, Any]) -> None:
-    """Nothing of the author's machine may go out with the folder. Raises ValueError."""
+    """Nothing of the author's machine may go out with the folder. Raises UserError."""
     private = sorted(_private(request, run))
     for path in sorted(stage.rglob("*")):
         if path.is_file():
@@ -344,7 +345,7 @@ def _refuse_private(stage: Path, request: Request, run: Mapping[str, Any]) -> No
             for word in private:
                 # JSON writes letters beyond ASCII as numbers.
                 if word in text or json.dumps(word)[1:-1] in text:
-                    raise ValueError(
+                    raise UserError(
                         f"{path.relative_to(stage)} would name a folder of your machine "
                         f"('{word}'); take it out of the source or of the run, and try again."
                     )

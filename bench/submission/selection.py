@@ -9,10 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from bench.errors import UserError
+from bench.harness.plan import AttackCell, Plan, TrainJob, expand
+from bench.harness.runner import Keys
+from bench.harness.store import to_json
 from bench.registry import Registry
-from bench.runner import Keys
-from bench.store import to_json
-from bench.suite import AttackCell, Plan, Suite, TrainJob, expand
+from bench.suite import Suite
 
 Entry = dict[str, Any]
 
@@ -27,20 +29,20 @@ class Recorded:
 
 
 def recorded(run: Mapping[str, Any]) -> tuple[Suite, list[Recorded]]:
-    """The run's suite and its trainings as jobs. Raises ValueError if run.json does not fit its
+    """The run's suite and its trainings as jobs. Raises UserError if run.json does not fit its
     own suite."""
     try:
         suite = Suite.model_validate(run["suite"])
         plan = expand(suite)
         entries = [(_inputs(t), t) for t in run["trainings"]]
     except (KeyError, TypeError, ValidationError) as error:
-        raise ValueError(f"run.json does not describe a run of leakbench ({error}).") from error
+        raise UserError(f"run.json does not describe a run of leakbench ({error}).") from error
     jobs = {_text(job.inputs()): job for job in plan.trainings}
     found = []
     for inputs, entry in entries:
         job = jobs.get(_text(inputs))
         if job is None:
-            raise ValueError(
+            raise UserError(
                 f"run.json has a training of '{entry.get('defense')}' that its suite does not "
                 "name; run the suite again."
             )
@@ -64,7 +66,7 @@ def _cells(entry: Entry, job: TrainJob, plan: Plan) -> list[tuple[Entry, AttackC
     for cell in entry["cells"]:
         place = (cell["label"], cell["checkpoint"], cell["threat"])
         if place not in mine:
-            raise ValueError(f"run.json has a cell {' '.join(place)} that its suite does not name.")
+            raise UserError(f"run.json has a cell {' '.join(place)} that its suite does not name.")
         pairs.append((cell, mine[place]))
     return pairs
 
@@ -90,7 +92,7 @@ def choose(trainings: Sequence[Recorded], kind: str, name: str, registry: Regist
     """The trainings of a defense, or with cells of an attack, and the undefended ones beside them.
     What ran under a defense from a file that is not given is none of an attack's submission.
 
-    Raises ValueError if the run lacks either, or names an attack whose file is not given.
+    Raises UserError if the run lacks either, or names an attack whose file is not given.
     """
     trainings = [t for t in trainings if _is_known(t, registry)]
     if kind == "defense":
@@ -98,7 +100,7 @@ def choose(trainings: Sequence[Recorded], kind: str, name: str, registry: Regist
     else:
         own = [t for t in trainings if any(c.attack == name for _, c in t.cells)]
     if not own:
-        raise ValueError(
+        raise UserError(
             f"the run has no row of {kind} '{name}'; run a suite that names it, with --plugin FILE."
         )
     plain = [
@@ -108,7 +110,7 @@ def choose(trainings: Sequence[Recorded], kind: str, name: str, registry: Regist
     tables = {table_of(t) for t in plain}
     for training in own:
         if table_of(training) not in tables:
-            raise ValueError(
+            raise UserError(
                 f"the run has no undefended row (defense 'none') for {training.job.task.dataset}/"
                 f"{training.job.task.model}, seed {training.job.seed}, to compare '{name}' with."
             )
@@ -116,7 +118,7 @@ def choose(trainings: Sequence[Recorded], kind: str, name: str, registry: Regist
     choice = Choice(own=own, reference=[t for t in plain if table_of(t) in mine])
     for attack in {c.attack: None for t in choice.all() for _, c in t.cells}:
         if ("attack", attack) not in registry.usable:
-            raise ValueError(f"the run has the attack '{attack}'; give its file by --attack FILE.")
+            raise UserError(f"the run has the attack '{attack}'; give its file by --attack FILE.")
     return choice
 
 
@@ -125,23 +127,23 @@ def _is_known(training: Recorded, registry: Registry) -> bool:
 
 
 def check_unchanged(choice: Choice, keys: Keys, name: str, kind: str) -> None:
-    """Raises ValueError if a record was made by other source than is here now."""
+    """Raises UserError if a record was made by other source than is here now."""
     for training in choice.reference:
         if training in choice.own and kind == "defense":
             continue
         if keys.train(training.job) != training.entry["key"]:
-            raise ValueError(
+            raise UserError(
                 "leakbench itself, its device or its data set's files are not those of the run; "
                 "run the suite again with this version."
             )
     for training in choice.own:
         if keys.train(training.job) != training.entry["key"]:
-            raise ValueError(
+            raise UserError(
                 f"the source of '{training.job.defense}' has changed since the run; run the suite "
                 "again."
             )
         for entry, cell in training.cells:
             if keys.attack(cell) != entry["key"]:
-                raise ValueError(
+                raise UserError(
                     f"the source of '{cell.attack}' has changed since the run; run the suite again."
                 )

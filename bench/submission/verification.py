@@ -10,15 +10,17 @@ from pathlib import Path
 
 import torch
 
-from bench.jobs import Environment, versions
-from bench.launch import local
+from bench.errors import UserError
+from bench.harness.environment import Environment, versions
+from bench.harness.launch import local
+from bench.harness.plan import AttackCell, Plan
+from bench.harness.runner import Keys, label_of
+from bench.harness.runner import check as check_plan
+from bench.harness.runner import run as run_plan
+from bench.harness.store import Store, to_json
 from bench.registry import Registry, discover
 from bench.report.leaderboard import rows
-from bench.runner import Keys, label_of
-from bench.runner import check as check_plan
-from bench.runner import run as run_plan
 from bench.seeding import generator
-from bench.store import Store, to_json
 from bench.submission.documents import (
     LEADERBOARD,
     RUN,
@@ -32,7 +34,7 @@ from bench.submission.documents import (
 from bench.submission.figures import Comparison, compare, of_cell, of_training
 from bench.submission.packing import cells_of
 from bench.submission.selection import Entry, Recorded, recorded
-from bench.suite import AttackCell, Plan, Suite
+from bench.suite import Suite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +65,10 @@ class Sampled:
 def sources(folder: Path) -> list[str]:
     """Check the folder's files and name the code that a rerun will execute. Executes nothing.
 
-    Raises ValueError naming the first file that is not as it was submitted.
+    Raises UserError naming the first file that is not as it was submitted.
     """
     if not folder.is_dir():
-        raise ValueError(f"no such submission folder: {folder}.")
+        raise UserError(f"no such submission folder: {folder}.")
     check_files(folder)
     submission = read_submission(folder)
     run = read_json(folder / RUN)
@@ -75,9 +77,9 @@ def sources(folder: Path) -> list[str]:
         recorded(run)
         table = rows(folder)
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{RUN} or a record has not the form of a run ({error!r}).") from error
+        raise UserError(f"{RUN} or a record has not the form of a run ({error!r}).") from error
     if json.loads(to_json(table)) != read_json(folder / LEADERBOARD):
-        raise ValueError(f"{LEADERBOARD} does not follow from the records beside it.")
+        raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
     names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
     for name in names:
         inside(folder, name)
@@ -87,7 +89,7 @@ def sources(folder: Path) -> list[str]:
 def open_submission(folder: Path) -> Opened:
     """Load the plugins of a folder that `sources` has checked: this runs their code.
 
-    Raises ValueError if a plugin is missing or not the one that was run.
+    Raises UserError if a plugin is missing or not the one that was run.
     """
     submission = read_submission(folder)
     names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
@@ -96,7 +98,7 @@ def open_submission(folder: Path) -> Opened:
     for source in submission.plugins:
         registry.get(source.kind, source.name, where="the submission")
         if registry.sources(source.kind, source.name) != source.sources:
-            raise ValueError(
+            raise UserError(
                 f"the {source.kind} '{source.name}' ({source.origin}) is installed here with "
                 "other source than the submission was run with; install the same version of it."
             )
@@ -122,15 +124,15 @@ def sample(opened: Opened, *, count: int, seed: int) -> list[Sampled]:
     """Candidates drawn without replacement, in their order; all of them if there are no more than
     `count`. The first draw is a row of the plugin itself.
 
-    Raises ValueError for count < 1, and if the plugin has no cell.
+    Raises UserError for count < 1, and if the plugin has no cell.
     """
     if count < 1:
-        raise ValueError(f"--sample must be >= 1 (cells to rerun), got {count}.")
+        raise UserError(f"--sample must be >= 1 (cells to rerun), got {count}.")
     kind, name = opened.submission.kind, opened.submission.name
     cells = candidates(opened)
     own = [i for i, s in enumerate(cells) if kind == "attack" or s.training.job.defense == name]
     if not own:
-        raise ValueError(
+        raise UserError(
             f"the submission holds no cell of '{name}' to rerun, so nothing of it can be verified."
         )
     rng = generator(seed, "verify")
@@ -157,10 +159,10 @@ def rerun(
     """Train and attack again in a temporary folder, and compare every figure that follows from
     the code; what a clock says is not compared.
 
-    workers: processes, 0 to run in this one. Raises ValueError for a suite that cannot run here.
+    workers: processes, 0 to run in this one. Raises UserError for a suite that cannot run here.
     """
     if not tolerance >= 0:
-        raise ValueError(f"--tolerance must be >= 0, got {tolerance}.")
+        raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
     trainings = trainings_of(sampled)
     plan = Plan(
         suite=opened.suite, trainings=tuple(t.job for t in trainings),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.api import UPLOAD_KINDS, Message, Server, State, as_kind
+from bench.contract.defense import Server
+from bench.contract.messages import UPLOAD_KINDS, Message, State, as_kind
 
 
 def mean_over_present(server: Server, messages: Sequence[Message]) -> State:

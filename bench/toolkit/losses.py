@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.api import NetworkView, State
+from bench.contract.messages import State
+from bench.contract.network import NetworkView
 from bench.toolkit.batches import soft_cross_entropy
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.api import Loss, State
+from bench.contract.defense import Loss
+from bench.contract.messages import State
 
 
 def per_sample_gradients(loss: Loss, variables: State, x: Any, y: Any) -> State:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.api import Message, Part, State
+from bench.contract.messages import Message, Part, State
 from bench.toolkit.memory import to_device
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.store import SCHEMA, Kind, Store, key_of
 from bench.seeding import numpy_generator
-from bench.store import SCHEMA, Kind, Store, key_of
 
 VICTIMS, CLIENTS, TEST_SAMPLES = 8, 10, 1000
 CHECKPOINTS = ("init", "final")

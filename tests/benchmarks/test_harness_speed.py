@@ -20,20 +20,22 @@ from typing import Any
 
 import pytest
 
-from bench import jobs, launch, runner
 from bench import suite as suites
-from bench.store import SCHEMA, Store
+from bench.harness import launch, runner
+from bench.harness.environment import Environment
+from bench.harness.plan import Plan
+from bench.harness.store import SCHEMA, Store
 
 SIZES = [int(n) for n in os.environ.get("LEAKBENCH_CELLS", "1000,10000,100000").split(",")]
 PER_TRAINING = 4  # two attacks at two checkpoints
 per_cell: dict[int, float] = {}
 
 
-def planned(suite: Path | str, **only: Any) -> tuple[suites.Plan, runner.Keys]:
-    return launch.planned(suites.load(str(suite)), only, jobs.Environment())
+def planned(suite: Path | str, **only: Any) -> tuple[Plan, runner.Keys]:
+    return launch.planned(suites.load(str(suite)), only, Environment())
 
 
-def fill(plan: suites.Plan, keys: runner.Keys, place: Store) -> None:
+def fill(plan: Plan, keys: runner.Keys, place: Store) -> None:
     """Records as a run leaves them, without its waiting for the disk."""
     for kind in ("train", "attack"):
         (place.folder / "records" / kind).mkdir(parents=True)
@@ -83,7 +85,7 @@ def test_two_workers_against_one_and_what_the_harness_takes(benchmark: Any, tmp_
         place.prepare()
 
         def go(
-            plan: suites.Plan = plan, keys: runner.Keys = keys, place: Store = place,
+            plan: Plan = plan, keys: runner.Keys = keys, place: Store = place,
             workers: int = workers,
         ) -> None:  # fmt: skip
             executor = launch.local(plan, keys.env, workers=workers)

@@ -23,7 +23,9 @@ from torch import Tensor
 from attacks.dlg import DLG
 from attacks.idlg import IDLG
 from attacks.inverting_gradients import InvertingGradients
-from bench.api import Defense, Seen, State, as_kind
+from bench.contract.attack import Seen
+from bench.contract.defense import Defense
+from bench.contract.messages import State, as_kind
 from bench.data import load
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.api import Defense
+from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.protocols.federation import Work
 from defenses.pm_sfl import PMSFL

@@ -1,0 +1,1 @@
+"""Messages, defense, attack, events, mechanisms: all that a plugin needs to know."""

@@ -1,0 +1,117 @@
+"""What parties send each other: messages, their parts, and the kinds of an upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+"""Named tensors: trained variables, network weights, or one client's update."""
+Stage = Literal["round", "step", "upload"]
+Kind = Literal["weights", "update", "gradient"]
+SERVER = "server"
+EVERYONE = "all"
+UPLOAD_KINDS: tuple[Kind, ...] = ("weights", "update", "gradient")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One tensor on the wire.
+
+    values: any shape. present: bool of the same shape, or None if every coordinate is sent;
+    a value that is not present is never read by a receiver. bits: wire size of one value.
+    A receiver that cannot derive `present` must be sent it as a message of its own, since
+    the pattern costs bytes and carries information.
+    """
+
+    values: Tensor
+    present: Tensor | None = None
+    bits: int = 32
+
+    @property
+    def n_bytes(self) -> int:
+        sent = self.values.numel() if self.present is None else int(self.present.sum())
+        return -(-sent * self.bits // 8)
+
+    def presence(self) -> Tensor:
+        """Bool tensor of the values' shape: True where a value was sent."""
+        if self.present is not None:
+            return self.present
+        return torch.ones_like(self.values, dtype=torch.bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """Ciphertext on the wire: its size and the coordinates it covers are public, `box` is not.
+
+    covers: bool tensor. box: whatever the key holder can open; the wire log drops it.
+    """
+
+    n_bytes: int
+    covers: Tensor
+    box: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What one party sends another. Addressing alone decides who sees it."""
+
+    kind: str
+    sender: str
+    receiver: str
+    round: int
+    step: int = 0
+    local_steps: int = 1
+    """Gradient steps behind an upload; a public header."""
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    sealed: Mapping[str, Sealed] = field(default_factory=dict)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of one copy; a message to everyone costs this once per receiver."""
+        return sum(p.n_bytes for p in self.parts.values()) + sum(
+            s.n_bytes for s in self.sealed.values()
+        )
+
+    def with_parts(self, parts: Mapping[str, Part]) -> Message:
+        return replace(self, parts=dict(parts))
+
+
+def as_kind(message: Message, kind: Kind, *, base: State, lr: float) -> Message:
+    """The same upload expressed as end weights, update (end - base) or mean gradient.
+
+    base: the state that was broadcast. gradient = (base - end) / (lr * local_steps), so all
+    three describe one local training. Presence and wire width are kept. Raises ValueError for
+    a kind that is no upload.
+    """
+    if message.kind not in UPLOAD_KINDS or kind not in UPLOAD_KINDS:
+        raise ValueError(
+            f"an upload is one of {', '.join(UPLOAD_KINDS)}, got '{message.kind}' -> '{kind}'."
+        )
+    if message.kind == kind:
+        return message
+    scale = -lr * message.local_steps
+    parts = {}
+    for name, part in message.parts.items():
+        value = part.values
+        update = {
+            "weights": value - base[name],
+            "update": value,
+            "gradient": value * scale,
+        }[message.kind]
+        converted = {
+            "weights": update + base[name],
+            "update": update,
+            "gradient": update / scale,
+        }[kind]
+        parts[name] = replace(part, values=converted)
+    return replace(message, kind=kind, parts=parts)
+
+
+def detached(state: State) -> dict[str, Tensor]:
+    """A detached, cloned copy: shares neither graph nor storage with the original."""
+    return {k: v.detach().clone() for k, v in state.items()}

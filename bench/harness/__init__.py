@@ -1,0 +1,1 @@
+"""How a suite becomes records: plan, train, attack, runner, executors, store, merge, costs."""

@@ -1,0 +1,190 @@
+"""One attack on one observation, and its score: what a worker does after the training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from bench.contract.attack import Attack, Context, Reconstruction, Seen
+from bench.contract.defense import Defense, fresh
+from bench.data.dataset import Dataset
+from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
+from bench.harness.plan import AttackCell, TrainJob
+from bench.metrics.score import floors, score
+from bench.protocols.export import load_seen, load_truth
+from bench.protocols.observe import play_shadow
+from bench.seeding import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacking:
+    """`run_attack` as executors carry it out; dataset as in `Training`."""
+
+    cell: AttackCell
+    env: Environment
+    trained: Mapping[str, Any]
+    observed: Path
+    artifacts: Path
+    dataset: Dataset | None = None
+
+    @property
+    def job(self) -> TrainJob:
+        return self.cell.train
+
+    def __call__(self) -> dict[str, Any]:
+        return run_attack(
+            self.cell, self.env, self.trained, self.observed, self.artifacts, dataset=self.dataset
+        )
+
+
+def run_attack(
+    cell: AttackCell, env: Environment, trained: Mapping[str, Any], observed: Path,
+    artifacts: Path, *, dataset: Dataset | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Attack one observation and score it. trained: the training's record; observed: its
+    artifact folder. The attack gets the reloaded export; the truth is read after it returns.
+
+    An attack that spends gradient evaluations on images of the reference defense runs a second
+    time at twice its budget, scored under `doubled`: whether it had converged. The record's
+    other figures, `seconds` included, are those of the first run."""
+    if trained["status"] != "done":
+        return _not_applicable(f"the training is {trained['status']}: {trained['reason']}")
+    look = trained["observations"][cell.checkpoint][cell.threat.name]
+    if look["status"] != "done":
+        return _not_applicable(look["reason"])
+    began = time.perf_counter()
+    found = registry_for(env.plugins)
+    attack = found.attack(cell.attack, cell.settings)
+    defense = found.defense(cell.train.defense, cell.train.settings)
+    stem = observed / look["stem"]
+    seen = load_seen(stem.with_name(f"{stem.name}-seen"))
+    reason = attack.applies(seen)
+    if reason is not None:
+        return _not_applicable(reason)
+    dataset = dataset_of(cell.train, env) if dataset is None else dataset
+    answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget)
+    seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    optimises = answer.evaluations > 0 and answer.images is not None
+    again = None
+    if defense.is_reference and not attack.is_floor and optimises:
+        # All is rebuilt, so that the second run differs from the first in its budget alone.
+        anew = found.attack(cell.attack, cell.settings)
+        seen = load_seen(stem.with_name(f"{stem.name}-seen"))
+        again = _answer(cell, env, dataset, anew, seen, budget=2 * cell.budget)
+    again_seconds = time.perf_counter() - began
+    truth = _truth(cell, dataset, stem)
+    doubled = None if again is None else {
+        "budget": 2 * cell.budget,
+        "values": score(again, **truth).values,
+        "gradient_evaluations": again.evaluations,
+        "seconds": again_seconds,
+    }  # fmt: skip
+    return _scored(cell, env, attack, answer, dataset, truth, artifacts) | {
+        "doubled": doubled,
+        "seconds": seconds,
+    }
+
+
+def _answer(
+    cell: AttackCell, env: Environment, dataset: Dataset, attack: Attack, seen: Seen, *, budget: int
+) -> Reconstruction:
+    """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
+    defense = registry_for(env.plugins).defense(cell.train.defense, cell.train.settings)
+    answer = attack.run(seen, _context(cell, env, dataset, defense, seen, budget=budget))
+    if not isinstance(answer, Reconstruction):
+        raise TypeError(
+            f"attack '{cell.attack}' must return a Reconstruction, got {type(answer).__name__}."
+        )
+    return answer
+
+
+def _context(
+    cell: AttackCell,
+    env: Environment,
+    dataset: Dataset,
+    defense: Defense,
+    seen: Seen,
+    *,
+    budget: int,
+) -> Context:
+    device = torch.device(env.device)
+    network = network_of(cell.train, dataset)
+    rng = generator(cell.train.seed, "attack", cell.label, cell.checkpoint, cell.threat.name)
+    aux = slice(None, cell.threat.aux)
+    return Context(
+        rng=rng,
+        device=device,
+        budget=budget,
+        aux_x=dataset.aux_x[aux].clone(),
+        aux_y=dataset.aux_y[aux].clone(),
+        network=network,
+        defense=defense,
+        shadow=lambda x, y, before=None: play_shadow(
+            seen if before is None else replace(seen, before=before),
+            network=network,
+            defense=fresh(defense),
+            x=x,
+            y=y,
+            rng=rng,
+            device=device,
+        ),
+    )
+
+
+def _truth(cell: AttackCell, dataset: Dataset, stem: Path) -> dict[str, Any]:
+    """What `score` compares an answer with: the truth, and the attacker's public data."""
+    truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
+    return {
+        "x": truth.x,
+        "y": truth.y,
+        "classes": dataset.classes,
+        "aux_x": dataset.aux_x[: cell.threat.aux],
+        "categorical": dataset.categorical,
+    }
+
+
+def _scored(
+    cell: AttackCell,
+    env: Environment,
+    attack: Attack,
+    answer: Reconstruction,
+    dataset: Dataset,
+    truth: Mapping[str, Any],
+    artifacts: Path,
+) -> dict[str, Any]:
+    scores = score(answer, **truth)
+    floor = floors(**truth, aux_y=dataset.aux_y[: cell.threat.aux])
+    victims, samples = truth["y"].shape
+    if scores.images is not None:
+        artifacts.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {"images": scores.images.contiguous(), "truth": truth["x"].contiguous()},
+            artifacts / "reconstruction.safetensors",
+        )
+    return {
+        "status": "done",
+        "reason": None,
+        "victims": victims,
+        "samples": samples,
+        "failed": scores.failed,
+        "is_floor": attack.is_floor,
+        "budget": cell.budget,
+        "values": scores.values,
+        "floors": floor,
+        "loss": None if answer.loss is None else [float(v) for v in answer.loss],
+        "gradient_evaluations": answer.evaluations,
+        "notes": list(answer.notes),
+        "device": env.device,
+        "versions": versions(),
+    }
+
+
+def _not_applicable(reason: str) -> dict[str, Any]:
+    return {"status": "not_applicable", "reason": reason}

@@ -1,0 +1,60 @@
+"""Where jobs run: device, data folder, plugins, and what a process keeps of them."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bench import data, models, registry
+from bench.data.dataset import Dataset
+from bench.harness.plan import TrainJob
+
+DATASETS_KEPT = 4
+"""How many data sets a process keeps: a plan's seeds take turns, each with a split of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where jobs run: device, data folder, plugin files."""
+
+    device: str = "cpu"
+    data_dir: Path | None = None
+    download: bool = False
+    plugins: tuple[Path, ...] = ()
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that moves a number."""
+    packages = ("leakbench", "torch", "torchvision", "numpy", "scipy", "opacus", "scikit-learn")
+    return {"python": platform.python_version(), **{p: version(p) for p in packages}}
+
+
+@cache
+def registry_for(files: tuple[Path, ...]) -> registry.Registry:
+    return registry.discover(files)
+
+
+@lru_cache(maxsize=DATASETS_KEPT)
+def _dataset(
+    name: str, settings: tuple[tuple[str, Any], ...], seed: int, data_dir: Path | None,
+    download: bool,
+) -> Dataset:  # fmt: skip
+    return data.load(name, seed=seed, data_dir=data_dir, download=download, options=dict(settings))
+
+
+def dataset_of(job: TrainJob, env: Environment) -> Dataset:
+    settings = tuple(sorted(job.task.dataset_settings.items()))
+    return _dataset(job.task.dataset, settings, job.seed, env.data_dir, env.download)
+
+
+def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
+    return models.build(
+        job.task.model,
+        shape=dataset.shape,
+        classes=dataset.classes,
+        settings=job.task.model_settings,
+    )

@@ -1,0 +1,266 @@
+"""How a suite is run, whether the command line or `bench.run` asks: environment, plan, workers,
+progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import suite as suites
+from bench.errors import UserError
+from bench.harness import runner
+from bench.harness.environment import Environment, registry_for
+from bench.harness.executors.cluster import Cluster
+from bench.harness.executors.local import Workers
+from bench.harness.executors.memory import share_of
+from bench.harness.executors.task import Executor, Outcome, Task, run_here
+from bench.harness.plan import Plan, expand
+from bench.harness.store import Store
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OnProgress = Callable[[runner.Progress], None]
+_LINUX = sys.platform == "linux"
+
+
+def environment(
+    *,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    download: bool = False,
+    plugins: Sequence[Path] = (),
+    here: bool = True,
+) -> Environment:
+    """Where jobs run. data_dir: by default the environment variable LEAKBENCH_DATA. here: whether
+    on this machine; a cluster's nodes may have a device that it lacks.
+
+    Raises UserError for a device or a data folder that this machine does not have.
+    """
+    import torch
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device must be auto, cpu or cuda, got '{device}'.")
+    if device == "auto" and not here:
+        raise UserError("device auto: say cpu or cuda, which is what the cluster's nodes have.")
+    if device == "cuda" and here and not torch.cuda.is_available():
+        raise UserError("device cuda: this machine has no CUDA device that torch can use.")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if data_dir is None and os.environ.get("LEAKBENCH_DATA"):
+        data_dir = Path(os.environ["LEAKBENCH_DATA"])
+    if data_dir is not None and not data_dir.is_dir() and not download:
+        raise UserError(f"no such data folder: {data_dir}.")
+    return Environment(
+        device=device,
+        data_dir=data_dir.resolve() if data_dir else None,
+        download=download,
+        plugins=tuple(p.resolve() for p in plugins),
+    )
+
+
+def planned(
+    suite: suites.Suite,
+    only: Mapping[str, Any],
+    env: Environment,
+    shard: tuple[int, int] = (1, 1),
+) -> tuple[Plan, runner.Keys]:
+    """The checked plan and the keys of its jobs. shard: (i, n), the i-th of n parts.
+
+    Raises UserError with one sentence for whatever can be found wrong before any work."""
+    registry_for.cache_clear()  # a plugin that was edited since this process ran it is another one
+    registry = registry_for(env.plugins)
+    plan = expand(suite, only).part(*shard)
+    runner.check(plan, registry, env)
+    return plan, runner.Keys(registry, env)
+
+
+def store_of(plan: Plan, out: Path | None, shard: tuple[int, int] = (1, 1)) -> Store:
+    """The result folder: `out`, or leakbench-runs/SUITE, of a shard leakbench-runs/SUITE-i-of-n."""
+    part = f"-{shard[0]}-of-{shard[1]}" if shard[1] > 1 else ""
+    return Store(out or Path("leakbench-runs") / f"{plan.suite.name}{part}")
+
+
+def default_workers(device: str) -> int:
+    """One worker per GPU; on a CPU one single-threaded worker per core, up to four, since each
+    takes about 0.9 GB."""
+    if device != "cpu":
+        return max(1, len(_gpus()))
+    return max(1, min(4, len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1))
+
+
+def _gpus() -> tuple[str, ...]:
+    """Names of the GPUs that CUDA programs may use here, as CUDA_VISIBLE_DEVICES has them."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(v.strip() for v in visible.split(",") if v.strip())
+    return tuple(str(i) for i in range(torch.cuda.device_count()))
+
+
+EXECUTORS = ("local", "ray")
+
+
+def executor_of(
+    plan: Plan, keys: runner.Keys, name: str, *, jobs: int | None = None,
+    memory: float | None = None, ray_address: str | None = None, cell_cpus: float = 1.0,
+    cell_gpus: float | None = None,
+) -> Executor:  # fmt: skip
+    """What carries out the jobs: `local` by the first two settings (jobs None: the machine's
+    default), `cluster` by the others. Raises UserError for settings that are out of range, or of
+    the other executor."""
+    check_executor(name)
+    if name == "ray":
+        if jobs is not None or memory is not None:
+            raise UserError("jobs and memory are for the local executor: a cluster has as many "
+                             "workers as its CPUs and GPUs allow.")  # fmt: skip
+        return cluster(plan, keys, address=ray_address, cell_cpus=cell_cpus, cell_gpus=cell_gpus)
+    workers = default_workers(keys.env.device) if jobs is None else jobs
+    return local(plan, keys.env, workers=workers, memory=memory)
+
+
+def check_executor(name: str) -> None:
+    """Raises UserError for a name that is none of EXECUTORS."""
+    if name not in EXECUTORS:
+        raise UserError(f"executor must be {' or '.join(EXECUTORS)}, got '{name}'.")
+
+
+def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = None) -> Executor:
+    """Runs jobs on this machine: in so many worker processes, or in this one (0, without limits).
+
+    memory: GB that one worker may hold; None: its share of the machine's. Raises UserError for
+    numbers out of range.
+    """
+    if workers < 0:
+        raise UserError(f"jobs must be >= 0 worker processes, got {workers}.")
+    if memory is not None and not memory > 0:
+        raise UserError(f"memory must be > 0 GB for one worker, got {memory:g}.")
+    if workers == 0:
+        return _in_this_process
+    return Workers(
+        count=workers,
+        threads=1,
+        timeout_s=plan.suite.timeout_s,
+        memory=share_of(workers) if memory is None else int(memory * 1e9),
+        gpus=_gpus() if env.device == "cuda" else (),
+    )
+
+
+def cluster(
+    plan: Plan, keys: runner.Keys, *, address: str | None, cell_cpus: float,
+    cell_gpus: float | None,
+) -> Executor:  # fmt: skip
+    """Runs jobs on a Ray cluster: at `address` (None: RAY_ADDRESS, or one is started here), each
+    on so many CPUs and GPUs (None: one where the device is cuda, else none).
+
+    Raises UserError for numbers out of range.
+    """
+    gpus = float(keys.env.device == "cuda") if cell_gpus is None else cell_gpus
+    if not cell_cpus > 0:
+        raise UserError(f"cell_cpus must be > 0, got {cell_cpus:g}.")
+    if not (0 <= gpus <= 1):
+        raise UserError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
+    if (gpus > 0) != (keys.env.device == "cuda"):
+        raise UserError(
+            f"cell_gpus {gpus:g} does not go with device {keys.env.device}: it must be > 0 with "
+            "cuda and 0 with cpu."
+        )
+    return Cluster(
+        address=address or os.environ.get("RAY_ADDRESS"),
+        cpus=cell_cpus,
+        gpus=gpus,
+        timeout_s=plan.suite.timeout_s,
+        env=keys.env,
+        plugins=tuple(sorted(runner.plugins_of(plan))),
+        code=keys.code(plan),
+    )
+
+
+def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
+    with _one_thread():
+        yield from run_here(tasks)
+
+
+def execute(
+    plan: Plan,
+    keys: runner.Keys,
+    store: Store,
+    *,
+    executor: Executor,
+    fresh: bool,
+    command: Sequence[str],
+    on_progress: OnProgress,
+) -> runner.Report:
+    """Make what is missing while holding the folder; see `runner.run`. Raises UserError if
+    another driver holds it."""
+    with store.locked():
+        return runner.run(
+            plan, store, keys, executor=executor, fresh=fresh, command=command,
+            on_progress=on_progress,
+        )  # fmt: skip
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread as in a worker, so that figures do not depend on the number of jobs."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def live(plan: Plan, console: Console) -> Iterator[OnProgress]:
+    """Progress with time left on a terminal, a line every tenth of the way elsewhere."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    view = Progress(
+        TextColumn("[bold]{task.fields[suite]}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        TextColumn(
+            "{task.fields[label]}",
+            style="dim",
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+        ),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+        expand=True,
+    )
+    total = len(plan.trainings) + len(plan.cells)
+    last = 0
+    with view:
+        bar = view.add_task("", total=total, suite=plan.suite.name, failed=0, label="starting")
+
+        def on_progress(progress: runner.Progress) -> None:
+            nonlocal last
+            view.update(bar, completed=progress.done, failed=progress.failed, label=progress.label)
+            tenth = 10 * progress.done // progress.total
+            if not console.is_terminal and tenth > last:
+                last = tenth
+                console.print(f"{progress.done} of {progress.total} done, {progress.failed} failed")
+
+        yield on_progress

@@ -1,0 +1,318 @@
+"""Runs a plan: which records are missing, in what order they are made, what failed."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bench import data, models
+from bench.contract.defense import Defense
+from bench.errors import UserError
+from bench.harness import keys as sources
+from bench.harness.attack import Attacking
+from bench.harness.environment import Environment, dataset_of, versions
+from bench.harness.executors.task import Executor, Outcome, Task, Work
+from bench.harness.plan import AttackCell, Plan, TrainJob
+from bench.harness.store import SCHEMA, Store, key_of, to_json, write_whole
+from bench.harness.train import Training, check_company
+from bench.protocols.split import Split
+from bench.registry import PluginKind, Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a live view shows after each finished job."""
+
+    total: int
+    done: int
+    failed: int
+    label: str
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Counts of a finished run. failures: (label, reason) of failed and timed-out jobs."""
+
+    done: int = 0
+    ran: int = 0
+    cached: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Keys:
+    """Store keys of a plan's jobs under one environment; each is computed once."""
+
+    def __init__(self, registry: Registry, env: Environment) -> None:
+        self.registry, self.env = registry, env
+        self._files: dict[str, str] = {}
+        self._sources: dict[tuple[PluginKind, str], str] = {}
+        self._trainings: dict[int, tuple[TrainJob, str]] = {}
+
+    def train(self, job: TrainJob) -> str:
+        # By identity: a job holds dictionaries. The job is kept, so that its id stays its own.
+        if id(job) not in self._trainings:
+            inputs = {
+                "schema": SCHEMA,
+                "code": sources.own(sources.TRAINING),
+                "plugin": self._source("defense", job.defense),
+                "device": self.env.device.split(":")[0],
+                "data": self._fingerprint(job.task.dataset),
+                **job.inputs(),
+            }
+            self._trainings[id(job)] = (job, key_of(inputs))
+        return self._trainings[id(job)][1]
+
+    def attack(self, cell: AttackCell) -> str:
+        return key_of(
+            {
+                "train": self.train(cell.train),
+                "code": sources.own(sources.SCORING),
+                "plugin": self._source("attack", cell.attack),
+                **cell.inputs(),
+            }
+        )
+
+    def code(self, plan: Plan) -> dict[str, str]:
+        """Hashes of all source that decides the plan's numbers, by what it belongs to."""
+        return sources.hashes(self.registry, plugins_of(plan))
+
+    def _source(self, kind: PluginKind, name: str) -> str:
+        """Hash of a plugin's source, read once."""
+        if (kind, name) not in self._sources:
+            self._sources[kind, name] = self.registry.sources(kind, name)
+        return self._sources[kind, name]
+
+    def _fingerprint(self, dataset: str) -> str:
+        """Size and modification time of the user's files behind a dataset, "" if embedded."""
+        if dataset not in self._files:
+            own = dataset.partition(":")[2]
+            root = Path(own) if own else None
+            if root is None and self.env.data_dir and dataset not in data.NO_DOWNLOAD:
+                root = self.env.data_dir / dataset
+            paths = [] if root is None else [root, *sorted(root.rglob("*"))]
+            facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
+            self._files[dataset] = hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
+        return self._files[dataset]
+
+
+def plugins_of(plan: Plan) -> set[tuple[PluginKind, str]]:
+    """Kind and name of every defense and attack of the plan."""
+    defenses: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
+    return defenses | {("attack", c.attack) for c in plan.cells}
+
+
+def check(plan: Plan, registry: Registry, env: Environment) -> None:
+    """Find before any work whatever can be found: names, settings, data, shapes, threats.
+
+    Each setting, network and data set is tried once. Raises UserError with one sentence.
+    """
+    place = plan.suite.name
+    # Of a data set only what is asked here: a plan has more of them than memory should hold.
+    told: dict[str, tuple[int, tuple[int, ...], int]] = {}
+    networks: dict[int, models.Network] = {}
+    defenses: dict[str, Defense] = {}
+    companies: set[tuple[int, str]] = set()
+    for job in plan.trainings:
+        task, setting = id(job.task), f"{job.defense} {dict(job.settings)!r}"
+        if setting not in defenses:
+            defenses[setting] = registry.defense(job.defense, job.settings, where=place)
+        split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
+        if split not in told:
+            dataset = dataset_of(job, env)
+            told[split] = len(dataset.train_y), dataset.shape, dataset.classes
+        samples, shape, classes = told[split]
+        if task not in networks:
+            networks[task] = models.build(
+                job.task.model, shape=shape, classes=classes, settings=job.task.model_settings
+            )
+        if (task, setting) not in companies:
+            companies.add((task, setting))
+            if job.protocol.cuts:
+                Split(network=networks[task], cuts=job.protocol.cuts, labels=job.protocol.labels)
+            check_company(job, defenses[setting])
+        need = job.protocol.clients * max(t.batch * t.local_steps for t in job.threats)
+        if samples < need:
+            raise UserError(
+                f"{place}: {job.task.dataset} has {samples} training samples, but "
+                f"{job.protocol.clients} clients and the threats' batches need {need}."
+            )
+    for name, settings in {(c.attack, id(c.settings)): (c.attack, c.settings)
+                           for c in plan.cells}.values():  # fmt: skip
+        registry.attack(name, settings, where=place)
+
+
+def _settled(record: dict[str, Any] | None) -> bool:
+    """Failures and time-outs are tried again by the next run."""
+    return record is not None and record["status"] in ("done", "not_applicable")
+
+
+def label_of(job: TrainJob) -> str:
+    settings = ",".join(f"{k}={v}" for k, v in job.settings.items())
+    return f"{job.task.dataset}/{job.task.model}/{job.defense}({settings})/seed {job.seed}"
+
+
+def run(
+    plan: Plan,
+    store: Store,
+    keys: Keys,
+    *,
+    executor: Executor,
+    fresh: bool = False,
+    command: Sequence[str] = (),
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Report:
+    """Make every missing record, each training's attacks as soon as it is done.
+
+    Records are written as jobs finish, so a killed run continues where it stopped. Raises
+    ValueError if a record or a job's files cannot be written: the run ends, what is finished is
+    kept.
+    """
+    store.sweep()
+    with _writing(store):
+        write_run(plan, store, keys, command)
+    going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress)
+    with closing(executor(going.queue)) as outcomes:
+        for outcome in outcomes:
+            if outcome.no_space:
+                raise UserError(
+                    f"{store.folder}: {outcome.task.label} could not write its files "
+                    f"({outcome.record['reason']}). What is finished is kept; make room and run "
+                    "the same command to go on."
+                )
+            with _writing(store):
+                going.take(outcome)
+    return going.report
+
+
+@contextmanager
+def _writing(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write results to {store.folder} ({error.strerror or error}). What is finished "
+            "is kept; run the same command to go on."
+        ) from error
+
+
+class _Run:
+    """A run under way: its queue of tasks, and what became of those that are done.
+
+    A training's attacks are queued before the trainings that follow it: results come early, and
+    no worker waits for the last training.
+    """
+
+    def __init__(
+        self, plan: Plan, store: Store, keys: Keys, *, fresh: bool,
+        on_progress: Callable[[Progress], None],
+    ) -> None:  # fmt: skip
+        self.store, self.keys, self.on_progress = store, keys, on_progress
+        self.total = len(plan.trainings) + len(plan.cells)
+        self.report = Report()
+        self.queue: deque[Task] = deque()
+        self.numbers = count()
+        self.jobs: dict[int, TrainJob | AttackCell] = {}
+        self.cells: dict[int, list[AttackCell]] = {id(j): [] for j in plan.trainings}
+        for cell in plan.cells:
+            self.cells[id(cell.train)].append(cell)
+        for job in plan.trainings:
+            if fresh or not self._resume(job):
+                self.queue.append(self._task(job))
+
+    def _resume(self, job: TrainJob) -> bool:
+        """Take what is finished of a training and its cells, and queue the cells that are not;
+        False if the training must be run, and then all of them."""
+        key = self.keys.train(job)
+        record = self.store.read("train", key)
+        if not _settled(record):
+            return False
+        assert record is not None
+        found = [(c, self.store.read("attack", self.keys.attack(c))) for c in self.cells[id(job)]]
+        missing = [c for c, r in found if not _settled(r)]
+        if missing and not self.store.intact(key, record):
+            return False  # its observations are gone or cut short, as by a full disk
+        self.report.cached += 1
+        self._advance(label_of(job), record)
+        for cell, done in found:
+            if done is not None and _settled(done):
+                self.report.cached += 1
+                self._advance(_cell_label(cell), done)
+        self.queue.extend(self._attack(cell, record) for cell in missing)
+        return True
+
+    def take(self, outcome: Outcome) -> None:
+        """Keep what a task left, and queue what it was needed for."""
+        job, record = self.jobs.pop(outcome.task.id), outcome.record
+        self.report.ran += 1
+        if isinstance(job, TrainJob):
+            self.store.keep("train", self.keys.train(job), record | {"inputs": job.inputs()})
+            self.queue.extendleft(
+                self._attack(cell, record) for cell in reversed(self.cells[id(job)])
+            )
+        else:
+            more = {"inputs": job.inputs(), "train": self.keys.train(job.train)}
+            self.store.keep("attack", self.keys.attack(job), record | more)
+        self._advance(outcome.task.label, record)
+
+    def _task(self, job: TrainJob) -> Task:
+        place = self.store.scratch(self.keys.train(job))
+        work = Training(job=job, env=self.keys.env, artifacts=place)
+        return self._numbered(job, label_of(job), work)
+
+    def _attack(self, cell: AttackCell, trained: Mapping[str, Any]) -> Task:
+        work = Attacking(
+            cell=cell,
+            env=self.keys.env,
+            trained=trained,
+            observed=self.store.artifacts(self.keys.train(cell.train)),
+            artifacts=self.store.scratch(self.keys.attack(cell)),
+        )
+        return self._numbered(cell, _cell_label(cell), work)
+
+    def _numbered(self, job: TrainJob | AttackCell, label: str, work: Work) -> Task:
+        task = Task(id=next(self.numbers), label=label, work=work)
+        self.jobs[task.id] = job
+        return task
+
+    def _advance(self, label: str, record: Mapping[str, Any]) -> None:
+        report = self.report
+        report.done += 1
+        if record["status"] in ("failed", "timeout"):
+            report.failures.append((label, f"{record['status']}: {record['reason']}"))
+        self.on_progress(
+            Progress(total=self.total, done=report.done, failed=len(report.failures), label=label)
+        )
+
+
+def _cell_label(cell: AttackCell) -> str:
+    return f"{label_of(cell.train)} {cell.label} at {cell.checkpoint}"
+
+
+def write_run(plan: Plan, store: Store, keys: Keys, command: Sequence[str]) -> None:
+    """What a reader needs to make the results again, and which records belong to the plan."""
+    cells: dict[str, list[dict[str, str]]] = {keys.train(j): [] for j in plan.trainings}
+    for cell in plan.cells:
+        entry = {"key": keys.attack(cell), "label": cell.label, "attack": cell.attack,
+                 "checkpoint": cell.checkpoint, "threat": cell.threat.name}  # fmt: skip
+        cells[keys.train(cell.train)].append(entry)
+    text = {
+        "schema": SCHEMA,
+        "suite": plan.suite.model_dump(),
+        "command": shlex.join(command),
+        "device": keys.env.device,
+        "versions": versions(),
+        "plugins": [str(p) for p in keys.env.plugins],
+        "code": keys.code(plan),
+        "trainings": [
+            {"key": keys.train(job), **job.inputs(), "cells": cells[keys.train(job)]}
+            for job in plan.trainings
+        ],
+    }
+    write_whole(store.folder / "run.json", to_json(text))

@@ -1,0 +1,263 @@
+"""One training with its observations and its account of privacy: what a worker does first.
+
+The record is returned as a plain dict; the driver writes it. Artifacts are written here, to a
+folder of the job's own, which the driver puts in its place with the record.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.contract.defense import Defense, fresh
+from bench.contract.events import Facts
+from bench.contract.messages import State
+from bench.data.dataset import Dataset
+from bench.data.partition import dirichlet, iid, shards
+from bench.errors import UserError
+from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
+from bench.harness.plan import TrainJob
+from bench.privacy.ledger import account
+from bench.protocols.evaluate import Reached, evaluate
+from bench.protocols.export import save_seen, save_truth
+from bench.protocols.federation import Federation, Work
+from bench.protocols.observe import observe
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.split import start_federation
+from bench.seeding import generator, numpy_generator
+
+EXPLODED = 100.0
+"""A training whose weights' norm grew by this factor counts as diverged, as does one with a
+value that is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """`run_training` as executors carry it out. dataset: as `dataset_of` gives it, or None to load
+    it where the job runs."""
+
+    job: TrainJob
+    env: Environment
+    artifacts: Path
+    dataset: Dataset | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        return run_training(self.job, self.env, self.artifacts, dataset=self.dataset)
+
+
+def run_training(
+    job: TrainJob, env: Environment, artifacts: Path, *, dataset: Dataset | None = None
+) -> dict[str, Any]:
+    """Train, observe at each checkpoint, account. See `docs/records.md` for the record."""
+    began = time.perf_counter()
+    dataset = dataset_of(job, env) if dataset is None else dataset
+    network = network_of(job, dataset)
+    defense = registry_for(env.plugins).defense(job.defense, job.settings)
+    device = torch.device(env.device)
+    missing = defense.requires - ({"smashed"} if job.protocol.cuts else set())
+    if missing:
+        return _not_applicable(f"no {', '.join(sorted(missing))} data leaves the client")
+    if "mix" in defense.owns and len(set(job.protocol.cuts)) > 1:
+        return _not_applicable("clients that are cut at different places cannot be mixed")
+    shares = _shares(job, dataset)
+    federation = start_federation(
+        job.protocol.name,
+        network=network,
+        cuts=job.protocol.cuts,
+        labels=job.protocol.labels,
+        defense=defense,
+        data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares],
+        seed=job.seed,
+        device=device,
+    )
+    observations: dict[str, dict[str, Any]] = {}
+
+    def look(checkpoint: str) -> None:
+        if checkpoint in job.checkpoints:
+            observations[checkpoint] = {
+                t.name: _observe(federation, job, t, checkpoint, dataset, artifacts)
+                for t in job.threats
+            }
+
+    look("init")
+    norm_before = _norm(federation.state)
+    protocol = job.protocol
+    work = Work(
+        protocol=protocol.name,
+        batch=protocol.batch,
+        lr=protocol.lr,
+        local_steps=1 if protocol.name == "fedsgd" else protocol.local_steps,
+        local_epochs=protocol.local_epochs,
+    )
+    up = down = 0
+    seconds = 0.0
+    client_rounds = 0
+    reached = Reached()
+    diverged: str | None = None
+    sampling = generator(job.seed, "participation")
+    rounds = 0
+    for _ in range(protocol.rounds):
+        result = federation.play(work, _sample(federation, protocol, sampling))
+        rounds += 1
+        up += result.wire.bytes_up
+        down += result.wire.bytes_down
+        seconds += result.client_seconds
+        client_rounds += len(result.joined)
+        for client in result.joined:
+            reached.add(client, federation.held(client))
+        diverged = _diverged(federation.state, norm_before, rounds)
+        if diverged and "not finite" in diverged:
+            break
+    if diverged is None:
+        look("final")
+    elif "final" in job.checkpoints:
+        reason = f"training diverged ({diverged})"
+        observations["final"] = {
+            t.name: {"status": "not_applicable", "reason": reason} for t in job.threats
+        }
+    utility = evaluate(
+        federation, test_x=dataset.test_x, test_y=dataset.test_y, aux_x=dataset.aux_x,
+        has_global=reached.everything(),
+    )  # fmt: skip
+    facts = Facts(
+        parameters=max(
+            sum(federation.state[n].numel() for n in federation.held(c)) for c in federation.clients
+        ),
+        rounds=rounds,
+        clients=protocol.clients,
+        participation=protocol.participation,
+        batch=protocol.batch,
+        records=min(len(s) for s in shares),
+        local_steps=max(work.steps(len(s)) for s in shares),
+        participations=max(federation.uploads.values(), default=0),
+        fewest=federation.fewest,
+        split=bool(job.protocol.cuts),
+        broadcast=any(t.hears_broadcast for t in job.threats),
+        delta=job.delta,
+    )
+    return {
+        "status": "done",
+        "reason": None,
+        "variant": defense.variant,
+        **utility.to_dict(),
+        "diverged": diverged,
+        "rounds_played": rounds,
+        "bytes_up": up / rounds,
+        "bytes_down": down / rounds,
+        "client_seconds": seconds / max(1, client_rounds),
+        "facts": asdict(facts),
+        "ledger": asdict(account(defense, facts)),
+        "audit": _audited(defense, job),
+        "observations": observations,
+        "parameters": network.n_parameters,
+        "seconds": time.perf_counter() - began,
+        "device": str(device),
+        "versions": versions(),
+    }
+
+
+def _audited(defense: Defense, job: TrainJob) -> dict[str, Any] | None:
+    """Summary of the empirical audit of one release; None if the suite asks for none."""
+    if not job.audit:
+        return None
+    from bench.sandbox.audit import audit
+
+    try:
+        found = audit(fresh(defense), draws=job.audit, seed=job.seed)
+    except Exception as error:  # a training must not be lost to a hook that only the audit trips
+        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    whole = found.to_dict()
+    kept = ("draws", "confidence", "eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
+    return {"status": "done", "reason": None, **{k: whole[k] for k in kept}}
+
+
+def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
+    labels = dataset.train_y.numpy()
+    rng = numpy_generator(job.seed, "partition", job.task.dataset)
+    clients = job.protocol.clients
+    if job.protocol.partition == "iid":
+        return iid(labels, clients=clients, rng=rng)
+    if job.protocol.partition == "shards":
+        return shards(labels, clients=clients, each=job.protocol.shards, rng=rng)
+    least = max(t.batch * t.local_steps for t in job.threats)
+    least = min(least, len(labels) // clients)
+    return dirichlet(labels, clients=clients, alpha=job.protocol.alpha, rng=rng, minimum=least)
+
+
+def check_company(job: TrainJob, defense: Defense) -> None:
+    """Raises UserError if fewer clients take part, or are observed, than the defense needs to
+    act together."""
+    protocol = job.protocol
+    if "smashed" in defense.requires and not protocol.cuts:
+        return  # not applicable, which is no error
+    present = _participants(protocol)
+    if present < defense.together:
+        raise UserError(
+            f"{job.defense} needs {defense.together} clients in every round, but {present} of "
+            f"{protocol.clients} take part (participation {protocol.participation:g})."
+        )
+    for threat in job.threats:
+        if threat.victims < defense.together:
+            raise UserError(
+                f"{job.defense} needs {defense.together} clients that take part together, but "
+                f"threat {threat.name} observes {threat.victims}."
+            )
+
+
+def _participants(protocol: ProtocolSettings) -> int:
+    """Clients that the server samples per round."""
+    return max(1, round(protocol.participation * protocol.clients))
+
+
+def _sample(federation: Federation, protocol: ProtocolSettings, rng: torch.Generator) -> list[str]:
+    """The round's clients, drawn without replacement."""
+    ids = [c.id for c in federation.clients]
+    count = _participants(protocol)
+    return [ids[i] for i in torch.randperm(len(ids), generator=rng)[:count].sort().values]
+
+
+def _norm(state: State) -> float:
+    return math.sqrt(sum(float(v.double().square().sum()) for v in state.values()))
+
+
+def _diverged(state: State, before: float, rounds: int) -> str | None:
+    norm = _norm(state)
+    if not math.isfinite(norm):
+        return f"weights not finite after round {rounds}"
+    if norm > EXPLODED * max(before, 1e-12):
+        return f"weights grew {norm / before:.3g}-fold after round {rounds}"
+    return None
+
+
+def _observe(
+    federation: Federation,
+    job: TrainJob,
+    threat: ThreatSettings,
+    checkpoint: str,
+    dataset: Dataset,
+    artifacts: Path,
+) -> dict[str, Any]:
+    known = {"name": job.defense, "settings": dict(job.settings)}
+    seen, truth = observe(
+        federation,
+        protocol=job.protocol,
+        threat=threat,
+        aux_x=dataset.aux_x,
+        defense_known=known,
+        names=(checkpoint,),
+    )
+    if not seen.clients:
+        return {"status": "not_applicable", "reason": "no client checked in"}
+    stem = f"{checkpoint}-{threat.name}"
+    save_seen(seen, artifacts / f"{stem}-seen")
+    save_truth(truth, artifacts / f"{stem}-truth.safetensors")
+    return {"status": "done", "reason": None, "stem": stem}
+
+
+def _not_applicable(reason: str) -> dict[str, Any]:
+    return {"status": "not_applicable", "reason": reason}

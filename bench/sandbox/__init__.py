@@ -1,0 +1,1 @@
+"""A defense played on made-up input: audit, neighbours, conformance."""

@@ -1,0 +1,168 @@
+"""Audit of a defense setting: certified lower bounds on epsilon against its claim and its proof.
+
+One release is played through the real hooks for pairs of neighbouring inputs. A bound above the
+claim refutes the claim; one above the ledger's epsilon would be a mistake in a proof or in code.
+A bound below says only that these pairs, statistics and draws show no more. A claim is read as
+covering every channel on which the defense acts, and none that it leaves alone; a record is
+replaced, as in the ledger, and a client is added or removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from bench.contract.defense import Defense
+from bench.contract.events import Facts
+from bench.errors import UserError
+from bench.metrics.distinguish import separate
+from bench.privacy.ledger import account
+from bench.protocols.settings import LEAST_DRAWS
+from bench.sandbox.neighbours import Pair, Skipped, neighbours
+from bench.seeding import derived_seed
+
+Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
+DRAWS, CONFIDENCE, PARAMETERS = 4000, 0.95, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one pair showed.
+
+    eps_lower: at the run's delta, for the proof; eps_lower_claim: at the claim's. at_least: the
+    draws are the limit, since the rare event never happened. cap: the most that so many draws
+    can show. claim: None where the claim is for another unit or channel. delta_at_claim: what
+    delta the claim's epsilon needs at least.
+    """
+
+    pair: str
+    channel: str
+    units: tuple[str, ...]
+    what: str
+    statistic: str
+    draws: int
+    eps_lower: float
+    at_least: bool
+    cap: float
+    eps_record: float
+    verdict_proof: Verdict
+    claim: float | None
+    claim_delta: float | None
+    eps_lower_claim: float | None
+    delta_at_claim: float | None
+    verdict_claim: Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Findings of all pairs, right together with chance at least `confidence`.
+
+    claim_unit: what the paper's claim is for, None without one. eps_audited: the largest bound
+    for replacing one record, at the run's delta, channels that the defense leaves alone among
+    them; eps_at_least: whether draws are its limit.
+    """
+
+    draws: int
+    confidence: float
+    seed: int
+    parameters: int
+    delta: float
+    claim_unit: str | None
+    eps_audited: float
+    eps_at_least: bool
+    verdict_claim: Verdict
+    verdict_proof: Verdict
+    pairs: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def audit(
+    defense: Defense,
+    *,
+    draws: int = DRAWS,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+    parameters: int = PARAMETERS,
+) -> Audit:
+    """Audit one release of a defense setting.
+
+    draws: per input and pair, at least 100. confidence: that no finding is wrong, over all pairs.
+    parameters: coordinates of the audited tensors, at least 2. Raises UserError for others.
+    """
+    if draws < LEAST_DRAWS:
+        raise UserError(f"draws must be >= {LEAST_DRAWS} (per input of a pair), got {draws}.")
+    if not 0 < confidence < 1:
+        raise UserError(f"confidence must lie in (0, 1) (of all findings), got {confidence}.")
+    if parameters < 2:
+        raise UserError(f"parameters must be >= 2 (audited coordinates), got {parameters}.")
+    base = derived_seed(seed, "audit")
+    pairs, skipped = neighbours(defense, parameters=parameters, seed=base)
+    each = 1 - (1 - confidence) / max(1, len(pairs))
+    findings = tuple(_find(defense, p, draws, each, base) for p in pairs)
+    facts = Facts(parameters=parameters, clients=defense.together)
+    claim = defense.claim(facts)
+    of_record = [f for f in findings if "record" in f.units]
+    highest = max(of_record, key=lambda f: f.eps_lower, default=None)
+    return Audit(
+        draws=draws, confidence=confidence, seed=seed, parameters=parameters, delta=facts.delta,
+        claim_unit=claim[2] if claim else None,
+        eps_audited=highest.eps_lower if highest else 0.0,
+        eps_at_least=highest is not None and highest.at_least,
+        verdict_claim=_overall((f.verdict_claim for f in findings), "no claim", claim is None),
+        verdict_proof=_overall(
+            (f.verdict_proof for f in findings), "no proof",
+            any(f.verdict_proof == "no proof" for f in findings),
+        ),
+        pairs=findings, skipped=skipped,
+    )  # fmt: skip
+
+
+def _find(defense: Defense, pair: Pair, draws: int, confidence: float, seed: int) -> Finding:
+    facts = Facts(parameters=pair.parameters, clients=pair.clients, split=pair.split)
+    entry = account(defense, facts)
+    applies = pair.covered and entry.unit in pair.units
+    claim, claim_delta = (entry.eps_claimed, entry.claim_delta) if applies else (None, None)
+    draws = max(LEAST_DRAWS, round(draws * pair.share))
+    a, b = pair.outputs(draws, seed=seed)
+    found = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
+    eps = found.epsilon(facts.delta)
+    eps_claim = None if claim is None else found.epsilon(claim_delta or 0.0)
+    return Finding(
+        pair=pair.name, channel=pair.channel, units=tuple(sorted(pair.units)), what=pair.what,
+        statistic=found.statistic, draws=draws, eps_lower=eps, at_least=found.never and eps > 0,
+        cap=found.cap, eps_record=entry.eps_record,
+        verdict_proof=_proof_verdict(eps, entry.eps_record, "record" in pair.units),
+        claim=claim, claim_delta=claim_delta, eps_lower_claim=eps_claim,
+        delta_at_claim=None if claim is None else found.delta(claim),
+        verdict_claim=_claim_verdict(eps_claim, claim, entry.eps_claimed is not None),
+    )  # fmt: skip
+
+
+def _claim_verdict(eps: float | None, claim: float | None, claimed: bool) -> Verdict:
+    if not claimed:
+        return "no claim"
+    if eps is None or claim is None:
+        return "not covered"
+    return "violated" if eps > claim else "consistent"
+
+
+def _proof_verdict(eps: float, proven: float, of_record: bool) -> Verdict:
+    if not of_record:
+        return "not covered"
+    if proven == float("inf"):
+        return "no proof"
+    return "violated" if eps > proven else "consistent"
+
+
+def _overall(verdicts: Iterable[Verdict], nothing: Verdict, is_nothing: bool) -> Verdict:
+    """`violated` if any pair is, `consistent` if any was compared."""
+    found = set(verdicts)
+    if "violated" in found:
+        return "violated"
+    if is_nothing:
+        return nothing
+    return "consistent" if "consistent" in found else "not audited"

@@ -1,0 +1,160 @@
+"""Private samples and labels that reach the server as they are, beside what the protocol sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.contract.defense import Client
+from bench.contract.messages import UPLOAD_KINDS, Message, Sealed
+from bench.sandbox.conformance.findings import Finding, failed, passed
+from bench.sandbox.conformance.playground import CLASSES, Ground, Played
+from bench.sandbox.conformance.snapshots import tensors_in
+
+_COPIES = 16
+"""Values equal to private ones that a message may have by chance; a sample has 256."""
+_ALIKE = 0.99
+"""Correlation of a message's values with a private sample of unrelated ones."""
+_PROTOCOL = (*UPLOAD_KINDS, "smashed", "features", "features_gradient", "smashed_gradient",
+             "broadcast")  # fmt: skip
+_NAME = "private data in messages"
+
+
+def check_leaks(ground: Ground, played: Played) -> list[Finding]:
+    """Whether a message to the server, or a plan made of messages, holds private samples or
+    labels. Uploads, smashed data and gradients, which the protocol itself sends, must hold none
+    bit for bit; the defense's own messages none up to scale either."""
+    for client in played.clients:
+        for name, value in tensors_in(client.plan, "plan"):
+            if _copies(value, client):
+                return [failed(
+                    _NAME, f"client.plan holds private samples at {name}.",
+                    "Make plans from messages alone; notes belong in client.memory.", "hear",
+                )]  # fmt: skip
+    for round_number, messages in enumerate(played.seen):
+        for message in messages:
+            problem = _header(message, round_number)
+            if problem:
+                return [failed(_NAME, problem, "Put values into parts and nothing into headers.",
+                               "say")]  # fmt: skip
+            for client in played.clients:
+                problem = _body(message, client, ground, played.used.get(client.id))
+                if problem:
+                    return [failed(
+                        _NAME, f"the message '{message.kind}' of {message.sender} {problem}.",
+                        "Send nothing that was not made private; what a client keeps to itself "
+                        "belongs in client.memory.", "upload" if message.kind in UPLOAD_KINDS
+                        else "say",
+                    )]  # fmt: skip
+    count = sum(len(m) for m in played.seen)
+    return [passed(
+        _NAME, f"{count} messages hold no plain or scaled copy of samples or labels (other "
+        "encodings are not looked for)",
+    )]  # fmt: skip
+
+
+def check_sealed(sealed: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> list[Finding]:
+    """Whether boxes that the server gets are ciphertexts. sealed: boxes with the plain values of
+    the client that sealed them."""
+    name = "sealed boxes"
+    for box, values in sealed:
+        for found in _insides(box.box):
+            if any(_shows(found, v) for v in values.values()):
+                return [failed(
+                    name, "a sealed box holds the client's values in the clear.",
+                    "Encrypt them: the box travels through the server.", "upload",
+                )]  # fmt: skip
+    return [passed(name, f"{len(sealed)} boxes")] if sealed else []
+
+
+def _insides(box: Any, depth: int = 6) -> Iterator[Any]:
+    if isinstance(box, (Tensor, bytes, bytearray)):
+        yield box
+    elif depth and isinstance(box, Mapping):
+        for value in box.values():
+            yield from _insides(value, depth - 1)
+    elif depth and isinstance(box, (list, tuple)):
+        if box and all(isinstance(v, float) for v in box):
+            yield torch.tensor(box)
+        else:
+            for value in box:
+                yield from _insides(value, depth - 1)
+    elif depth and hasattr(box, "__dict__"):
+        yield from _insides(vars(box), depth - 1)
+
+
+def _shows(found: Tensor | bytes | bytearray, values: Tensor) -> bool:
+    plain = values.detach().float().flatten()
+    plain = plain[plain != 0]
+    if isinstance(found, Tensor):
+        hits = torch.isin(found.detach().float().flatten(), plain)
+        return int(hits.sum()) >= min(_COPIES, max(1, len(plain)))
+    pieces = plain[: 4 * (len(plain) // 4)].view(-1, 4)[:8]
+    return any(piece.numpy().tobytes() in bytes(found) for piece in pieces)
+
+
+def _header(message: Message, round_number: int) -> str | None:
+    if message.round != round_number:
+        return (
+            f"the message '{message.kind}' of {message.sender} says round {message.round} in "
+            f"round {round_number}"
+        )
+    for name in ("kind", "sender", "receiver"):
+        if type(getattr(message, name)) is not str:
+            return f"a message's {name} is no text"
+    for name in ("round", "step", "local_steps"):
+        if type(getattr(message, name)) is not int:
+            return f"the {name} of message '{message.kind}' is no whole number"
+    return None
+
+
+def _body(message: Message, client: Client, ground: Ground, used: Tensor | None) -> str | None:
+    own = message.kind not in _PROTOCOL and not (message.kind == "labels" and ground.cut)
+    for name, part in message.parts.items():
+        for value in (part.values, part.present):
+            if value is None:
+                continue
+            if _copies(value, client):
+                return f"holds private samples of {client.id} bit for bit in '{name}'"
+            if own and _alike(value, client):
+                return f"holds private samples of {client.id}, scaled, in '{name}'"
+            if own and _tells_labels(value, client, used):
+                return f"holds the labels of {client.id} in '{name}'"
+    return None
+
+
+def _copies(value: Tensor, client: Client) -> bool:
+    if not value.is_floating_point():
+        return False
+    values = value.detach().float().flatten()
+    values = values[(values != 0) & (values != 1)]
+    return int(torch.isin(values, client.x.flatten()).sum()) >= _COPIES
+
+
+def _alike(value: Tensor, client: Client) -> bool:
+    """Whether a stretch of the values, of any type, is a private sample up to scale, offset and
+    rounding. Of a mask of two values it is none: that correlates by less than _ALIKE."""
+    size = client.x[0].numel()
+    if value.numel() < size:
+        return False
+    rows = value.detach().double().flatten()
+    rows = rows[: len(rows) // size * size].view(-1, size)
+    samples = client.x.double().flatten(1)
+    rows, samples = (v - v.mean(dim=1, keepdim=True) for v in (rows, samples))
+    lengths = rows.norm(dim=1).clamp_min(1e-30)[:, None] * samples.norm(dim=1)
+    return bool(((rows @ samples.T).abs() / lengths > _ALIKE).any())
+
+
+def _tells_labels(value: Tensor, client: Client, used: Tensor | None) -> bool:
+    """Whether the values are labels of all samples or of a batch, one-hot or not, or counts."""
+    batches = [client.y] if used is None else [client.y, *(client.y[u] for u in used)]
+    values = value.detach().double()
+    for y in batches:
+        one_hot = torch.nn.functional.one_hot(y, CLASSES).double()
+        for truth in (y.double(), one_hot.flatten(), one_hot.sum(dim=0)):
+            if values.numel() == truth.numel() and torch.equal(values.flatten(), truth):
+                return True
+    return False

@@ -1,0 +1,75 @@
+"""Which plugins a name or file stands for, and their conformance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.contract.defense import fresh
+from bench.errors import UserError
+from bench.names import did_you_mean
+from bench.registry import Plugin, PluginKind, Registry, discover
+from bench.sandbox.conformance.attacks import check_attack
+from bench.sandbox.conformance.defenses import check_defense
+from bench.sandbox.conformance.findings import Conformance
+
+
+def find(target: str) -> tuple[Registry, list[tuple[PluginKind, str]]]:
+    """The plugins of a file, or those of a name (a defense may be a+b). Raises UserError for a
+    name or file that is not one, and for a plugin that is broken."""
+    path = Path(target)
+    if target.endswith(".py") or path.is_file():
+        registry = discover((path.resolve(),))
+        mine = str(path.resolve())
+        for plugin in registry.broken:
+            if plugin.origin == mine:
+                raise UserError(f"'{plugin.name}' of {target} cannot be used: {plugin.broken}")
+        return registry, [(p.kind, p.name) for p in _of(registry, mine)]
+    registry = discover()
+    kinds: list[PluginKind] = ["defense", "attack"]
+    found = [(kind, target) for kind in kinds if (kind, target) in registry.usable]
+    if not found and "+" in target:
+        for part in target.split("+"):
+            registry.get("defense", part)
+        found = [("defense", target)]
+    if not found:
+        names = [*registry.names("defense"), *registry.names("attack"), "FILE.py"]
+        raise UserError(did_you_mean("plugin", target, names))
+    return registry, found
+
+
+def _of(registry: Registry, origin: str) -> list[Plugin]:
+    return [p for p in registry.usable.values() if p.origin == origin]
+
+
+def check_plugins(target: str, settings: Mapping[str, Any]) -> Iterator[Conformance]:
+    """The conformance of every plugin that the name or file stands for.
+
+    settings: of the constructor. Raises UserError for bad ones, or for settings of a file that
+    defines several plugins that do not all have them.
+    """
+    registry, found = find(target)
+    for kind, name in found:
+        yield check(registry, kind, name, settings)
+
+
+def check(
+    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any]
+) -> Conformance:
+    """The conformance of one plugin with one setting. Raises UserError for bad settings."""
+    began = time.perf_counter()
+    if kind == "defense":
+        built = registry.defense(name, settings)
+        cls = None if "+" in name else registry.get("defense", name).cls
+        findings = check_defense(
+            fresh(built), settings=settings, rebuild=None if cls is None else lambda s: cls(**s)
+        )
+    else:
+        registry.attack(name, settings)
+        findings = check_attack(lambda: registry.attack(name, settings), settings=settings)
+    return Conformance(
+        kind=kind, name=name, settings=dict(settings), findings=findings,
+        seconds=time.perf_counter() - began,
+    )  # fmt: skip

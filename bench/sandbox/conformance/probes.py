@@ -1,0 +1,210 @@
+"""Pairs of what enters and leaves a defense's hooks, for the tests of its noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.contract.defense import Client, Defense, Local, fresh
+from bench.contract.events import Round
+from bench.contract.mechanisms import BernoulliMask, Clip, Mechanism
+from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, Part
+from bench.protocols.federation import STREAMS, Federation
+from bench.sandbox.conformance.findings import HookError, WrongAnswer
+from bench.sandbox.conformance.noise import Pair, upload_pair
+from bench.sandbox.conformance.playground import (
+    BATCH,
+    CLASSES,
+    Draw,
+    Ground,
+    company,
+    play,
+    private_data,
+)
+from bench.sandbox.conformance.spying import Watch, watched
+from bench.sandbox.neighbours import overrides
+from bench.seeding import generator
+
+_SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
+_SPREAD = 0.5
+"""Of the broadcast weights: ranges that follow it are at their widest."""
+_SIZE = 1e-3
+_SHORT, _LONG = 60, 20
+"""Uploads below and beyond a declared clip."""
+_COORDINATION = ("say", "inspect", "third_parties")
+
+
+@dataclass(kw_only=True)
+class Probes:
+    """Pairs of a defense by what its mechanisms act on; each kind is made once.
+
+    split: the ground on which smashed data and labels are sent. whole: the one of whole rounds.
+    """
+
+    defense: Defense
+    split: Ground
+    whole: Ground
+    made: dict[str, Sequence[Pair]] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> bool:
+        """Whether an upload depends on nothing that clients or third parties said before."""
+        return not any(overrides(self.defense, hook) for hook in _COORDINATION)
+
+    @property
+    def known(self) -> Round:
+        """What is public of the rounds that the pairs come from."""
+        if self.alone and not self._in_steps():
+            return Round()
+        return Round(clients=company(self.defense), batch=BATCH)
+
+    def _in_steps(self) -> bool:
+        return "gradient" in self.defense.owns and not overrides(self.defense, "upload")
+
+    def pairs(self, of: str) -> Sequence[Pair]:
+        """Pairs of uploads in that kind, of smashed data or of labels."""
+        if of not in self.made:
+            self.made[of] = self._make(of)
+        return self.made[of]
+
+    def _make(self, of: str) -> list[Pair]:
+        if of in ("smashed", "labels"):
+            return self._sent(of)
+        if self._in_steps():
+            return self._steps()
+        return self._alone(of) if self.alone else self._rounds(of)
+
+    # --- a client alone -----------------------------------------------------------------------
+    def _alone(self, kind: str) -> list[Pair]:
+        defense = watched(self.defense, Watch())
+        rng = generator(0, "conformance uploads", kind)
+        broadcast = {n: _SPREAD * _alternating(shape) for n, shape in _SHAPES.items()}
+        state, const = defense.variables(broadcast, list(broadcast), generator(0, "variables"))
+        received = defense.receive(state, const)
+        norms = [m for m in defense.mechanisms() if isinstance(m, Clip) and m.of == kind]
+        masks = any(isinstance(m, BernoulliMask) for m in defense.mechanisms())
+        # One client for all, so that what it keeps in its memory acts on later uploads.
+        client = Client(
+            id="client-0", x=torch.zeros(1, 1), y=torch.zeros(1, dtype=torch.int64),
+            rng=dict.fromkeys(STREAMS, generator(0, "conformance noise", kind)),
+        )  # fmt: skip
+        pairs = []
+        for number in range(_SHORT + (_LONG if norms else 0)):
+            size = _size(norms, longer=number >= _SHORT)
+            aim = {n: torch.randn(v.shape, generator=rng) for n, v in received.items()}
+            if not masks:
+                aim = {n: size * (0.5 + v.abs()) * v.sign() for n, v in aim.items()}
+            update = {n: _update(v, kind, received[n], masks) for n, v in aim.items()}
+            local = Local(
+                broadcast=received, start=received,
+                end={n: received[n] + v for n, v in update.items()}, const=const,
+                grad_sum={n: -v for n, v in update.items()}, lr=1.0, steps=1,
+            )  # fmt: skip
+            message = Message(
+                kind="update", sender=client.id, receiver=SERVER, round=0,
+                parts={n: Part(values=v) for n, v in update.items()},
+            )  # fmt: skip
+            out = defense.upload([message], local, client)
+            pairs += _uploads([message], out, local, kind)
+        return pairs
+
+    # --- real rounds --------------------------------------------------------------------------
+    def _rounds(self, kind: str) -> list[Pair]:
+        pairs: list[Pair] = []
+
+        def listen(arguments: tuple[Any, ...], result: Any) -> None:
+            messages, local, _ = arguments
+            pairs.extend(_uploads(messages, result, local, kind))
+
+        play(self.defense, self.whole, watch=Watch(listeners={"upload": listen}), rounds=4)
+        return pairs
+
+    def _sent(self, hook: str) -> list[Pair]:
+        pairs: list[Pair] = []
+
+        masked = hook == "smashed" and overrides(self.defense, "third_parties")
+        unwatched = fresh(self.defense)
+
+        def listen(arguments: tuple[Any, ...], result: Any) -> None:
+            given, client = arguments
+            if masked:  # by what a third party dealt; of 0 every mask leaves 0
+                given = torch.zeros_like(given)
+                result = unwatched.smashed(given, client)
+            given = given.detach().double()
+            part = result if isinstance(result, Part) else Part(values=result)
+            sent = Part(values=part.values.detach().double(), present=part.present)
+            pairs.append(Pair(given={hook: Part(values=given)}, sent={hook: sent}))
+
+        try:
+            rounds = 4 if hook == "smashed" else 40
+            play(self.defense, self.split, watch=Watch(listeners={hook: listen}), rounds=rounds)
+        except (HookError, WrongAnswer):
+            if not pairs:
+                raise
+        return pairs
+
+    # --- noise of local steps -----------------------------------------------------------------
+    def _steps(self) -> list[Pair]:
+        """Gradients with and without their draw, which by contract is without noise."""
+        defense = watched(self.defense, Watch())
+        x, y = private_data(1, Draw())[0]
+        federation = Federation.start(
+            network=self.whole.network(), defense=defense, data=[(x, y)] * defense.together,
+            seed=0, device=torch.device("cpu"),
+        )  # fmt: skip
+        variables = defense.receive(federation.state, federation.const)
+        batch = x[:BATCH], torch.nn.functional.one_hot(y[:BATCH], CLASSES).float()
+        rng, pairs = generator(0, "conformance steps"), []
+        for _ in range(8):
+            draw = defense.draw(variables, federation.const, rng)
+            noised = defense.gradient(federation.loss("train", draw), variables, *batch, draw)
+            plain = defense.gradient(federation.loss("train", draw), variables, *batch, {})
+            pairs.append(
+                Pair(
+                    given={n: Part(values=v.detach()) for n, v in plain.items()},
+                    sent={n: Part(values=v.detach()) for n, v in noised.items()},
+                )
+            )
+        return pairs
+
+
+def mechanisms_of(probes: Probes) -> tuple[Mechanism, ...]:
+    """The public mechanisms of the rounds that the pairs come from."""
+    return fresh(probes.defense).mechanisms_in(probes.known)
+
+
+def _alternating(shape: Sequence[int]) -> Tensor:
+    flat = torch.ones(int(torch.tensor(shape).prod()))
+    flat[1::2] = -1.0
+    return flat.view(*shape)
+
+
+def _size(norms: Sequence[Clip], *, longer: bool) -> float:
+    """Typical coordinate of an upload that is half the tightest clip, or ten times it."""
+    count = sum(int(torch.tensor(s).prod()) for s in _SHAPES.values())
+    each = [m.norm / (count if m.order == 1 else count**0.5) for m in norms]
+    if longer:
+        return 10 * max(each)
+    return min([_SIZE, *(e / 4 for e in each)])
+
+
+def _update(aim: Tensor, kind: str, received: Tensor, masks: bool) -> Tensor:
+    """The update of which `aim` is the upload expressed as `kind`."""
+    if masks or kind == "update":
+        return aim
+    return -aim if kind == "gradient" else aim - received
+
+
+def _uploads(
+    given: Sequence[Message], sent: Sequence[Message], local: Local, kind: str
+) -> list[Pair]:
+    first = next(m for m in given if m.kind in UPLOAD_KINDS)
+    return [
+        upload_pair(first, m, base=local.broadcast, lr=local.lr, kind=kind, end=local.end)
+        for m in sent
+        if m.kind in UPLOAD_KINDS
+    ]

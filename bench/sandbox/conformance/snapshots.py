@@ -1,0 +1,164 @@
+"""Whether something changed: arguments of a hook, a plugin's attributes, global generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.contract.defense import Client
+
+_DEPTH = 12
+_DATA = (dict, list, set, Tensor, np.ndarray, torch.Generator, int, float)
+"""Kinds of class attributes that could hold state."""
+_OWN = ("memory", "plan", "rng")
+"""Fields of a client that hooks may write to."""
+
+
+def tensors_in(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in arguments of hooks with the way to them; what hooks may change is left out."""
+    if isinstance(value, Tensor):
+        if not torch._C._functorch.is_functorch_wrapped_tensor(value):
+            yield path, value
+    elif depth == 0 or isinstance(value, (str, bytes, torch.Generator)):
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, f"{path}[{key!r}]", depth - 1)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from tensors_in(item, f"{path}[{i}]", depth - 1)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if not (isinstance(value, Client) and field.name in _OWN):
+                place = f"{path}.{field.name}" if path else field.name
+                yield from tensors_in(getattr(value, field.name), place, depth - 1)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit, where a NaN equals itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Arguments of a hook as they were."""
+
+    tensors: list[tuple[str, Tensor, int, Tensor]]
+    keys: list[tuple[str, Any, tuple[Any, ...]]]
+
+    @staticmethod
+    def of(names: tuple[str, ...], arguments: tuple[Any, ...]) -> Snapshot:
+        tensors: list[tuple[str, Tensor, int, Tensor]] = []
+        keys: list[tuple[str, Any, tuple[Any, ...]]] = []
+        for name, argument in zip(names, arguments, strict=False):
+            for path, t in tensors_in(argument, name):
+                tensors.append((path, t, t._version, t.detach().clone()))
+            if isinstance(argument, dict):
+                keys.append((name, argument, tuple(argument)))
+            elif isinstance(argument, list):
+                keys.append((name, argument, tuple(map(id, argument))))
+            elif isinstance(argument, Client):
+                keys.append((name, argument, _identities(argument)))
+        return Snapshot(tensors, keys)
+
+    def changed(self) -> str | None:
+        """The way to something that is not as it was, or None."""
+        for path, tensor, version, copy in self.tensors:
+            if tensor._version != version or not same(tensor.detach(), copy):
+                return path
+        for name, argument, before in self.keys:
+            if isinstance(argument, Client):
+                now = _identities(argument)
+                for field, a, b in zip(_client_fields(), before, now, strict=True):
+                    if a != b:
+                        return f"{name}.{field}"
+            elif isinstance(argument, dict):
+                if tuple(argument) != before:
+                    return name
+            elif tuple(map(id, argument)) != before:
+                return name
+        return None
+
+
+def _client_fields() -> list[str]:
+    return [f.name for f in fields(Client) if f.name not in ("memory", "plan")]
+
+
+def _identities(client: Client) -> tuple[int, ...]:
+    return tuple(id(getattr(client, name)) for name in _client_fields())
+
+
+def global_generators() -> dict[str, Any]:
+    """States of the generators that belong to nobody; inside of a torch.func transform, where
+    torch refuses its own to be used, without that one."""
+    _, key, position, *_ = np.random.get_state()  # noqa: NPY002 (to see that it is not used)
+    found: dict[str, Any] = {
+        "numpy": (np.asarray(key).tobytes(), position),
+        "random": random.getstate(),
+    }
+    if torch._C._functorch.maybe_current_level() is None:
+        found["torch"] = torch.get_rng_state().numpy().tobytes()
+    return found
+
+
+def moved_generator(before: Mapping[str, Any]) -> str | None:
+    """The name of a global generator that is not as it was."""
+    now = global_generators()
+    for name in before:
+        if before[name] != now[name]:
+            return name
+    return None
+
+
+def attributes(plugin: object, base: type) -> dict[str, str]:
+    """A fingerprint of every attribute of a plugin and of its classes below `base`."""
+    found = {name: _print(value, set()) for name, value in vars(plugin).items()}
+    for cls in type(plugin).__mro__:
+        if cls is base or not issubclass(cls, base):
+            break
+        for name, value in vars(cls).items():
+            if isinstance(value, _DATA) and not name.startswith("__"):
+                found[f"class attribute {name}"] = _print(value, set())
+    return found
+
+
+def changed_attribute(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            return name
+    return None
+
+
+def _print(value: Any, seen: set[int]) -> str:
+    """A text that is equal for equal values; of what cannot be looked into, its type."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{tuple(value.shape)}{value.detach().cpu().numpy().tobytes()!r}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
+    if isinstance(value, torch.Generator):
+        return repr(value.get_state().numpy().tobytes())
+    if value is None or isinstance(value, (bool, int, float, str, bytes, complex)):
+        return repr(value)
+    if id(value) in seen:
+        return "..."
+    seen = seen | {id(value)}
+    if isinstance(value, Mapping):
+        return (
+            "{" + ",".join(f"{_print(k, seen)}:{_print(v, seen)}" for k, v in value.items()) + "}"
+        )
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_print(v, seen) for v in value) + "]"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(_print(v, seen) for v in value)) + "}"
+    inside = getattr(value, "__dict__", None)
+    if isinstance(inside, dict) and not isinstance(value, type) and not callable(value):
+        return f"{type(value).__qualname__}{_print(inside, seen)}"
+    return type(value).__qualname__
