@@ -139,7 +139,7 @@ def shipped() -> list[str]:
     return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
-def load(name: str, overrides: Sequence[str] = ()) -> Suite:
+def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     """A shipped suite by name, or a TOML file by path, with `--set` overrides applied.
 
     Raises UserError naming the file, the key and what was expected.
@@ -162,6 +162,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> Suite:
         return Suite.model_validate(data)
     except ValidationError as error:
         raise UserError(f"{place}: {_first_problem(error)}") from error
+
+
+load = read_suite  # scripts that use this module may call it so
 
 
 def _first_problem(error: ValidationError) -> str:

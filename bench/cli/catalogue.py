@@ -83,7 +83,7 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
         "attacks": of_kind("attack"),
         "datasets": embedded + paths,
         "models": [entry(n, f) for n, f in models.BUILDERS.items()],
-        "suites": [entry(n, suite.load(n).description) for n in suite.shipped()],
+        "suites": [entry(n, suite.read_suite(n).description) for n in suite.shipped()],
     }
 
 

@@ -76,7 +76,7 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def environment(
+def chosen_environment(
     device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None,
     *, here: bool = True,
 ) -> Environment:  # fmt: skip
@@ -106,7 +106,10 @@ def planned(
     from bench.harness import launch
 
     return launch.planned(
-        suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only"), env, shard
+        suites.read_suite(suite, overrides or ()),
+        suites.parse_pairs(only or (), "--only"),
+        env,
+        shard,
     )
 
 

@@ -13,8 +13,8 @@ from bench.cli.options import (
     DataDir,
     DefenseSet,
     Device,
+    chosen_environment,
     console,
-    environment,
     errors,
     plain_errors,
 )
@@ -147,7 +147,7 @@ def verify(
         say = _aside if as_json else _say
         say("The files are as they were submitted.")
         say(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
-        env = environment(device, data_dir, False, None)
+        env = chosen_environment(device, data_dir, False, None)
         if jobs == 0:
             import torch
 

@@ -29,7 +29,7 @@ PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz}
 NO_DOWNLOAD = ("digits", "photos", "lfw_subset", "breast_cancer")
 
 
-def load(
+def load_dataset(
     name: str,
     *,
     seed: int,
@@ -66,4 +66,4 @@ def load(
     return loader(seed=seed, **arguments, **(options or {}))
 
 
-__all__ = ["LOADERS", "NO_DOWNLOAD", "PATH_LOADERS", "Dataset", "load"]
+__all__ = ["LOADERS", "NO_DOWNLOAD", "PATH_LOADERS", "Dataset", "load_dataset"]

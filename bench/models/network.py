@@ -55,15 +55,15 @@ class StaticBatchNorm(nn.Module):
         return (x - self.mean[:, None, None]) * torch.rsqrt(self.var + _EPSILON)[:, None, None]
 
 
-Kind = Literal["linear", "conv", "affine", "other"]
-_KINDS: dict[type[nn.Module], Kind] = {
+LayerKind = Literal["linear", "conv", "affine", "other"]
+_KINDS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: "linear",
     nn.Conv2d: "conv",
     StaticBatchNorm: "affine",
 }
 
 
-def _kind_of(module: nn.Module) -> Kind:
+def _kind_of(module: nn.Module) -> LayerKind:
     return _KINDS.get(type(module), "other")
 
 

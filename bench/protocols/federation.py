@@ -31,7 +31,7 @@ Mode = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class LocalWork:
     """Local work of a round: protocol name, batch size, learning rate, steps or epochs."""
 
     protocol: str
@@ -73,7 +73,7 @@ class Step:
     used: Sequence[Tensor]
     now: Mapping[str, Tensor]
     grad_sum: Mapping[str, Tensor]
-    work: Work
+    work: LocalWork
     wire: Wire
 
     def variables(self, members: Sequence[int], names: Sequence[str] | None = None) -> State:
@@ -201,7 +201,9 @@ class Federation:
         )
 
     # --- one round --------------------------------------------------------------------------
-    def play(self, work: Work, sampled: Sequence[str], *, observed: bool = False) -> RoundResult:
+    def play(
+        self, work: LocalWork, sampled: Sequence[str], *, observed: bool = False
+    ) -> RoundResult:
         """Play one round in which the server samples the clients `sampled`, and advance.
         observed: whether the result's wire keeps a log of the messages."""
         joined = [c for c in self.clients if self._joins(c, c.id in sampled)]
@@ -310,7 +312,7 @@ class Federation:
         }
         return received, start
 
-    def _inspect(self, joined: Sequence[Client], work: Work) -> None:
+    def _inspect(self, joined: Sequence[Client], work: LocalWork) -> None:
         """`Defense.inspect` over the data of every client that needs it, chunk by chunk, for all
         clients at once."""
         joined = [c for c in joined if self.defense.inspects(c)]
@@ -346,7 +348,7 @@ class Federation:
         for i, client in enumerate(joined):
             client.memory["inspected"] = {n: v[i] for n, v in sums.items()}
 
-    def _batches(self, joined: Sequence[Client], work: Work) -> list[list[Tensor]]:
+    def _batches(self, joined: Sequence[Client], work: LocalWork) -> list[list[Tensor]]:
         """Indices of every client's batches of the round, step by step.
 
         All are drawn before the first step and copied to the device together: a copy per client
@@ -386,7 +388,7 @@ class Federation:
         return lambda variables: self.defense.realize(variables, self.const, draw)
 
     def _train(
-        self, joined: Sequence[Client], work: Work, wire: Wire
+        self, joined: Sequence[Client], work: LocalWork, wire: Wire
     ) -> tuple[dict[str, Local], dict[str, Tensor]]:
         """Local training of all clients; those with equal batch shapes advance as one batch."""
         if not joined:
@@ -486,7 +488,7 @@ class Federation:
         one_hot = torch.nn.functional.one_hot(client.y[chosen], self.network.classes).float()
         return self.defense.labels(one_hot, client)
 
-    def _upload(self, client: Client, local: Local, work: Work) -> list[Message]:
+    def _upload(self, client: Client, local: Local, work: LocalWork) -> list[Message]:
         kind = "gradient" if work.protocol == "fedsgd" else "update"
         values = {}
         for name, start in local.start.items():
@@ -524,7 +526,7 @@ class Federation:
         withheld = bool(asked) and bool(torch.stack(asked).any())
         client.own, client.kept = (local.end, kept) if withheld else (None, None)
 
-    def _aggregate(self, wire: Wire, work: Work) -> State:
+    def _aggregate(self, wire: Wire, work: LocalWork) -> State:
         def ask(message: Message) -> list[Message]:
             wire.send([message])
             return wire.collect(SERVER)

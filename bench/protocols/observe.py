@@ -14,7 +14,7 @@ from bench.contract.defense import Defense
 from bench.contract.events import Round
 from bench.contract.messages import SERVER, State, detached
 from bench.models import Network
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation, LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.seeding import derived_seed, generator
@@ -64,7 +64,7 @@ def observe(
     copy = federation.fork(*streams)
     copy.queues, copy.pinned = {}, True
     copy.buffers = copy.network.calibrate(copy.mean_weights(), aux_x.to(copy.device))
-    work = Work(
+    work = LocalWork(
         protocol=protocol.name,
         batch=threat.batch,
         lr=protocol.lr,
@@ -154,7 +154,7 @@ def play_shadow(
     shadow.state = {k: v.to(device) for k, v in seen.before.items()}
     shadow.const = {k: v.to(device) for k, v in seen.const.items()}
     shadow.buffers = {k: v.to(device) for k, v in seen.buffers.items()}
-    work = Work(
+    work = LocalWork(
         protocol=seen.protocol,
         batch=batch,
         lr=float(seen.known["lr"]),

@@ -22,7 +22,7 @@ from bench.contract.defense import Client, Mixture
 from bench.contract.messages import SERVER, Message, Part, State, detached
 from bench.errors import UserError
 from bench.models import Network
-from bench.protocols.federation import Federation, Step, Work, names_in
+from bench.protocols.federation import Federation, LocalWork, Step, names_in
 from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
@@ -143,7 +143,7 @@ class SplitFederation(Federation):
         }
         return {n: v if n in sent else self.server.get(n, v) for n, v in aggregated.items()}
 
-    def _inspect(self, joined: Sequence[Client], work: Work) -> None:
+    def _inspect(self, joined: Sequence[Client], work: LocalWork) -> None:
         """A client cannot compute the loss of its data without the server."""
 
     # --- one step -------------------------------------------------------------------------------
