@@ -21,7 +21,7 @@ from bench.contract.messages import Message, Part, State
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.score import floors, score
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from defenses.noise import GaussianUpdate

@@ -16,7 +16,8 @@ from bench.contract.messages import Message, Part
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
-from bench.protocols.federation import Federation, LocalWork, names_in
+from bench.protocols.federation import Federation, names_in
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg

@@ -16,7 +16,7 @@ from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from defenses.depthfl import DepthFL, local_loss, pooled
 from tests.conftest import context_for, federation_of, network_for, seen_under

@@ -24,7 +24,8 @@ from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.evaluate import evaluate
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, LocalWork
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe, play_shadow
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation

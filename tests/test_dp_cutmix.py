@@ -23,7 +23,7 @@ from bench.contract.messages import SERVER, Message, Part, State
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import gaussian_std
 from bench.privacy.ledger import account, gaussian_epsilon
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
 from bench.registry import Registry
 from bench.seeding import generator

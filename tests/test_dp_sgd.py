@@ -16,7 +16,7 @@ from bench.contract.mechanisms import GaussianNoise
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.losses import NetworkLoss

@@ -19,7 +19,7 @@ from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import Message, Part
 from bench.data.dataset import Dataset
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import generator

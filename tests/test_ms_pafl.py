@@ -23,7 +23,7 @@ from bench.metrics.images import ssim
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.registry import Registry, discover

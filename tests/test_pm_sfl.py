@@ -22,7 +22,8 @@ from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
-from bench.protocols.federation import Federation, LocalWork
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.aggregation import mean_over_present

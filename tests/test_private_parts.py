@@ -23,7 +23,7 @@ from bench.contract.messages import Part
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe, play_shadow
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import generator

@@ -17,7 +17,8 @@ from bench.contract.defense import Client, Defense, Local, Party, Server
 from bench.contract.messages import Message, Part, Sealed, Stage, State, as_kind
 from bench.data.dataset import Dataset
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, LocalWork
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import play_shadow
 from bench.protocols.wire import Wire
 from bench.seeding import generator

@@ -23,7 +23,8 @@ from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, LocalWork
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
 from bench.registry import Registry
 from bench.seeding import generator

@@ -16,7 +16,8 @@ from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, LocalWork
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe, play_shadow
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import generator

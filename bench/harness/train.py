@@ -25,7 +25,8 @@ from bench.harness.plan import TrainJob
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
 from bench.protocols.export import save_seen, save_truth
-from bench.protocols.federation import Federation, LocalWork
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation

@@ -45,9 +45,13 @@ def save_seen(seen: Seen, path: Path) -> None:
             put(f"m{i}/s{j}", {"covers": box.covers})
             sealed[name] = {"n_bytes": box.n_bytes}
         header = {
-            "kind": m.kind, "sender": m.sender, "receiver": m.receiver, "round": m.round,
-            "step": m.step, "local_steps": m.local_steps,
-        }  # fmt: skip
+            "kind": m.kind,
+            "sender": m.sender,
+            "receiver": m.receiver,
+            "round": m.round,
+            "step": m.step,
+            "local_steps": m.local_steps,
+        }
         messages.append(header | {"parts": parts, "sealed": sealed})
     text = {
         "format": FORMAT,

@@ -14,7 +14,8 @@ from bench.contract.defense import Defense
 from bench.contract.events import Round
 from bench.contract.messages import SERVER, State, detached
 from bench.models import Network
-from bench.protocols.federation import Federation, LocalWork
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.seeding import derived_seed, generator

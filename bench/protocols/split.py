@@ -22,7 +22,8 @@ from bench.contract.defense import Client, Mixture
 from bench.contract.messages import SERVER, Message, Part, State, detached
 from bench.errors import UserError
 from bench.models import Network
-from bench.protocols.federation import Federation, LocalWork, Step, names_in
+from bench.protocols.federation import Federation, names_in
+from bench.protocols.local_training import LocalWork, Step
 from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
@@ -199,9 +200,13 @@ class SplitFederation(Federation):
 
     def _message(self, kind: str, sender: str, receiver: str, step: Step, part: Part) -> Message:
         return Message(
-            kind=kind, sender=sender, receiver=receiver, round=self.round, step=step.number,
+            kind=kind,
+            sender=sender,
+            receiver=receiver,
+            round=self.round,
+            step=step.number,
             parts={kind: part},
-        )  # fmt: skip
+        )
 
     # --- the server -----------------------------------------------------------------------------
     def _serve(
@@ -251,11 +256,13 @@ class SplitFederation(Federation):
         labels = {m.sender: m.parts[LABELS].values for m in heard if m.kind == LABELS}
         return [
             Mixture(
-                smashed=torch.where(part.presence(), part.values, 0.0), cut=cuts[client],
-                targets=labels.get(client), members=[(client, 1.0)],
+                smashed=torch.where(part.presence(), part.values, 0.0),
+                cut=cuts[client],
+                targets=labels.get(client),
+                members=[(client, 1.0)],
             )
             for client, part in uploads.items()
-        ]  # fmt: skip
+        ]
 
     def _outputs(self, weights: State, mixtures: Sequence[Mixture], step: Step) -> list[Tensor]:
         """Features or logits of every mixture; those cut alike run as one batch."""
@@ -265,9 +272,13 @@ class SplitFederation(Federation):
 
             def run(z: Tensor, cut: str = cut) -> Tensor:
                 return self.network.run(
-                    weights, z, first=self.split.above(cut), last=self.split.features,
-                    mode=step.work.mode, buffers=self.buffers,
-                )  # fmt: skip
+                    weights,
+                    z,
+                    first=self.split.above(cut),
+                    last=self.split.features,
+                    mode=step.work.mode,
+                    buffers=self.buffers,
+                )
 
             smashed = [mixtures[i].smashed for i in mine]
             if self.network.normalises and step.work.mode == "train":
@@ -331,12 +342,16 @@ class SplitFederation(Federation):
         x, y, by_q, features = data
         cut = str(step.joined[members[0]].cut)
 
-        def gradient(variables: State, x: Tensor, y: Tensor, g: Tensor, f: Tensor | None,
-                     draw: State) -> State:  # fmt: skip
+        def gradient(
+            variables: State, x: Tensor, y: Tensor, g: Tensor, f: Tensor | None, draw: State
+        ) -> State:
             loss = SplitLoss(
-                network=self.network, realize=self._realizing(draw), mode=step.work.mode,
-                buffers=self.buffers, cut=cut,
-            )  # fmt: skip
+                network=self.network,
+                realize=self._realizing(draw),
+                mode=step.work.mode,
+                buffers=self.buffers,
+                cut=cut,
+            )
             seen = (x,) if f is None else (x, f)
             return self.defense.gradient(loss, variables, seen, (g * len(g), y), draw)  # type: ignore[arg-type]
 

@@ -21,7 +21,8 @@ from bench.contract.mechanisms import Clip, SmashedNoise
 from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage
 from bench.metrics.distinguish import Array
 from bench.models import build
-from bench.protocols.federation import STREAMS, Federation, LocalWork
+from bench.protocols.federation import STREAMS, Federation
+from bench.protocols.local_training import LocalWork
 from bench.seeding import derived_seed, generator
 
 Channel = Literal["upload", "smashed", "labels", "smashed and labels", "coordination"]

@@ -14,7 +14,7 @@ import pytest
 
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
-from bench.protocols.federation import LocalWork
+from bench.protocols.local_training import LocalWork
 from defenses.pm_sfl import PMSFL
 from tests.conftest import federation_of, network_for
 
