@@ -18,6 +18,7 @@ from bench.cli.options import (
     errors,
     plain_errors,
 )
+from bench.errors import UserError
 
 if TYPE_CHECKING:
     from bench.sandbox.conformance.findings import Conformance
@@ -136,7 +137,7 @@ def verify(
 
         try:
             code = verification.sources(folder)
-        except ValueError as error:
+        except UserError as error:
             if not folder.is_dir():
                 raise
             # A submission that is not what was submitted is a finding, not a mistake of the user.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import checked_arguments
 from bench.data import builtin, files, standard, tabular
 from bench.data.dataset import Dataset
 from bench.errors import UserError
@@ -44,26 +44,22 @@ def load_dataset(
     option and for a missing, truncated or wrongly shaped file, naming it.
     """
     prefix, _, path = name.partition(":")
-    arguments: dict[str, Any] = {}
+    supplied: dict[str, Any] = {}
     if path:
         if prefix not in PATH_LOADERS:
             raise UserError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
             )
-        loader = PATH_LOADERS[prefix]
-        arguments["path"] = Path(path)
+        loader, supplied["path"] = PATH_LOADERS[prefix], Path(path)
     else:
         if name not in LOADERS:
             raise UserError(did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"]))
         loader = LOADERS[name]
-    if name not in NO_DOWNLOAD and not path:
-        arguments |= {"data_dir": data_dir, "download": download}
-    reserved = {"seed", "path", "data_dir", "download"}
-    taken = set(inspect.signature(loader).parameters) - reserved
-    for option in options or {}:
-        if option not in taken:
-            raise UserError(did_you_mean(f"option of dataset {name}", option, sorted(taken)))
-    return loader(seed=seed, **arguments, **(options or {}))
+        if name not in NO_DOWNLOAD:
+            supplied |= {"data_dir": data_dir, "download": download}
+    supplied["seed"] = seed
+    own = checked_arguments(loader, options or {}, what=f"dataset {name}", supplied=tuple(supplied))
+    return loader(**supplied, **own)
 
 
 __all__ = ["LOADERS", "NO_DOWNLOAD", "PATH_LOADERS", "Dataset", "load_dataset"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
+from bench.arguments import checked_arguments
 from bench.errors import UserError
 from bench.models import convolutional, dense, residual, transformers
 from bench.models.network import Initial, Network, Stages, uniform
@@ -52,13 +52,11 @@ def build(
     given = dict(settings or {})
     init = given.pop("init", None)
     builder = BUILDERS[name]
-    taken = [p for p in inspect.signature(builder).parameters if p not in ("shape", "classes")]
-    for key in given:
-        if key not in taken:
-            raise UserError(did_you_mean(f"setting of model {name}", key, [*taken, "init"]))
-    if init is not None and (
-        isinstance(init, bool) or not isinstance(init, (int, float)) or not init > 0
-    ):
+    given = checked_arguments(
+        builder, given, what=f"model {name}", supplied=("shape", "classes"), besides=("init",)
+    )
+    number = isinstance(init, int | float) and not isinstance(init, bool)
+    if init is not None and not (number and init > 0):
         raise UserError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
     return Network(
         name=name,

@@ -112,8 +112,8 @@ def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:
     Table 1, D; used by DP-CutMixSL; static BN: HeteroFL, arXiv:2010.01264.
     """
     before = _image(shape, "vgg16", 16)
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise UserError(f"width of model vgg16 must be an integer >= 1, got {width!r}.")
+    if width < 1:
+        raise UserError(f"width of model vgg16 must be >= 1 (channels), got {width}.")
     stages: Stages = OrderedDict()
     for i, (multiple, convolutions) in enumerate(_VGG16, start=1):
         layers: OrderedDict[str, nn.Module] = OrderedDict()

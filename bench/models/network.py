@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from bench.contract.messages import State
 from bench.contract.network import Layer
-from bench.errors import UserError
 
 Stages = OrderedDict[str, nn.Module]
 _EPSILON = 1e-5
@@ -189,11 +188,11 @@ class Network:
         """
         for stage in (first, last):
             if stage is not None and stage not in self._names:
-                raise UserError(
+                raise ValueError(
                     f"model {self.name} has no stage '{stage}'; it has {', '.join(self._names)}."
                 )
         if self._norms and mode == "eval" and buffers is None:
-            raise UserError(f"model {self.name} needs normalisation buffers in eval mode.")
+            raise ValueError(f"model {self.name} needs normalisation buffers in eval mode.")
         low = self._names.index(first) if first else 0
         high = self._names.index(last) + 1 if last else len(self._names)
         part = self._stages[low:high]
@@ -213,7 +212,7 @@ class Network:
         without one weight copy per sample. Raises UserError for train mode with batch
         normalisation, which ties the samples of a batch together."""
         if self._norms and mode == "train":
-            raise UserError(f"model {self.name} cannot be traced in train mode.")
+            raise ValueError(f"model {self.name} cannot be traced in train mode.")
         layers: list[Layer] = []
 
         def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:

@@ -221,8 +221,8 @@ def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _positive(model: str, **settings: int) -> None:
     for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name} of model {model} must be an integer >= 1, got {value!r}.")
+        if value < 1:
+            raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
 
 
 def _twice_differentiable(block: nn.Module) -> nn.Module:

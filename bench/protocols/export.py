@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.messages import Message, Part, Sealed
+from bench.errors import UserError
 from bench.protocols.observe import Truth
 
 FORMAT = 1
@@ -114,10 +115,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         text = json.loads(path.with_suffix(".json").read_text())
         if text.get("format") != FORMAT:
-            raise ValueError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
+            raise UserError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
         return text, load_file(path.with_suffix(".safetensors"))
     except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(f"{path} is no complete export of what was seen ({error}).") from error
+        raise UserError(f"{path} is no complete export of what was seen ({error}).") from error
 
 
 def save_truth(truth: Truth, path: Path) -> None:

@@ -13,6 +13,7 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.events import Round
 from bench.contract.messages import SERVER, State, detached
+from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
@@ -50,12 +51,12 @@ def observe(
     able = [c.id for c in federation.clients if len(c.y) >= need and c.cut == place]
     if len(able) < threat.victims:
         where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
-        raise ValueError(
+        raise UserError(
             f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
             f"samples each, but only {len(able)} of {len(federation.clients)} hold so many{where}."
         )
     if threat.victims < federation.defense.together:
-        raise ValueError(
+        raise UserError(
             f"threat {threat.name} observes {threat.victims} clients, but the defense needs "
             f"{federation.defense.together} that take part together."
         )

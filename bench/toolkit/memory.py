@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bench.errors import UserError
 from bench.toolkit.processes import GPU_SHARE
 
 Answer = TypeVar("Answer")
@@ -26,7 +27,7 @@ def gpu_share() -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ValueError(f"{GPU_SHARE} must be a number in (0, 1] (part of the GPU), got '{text}'.")
+        raise UserError(f"{GPU_SHARE} must be a number in (0, 1] (part of the GPU), got '{text}'.")
     return share
 
 

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from bench.errors import UserError
 from bench.toolkit.memory import to_device
 
 
@@ -19,19 +20,19 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
     mask = to_device(mask, q.device)
     if q.ndim == 3:
         if q.shape[1] != patches:
-            raise ValueError(
+            raise UserError(
                 f"patches must be {q.shape[1]}, the tokens of the smashed data "
                 f"{list(q.shape)}, got {patches}."
             )
         return mask[None, :, None].expand(q.shape)
     if q.ndim != 4:
-        raise ValueError(
+        raise UserError(
             "patches need smashed data of tokens [B, N, D] or a map [B, C, H, W], got the shape "
             f"{list(q.shape)} at this cut."
         )
     side, height, width = math.isqrt(patches), q.shape[2], q.shape[3]
     if side * side != patches or height % side or width % side:
-        raise ValueError(
+        raise UserError(
             f"patches must be a square number whose root divides the height and width of the "
             f"smashed data {list(q.shape)}, got {patches}."
         )
@@ -43,13 +44,13 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
 def count_positions(q: Tensor) -> int:
     """Positions of q's grid: the tokens of [B, N, D], or the pixels of a square map [B, C, H, H].
 
-    Raises ValueError if q has neither.
+    Raises UserError if q has neither.
     """
     if q.ndim == 3:
         return q.shape[1]
     if q.ndim == 4 and q.shape[2] == q.shape[3]:
         return q.shape[2] * q.shape[3]
-    raise ValueError(
+    raise UserError(
         "positions need smashed data of tokens [B, N, D] or a square map [B, C, H, H], got the "
         f"shape {list(q.shape)} at this cut."
     )
