@@ -77,9 +77,14 @@ def plain_errors() -> Iterator[None]:
 
 
 def chosen_environment(
-    device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None,
-    *, here: bool = True,
-) -> Environment:  # fmt: skip
+    device: str,
+    data_dir: Path | None,
+    download: bool,
+    plugins: list[Path] | None,
+    *,
+    here: bool = True,
+) -> Environment:
+    """The environment that a command's options choose."""
     from bench.harness import launch
 
     return launch.environment(
@@ -88,7 +93,11 @@ def chosen_environment(
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """(i, n) of "i/n". Raises UserError for other text."""
+    """The pair (i, n) that "i/n" stands for.
+
+    Raises:
+        UserError: For other text.
+    """
     number, slash, of = text.partition("/")
     if not (slash and number.isdigit() and of.isdigit()):
         raise UserError(f"--shard takes i/n, as 1/8, got '{text}'.")
@@ -102,6 +111,7 @@ def planned(
     env: Environment,
     shard: tuple[int, int] = (1, 1),
 ) -> tuple[Plan, Keys]:
+    """A suite's plan and keys, as a command's options change it."""
     from bench import suite as suites
     from bench.harness import launch
 

@@ -37,11 +37,18 @@ def load_dataset(
     download: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Load a dataset by name, `folder:PATH` or `npz:PATH`.
+    """Load a data set.
 
-    seed decides every split that is ours. data_dir holds what is not embedded. options are the
-    loader's own keyword arguments (e.g. size=16). Raises UserError for an unknown name or
-    option and for a missing, truncated or wrongly shaped file, naming it.
+    Args:
+        name: Name of the data set, `folder:PATH` or `npz:PATH`.
+        seed: Decides every split that is not the publisher's.
+        data_dir: Folder of what is not embedded.
+        download: Whether torchvision may fetch a missing set.
+        options: Settings of the loader, such as size=16.
+
+    Raises:
+        UserError: For an unknown name or setting, or a file that is missing, truncated or of
+            another shape.
     """
     prefix, _, path = name.partition(":")
     supplied: dict[str, Any] = {}

@@ -31,7 +31,7 @@ INITIAL: Mapping[str, Initial] = {
     "vit_tiny": transformers.VIT_INITIAL,
     "pit_tiny": transformers.PIT_INITIAL,
 }
-"""Of the networks that do not begin with PyTorch's default."""
+"""How the networks begin that do not begin with PyTorch's default."""
 
 
 def build(
@@ -41,11 +41,17 @@ def build(
     classes: int,
     settings: Mapping[str, Any] | None = None,
 ) -> Network:
-    """Build a network for samples of `shape` and `classes` classes.
+    """Build a network.
 
-    settings: keyword arguments of the builder, and `init`: None for the network's own default
-    (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see INITIAL) or a for U(-a, a). Raises
-    ValueError for an unknown name or setting and for a shape that the network cannot take.
+    Args:
+        name: Name of the model.
+        shape: Shape of one sample.
+        classes: Number of classes.
+        settings: The builder's settings, and `init`: absent for the network's own default
+            (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see `INITIAL`), or a for U(-a, a).
+
+    Raises:
+        UserError: For an unknown name or setting, or a shape that the network cannot take.
     """
     if name not in BUILDERS:
         raise UserError(did_you_mean("model", name, list(BUILDERS)))

@@ -11,7 +11,7 @@ from bench.models.network import Stages, StaticBatchNorm
 
 
 def _image(shape: tuple[int, ...], what: str, multiple: int) -> int:
-    """Number of channels; raises ValueError unless sides are multiples of `multiple`."""
+    """The number of channels of an image whose sides are multiples of `multiple`."""
     if len(shape) != 3 or shape[1] % multiple or shape[2] % multiple:
         raise UserError(
             f"model {what} takes images [channels, height, width] with sides divisible by "
@@ -100,7 +100,7 @@ def cnn_spm(*, shape: tuple[int, ...], classes: int) -> Stages:
 
 
 _VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""Of each block: channels, as a multiple of the first's, and convolutions."""
+"""Channels of each block, as a multiple of the first's, and its convolutions."""
 
 
 def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:

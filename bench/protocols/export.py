@@ -72,7 +72,11 @@ def save_seen(seen: Seen, path: Path) -> None:
 
 
 def load_seen(path: Path) -> Seen:
-    """Inverse of `save_seen`. Raises ValueError for a file that is missing or not one."""
+    """Read what `save_seen` wrote.
+
+    Raises:
+        UserError: For a file that is missing or no export.
+    """
     text, tensors = _read(path)
 
     def get(prefix: str, names: list[str] | None) -> dict[str, Tensor] | None:

@@ -24,7 +24,12 @@ from bench.seeding import derived_seed, generator
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The private samples behind an observation: x [V, K, ...], y int64 [V, K]."""
+    """The private samples behind an observation.
+
+    Attributes:
+        x: Samples [V, K, ...].
+        y: Their labels, int64 [V, K].
+    """
 
     x: Tensor
     y: Tensor
@@ -42,9 +47,22 @@ def observe(
     """Play one round of `threat.victims` clients on a fork of the federation.
 
     The victims are drawn by the seed among the clients that hold enough distinct samples
-    (batch * local_steps); all of them take part, with distinct samples, whatever the defense
-    draws elsewhere: the server attacks those who did. names: labels of the random streams, e.g.
-    the checkpoint. Raises ValueError if too few clients qualify.
+    (batch * local_steps). All of them take part, with distinct samples, whatever the defense draws
+    elsewhere: the server attacks those who did.
+
+    Args:
+        federation: The run, which stays as it is.
+        protocol: How it trains.
+        threat: What is observed and granted.
+        aux_x: Public samples, from which normalisation statistics come.
+        defense_known: What is public of the defense.
+        names: Names of the random streams, such as the checkpoint.
+
+    Returns:
+        What the server saw, and the truth behind it.
+
+    Raises:
+        UserError: If too few clients hold enough samples, or the defense needs more together.
     """
     need = threat.batch * threat.local_steps
     place = protocol.cuts[0] if protocol.cuts else None
@@ -129,11 +147,19 @@ def play_shadow(
     rng: torch.Generator,
     device: torch.device,
 ) -> Seen:
-    """One round of the deployed defense on public data, from the state that was seen.
+    """Play one round of the deployed defense on public data, from the state that was seen.
 
-    x: [V, N, ...], y: int64 [V, N]: V shadow clients whose whole data is one batch per step.
-    Secrets are fresh (seeded from `rng`). This is how an attacker trains through the defense.
+    This is how an attacker rehearses the defense. Its secrets are fresh, seeded from `rng`.
     Activation k of a client's first step is that of its sample k.
+
+    Args:
+        seen: What was seen.
+        network: The network, built from its public settings.
+        defense: The defense, built from its public settings.
+        x: Samples [V, N, ...] of V shadows, whose whole data is one batch per step.
+        y: Their labels, int64 [V, N].
+        rng: The attack's stream.
+        device: Where to compute.
     """
     seed = int(torch.randint(2**62, (1,), generator=rng))
     asked = len(x)

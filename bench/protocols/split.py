@@ -41,8 +41,18 @@ def start_federation(
     labels: Literal["private", "shared"] = "private",
     **more: Any,
 ) -> Federation:
-    """A federation of the protocol; more: as `Federation.start` takes it. Raises UserError for
-    a cut that the network lacks."""
+    """A federation of a protocol.
+
+    Args:
+        protocol: Name of the protocol.
+        network: The network to train.
+        cuts: Under splitfed, the cuts that clients have in turn.
+        labels: Under splitfed, whether labels are private or shared.
+        more: What `Federation.start` takes.
+
+    Raises:
+        UserError: For a cut that the network lacks.
+    """
     if protocol != "splitfed":
         return Federation.start(network=network, **more)
     split = Split(network=network, cuts=tuple(cuts), labels=labels)
@@ -51,10 +61,15 @@ def start_federation(
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Where the network is cut. cuts: last stage on the client, client i has cuts[i % len].
-    labels: `private` (head and loss on the clients) or `shared` (sent with every batch).
+    """Where the network is cut.
 
-    Raises UserError for a cut that the network lacks or that leaves the server nothing.
+    Attributes:
+        network: The network.
+        cuts: The last stages on the clients; client i has cuts[i % len(cuts)].
+        labels: "private" (head and loss on the clients) or "shared" (labels sent with every batch).
+
+    Raises:
+        UserError: For a cut that the network lacks or that leaves the server nothing.
     """
 
     network: Network
@@ -101,7 +116,10 @@ class _Sent(NamedTuple):
 class SplitFederation(Federation):
     """A federation whose network is cut; `cut` of each client says where.
 
-    server: the server's trained variables in this round, server_log: they before each step.
+    Attributes:
+        split: Where the network is cut.
+        server: The server's trained variables in this round.
+        server_log: Those variables before each step of an observed round.
     """
 
     split: Split
@@ -214,8 +232,9 @@ class SplitFederation(Federation):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Run the batches, move the server's variables, send gradients by smashed data.
 
-        Returns, by client, the features it was sent (private labels) and the gradient of its
-        batch's loss by its smashed data.
+        Returns:
+            By client, the features that it was sent (private labels), and the gradient of its
+            batch's loss by its smashed data.
         """
         heard = step.wire.collect(SERVER)
         uploads = {m.sender: _leaf(m.parts[SMASHED]) for m in heard if m.kind == SMASHED}
@@ -298,7 +317,8 @@ class SplitFederation(Federation):
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Send features to the clients' heads and get their losses' gradients back.
 
-        Returns the slope of every mixture's loss by its features, and the features by client.
+        Returns:
+            The slope of every mixture's loss by its features, and the features by client.
         """
         features: dict[str, Tensor] = {}
         for mixture, output in zip(mixtures, outputs, strict=True):
@@ -337,8 +357,15 @@ class SplitFederation(Federation):
         draw: State,
         data: tuple[Tensor, Tensor, Tensor, Tensor | None],
     ) -> None:
-        """Move the clients' variables. data: samples, targets, the losses' gradients by the
-        activations, and the features of the clients' heads (private labels)."""
+        """Move the clients' variables.
+
+        Args:
+            step: The step.
+            members: Rows of the clients.
+            draw: Their randomness.
+            data: Samples, targets, the losses' gradients by the activations, and the features of
+                the clients' heads (private labels).
+        """
         x, y, by_q, features = data
         cut = str(step.joined[members[0]].cut)
 

@@ -11,10 +11,17 @@ from bench.toolkit.memory import to_device
 
 
 def patch_map(mask: Tensor, q: Tensor) -> Tensor:
-    """Mask bool [N] as a bool tensor of q's shape, constant within each patch.
+    """Spread a mask over patches to the shape of smashed data.
 
-    q: tokens [B, N, D], or a map [B, C, H, W] cut into a sqrt(N) x sqrt(N) grid. Raises
-    ValueError if q has no such patches.
+    Args:
+        mask: Bool [N], one per patch.
+        q: Tokens [B, N, D], or a map [B, C, H, W] that is cut into a sqrt(N) x sqrt(N) grid.
+
+    Returns:
+        A bool tensor of q's shape, constant within each patch.
+
+    Raises:
+        UserError: If q has no such patches.
     """
     patches = len(mask)
     mask = to_device(mask, q.device)
@@ -42,9 +49,10 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
 
 
 def count_positions(q: Tensor) -> int:
-    """Positions of q's grid: the tokens of [B, N, D], or the pixels of a square map [B, C, H, H].
+    """Positions of q's grid: tokens of [B, N, D], or pixels of a square map [B, C, H, H].
 
-    Raises UserError if q has neither.
+    Raises:
+        UserError: If q has neither.
     """
     if q.ndim == 3:
         return q.shape[1]
