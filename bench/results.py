@@ -301,7 +301,7 @@ def _suite(
 ) -> suites.Suite:
     if isinstance(given, (str, Path)):
         pairs = [f"{k}={_toml(v, k)}" for k, v in (overrides or {}).items()]
-        return suites.load(str(given), pairs)
+        return suites.read_suite(str(given), pairs)
     if overrides:
         raise UserError("overrides change a suite's file; change the dict itself instead.")
     if isinstance(given, suites.Suite):

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.toolkit.processes import KEEP_MEMORY, environment
+from bench.toolkit.processes import KEEP_MEMORY, environment_variables
 
 MOST_UPLOADS = 1000
 """Uploads in one sum for which `Parameters.resolution` is chosen."""
@@ -273,7 +273,7 @@ class Encryptor:
             if "forkserver" in known:
                 start.set_forkserver_preload([__name__])
             self._next = start.Value("q", 0)
-            with environment(KEEP_MEMORY):
+            with environment_variables(KEEP_MEMORY):
                 self._companions = [
                     _Companion(start, self._next, self._public_context)
                     for _ in range(self._processes - 1)

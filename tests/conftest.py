@@ -14,7 +14,7 @@ import torch
 
 from bench.contract.attack import Context, Seen
 from bench.contract.defense import Defense
-from bench.data import load
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.models import Network, build
 from bench.protocols.federation import Federation
@@ -71,12 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
-    return load("digits", seed=0)
+    return load_dataset("digits", seed=0)
 
 
 @pytest.fixture(scope="session")
 def photos() -> Dataset:
-    return load("photos", seed=0)
+    return load_dataset("photos", seed=0)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from bench.contract.messages import SERVER, Message, Part, State
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import gaussian_std
 from bench.privacy.ledger import account, gaussian_epsilon
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
 from bench.registry import Registry
 from bench.seeding import generator
@@ -600,7 +600,7 @@ def test_zero_strength_of_the_others_leaves_smashed_data_and_labels_alone() -> N
 @pytest.mark.parametrize("labels", ["private", "shared"])
 def test_zero_strength_trains_as_the_undefended_protocol_does(digits: Dataset, labels: str) -> None:
     network = network_for(digits)  # its cut layer's activations lie in [0, 1]
-    work = Work(protocol="splitfed", batch=4, lr=0.5, local_steps=2)
+    work = LocalWork(protocol="splitfed", batch=4, lr=0.5, local_steps=2)
 
     def trained(defense: Defense) -> State:
         run = federation_of(
@@ -958,7 +958,7 @@ def test_the_run_knows_the_step_of_fewest_clients(digits: Dataset) -> None:
     )  # fmt: skip
     run.clients[1].x, run.clients[1].y = run.clients[1].x[:8], run.clients[1].y[:8]
     assert run.fewest is None
-    work = Work(protocol="splitfed", batch=8, lr=0.1, local_epochs=1)
+    work = LocalWork(protocol="splitfed", batch=8, lr=0.1, local_epochs=1)
     result = run.play(work, [c.id for c in run.clients], observed=True)
     assert run.fewest == 1
     alone = [m.parts["smashed"] for m in result.wire.log if m.kind == "smashed" and m.step == 2]

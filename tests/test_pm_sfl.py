@@ -22,7 +22,8 @@ from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.aggregation import mean_over_present
@@ -32,7 +33,7 @@ from tests.conftest import federation_of, network_for
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "pm_sfl.json").read_text())["cases"]
 FACTS = Facts(parameters=100, rounds=10, clients=10, batch=32, records=100, local_steps=5)
-WORK = Work(protocol="fedavg", batch=20, lr=0.1, local_steps=10)
+WORK = LocalWork(protocol="fedavg", batch=20, lr=0.1, local_steps=10)
 
 
 def f64(values: Any) -> Tensor:
@@ -441,7 +442,7 @@ def test_a_round_costs_one_bit_per_parameter_and_averages_the_masks(digits: Data
     assert thirds <= {0.0, 1.0, 2.0, 3.0}
     for protocol in ("fedsgd", "fedavg"):
         again = mlp(digits, PMSFL(lr_scale=100.0), clients=3, each=24)
-        again.play(Work(protocol=protocol, batch=20, lr=0.1, local_steps=1), everyone(again))
+        again.play(LocalWork(protocol=protocol, batch=20, lr=0.1, local_steps=1), everyone(again))
         assert all(bool(((v >= 0) & (v <= 1)).all()) for v in again.state.values())
 
 
@@ -449,7 +450,7 @@ def test_clients_keep_their_personal_scores_across_rounds(digits: Dataset) -> No
     """A round at a learning rate of almost 0 leaves scores where it began: at their own."""
     defense = PMSFL(lr_scale=100.0, personal=0.5, agreement_rounds=0, growth_rounds=2)
     federation = mlp(digits, defense)
-    still = Work(protocol="fedavg", batch=20, lr=1e-30, local_steps=1)
+    still = LocalWork(protocol="fedavg", batch=20, lr=1e-30, local_steps=1)
     for work, share in ((WORK, 0.25), (still, 0.5), (WORK, 0.5), (still, 0.5)):
         earlier = {c.id: (c.own, c.kept) for c in federation.clients}
         federation.play(work, everyone(federation))
@@ -647,7 +648,7 @@ def test_layers_that_not_all_clients_hold_follow_eq_8(digits: Dataset) -> None:
         digits, network, defense, protocol="splitfed", cuts=("block1", "block1", "block2"),
         labels="private", clients=3,
     )  # fmt: skip
-    work = Work(protocol="splitfed", batch=8, lr=0.5, local_steps=2)
+    work = LocalWork(protocol="splitfed", batch=8, lr=0.5, local_steps=2)
     result = run.play(work, [c.id for c in run.clients], observed=True)
     name = "block2.conv.weight"
     (sent,) = [

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.options import AsJson, DataDir, Download, console, environment, plain_errors
+from bench.cli.options import AsJson, DataDir, Download, chosen_environment, console, plain_errors
 from bench.cli.reports import publish
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
@@ -26,7 +26,9 @@ def export(
     with plain_errors():
         from bench import outside
 
-        paths = outside.export(folder, cell, out, environment("cpu", data_dir, download, None))
+        paths = outside.export(
+            folder, cell, out, chosen_environment("cpu", data_dir, download, None)
+        )
     for path, what in (
         (paths.tensors, "tensors that the server saw"),
         (paths.text, "what they are, and public facts"),
@@ -50,7 +52,7 @@ def score(
         from bench import outside
         from bench.harness.store import to_json
 
-        env = environment("cpu", data_dir, download, None)
+        env = chosen_environment("cpu", data_dir, download, None)
         found = outside.score_file(folder, cell, reconstruction, env)
     if as_json:
         typer.echo(to_json(found.to_dict()))

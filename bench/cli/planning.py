@@ -23,8 +23,8 @@ from bench.cli.options import (
     Set,
     Shard,
     SuiteName,
+    chosen_environment,
     console,
-    environment,
     plain_errors,
     planned,
     shard_of,
@@ -109,7 +109,7 @@ def plan(
         from bench.harness import launch
 
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
-        env = environment(device, data_dir, download, plugin, here=device == "auto")
+        env = chosen_environment(device, data_dir, download, plugin, here=device == "auto")
         part = shard_of(shard)
         made, keys = planned(suite, only, set_, env, part)
         store = launch.store_of(made, out, part)

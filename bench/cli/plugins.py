@@ -13,11 +13,12 @@ from bench.cli.options import (
     DataDir,
     DefenseSet,
     Device,
+    chosen_environment,
     console,
-    environment,
     errors,
     plain_errors,
 )
+from bench.errors import UserError
 
 if TYPE_CHECKING:
     from bench.sandbox.conformance.findings import Conformance
@@ -136,7 +137,7 @@ def verify(
 
         try:
             code = verification.sources(folder)
-        except ValueError as error:
+        except UserError as error:
             if not folder.is_dir():
                 raise
             # A submission that is not what was submitted is a finding, not a mistake of the user.
@@ -147,7 +148,7 @@ def verify(
         say = _aside if as_json else _say
         say("The files are as they were submitted.")
         say(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
-        env = environment(device, data_dir, False, None)
+        env = chosen_environment(device, data_dir, False, None)
         if jobs == 0:
             import torch
 

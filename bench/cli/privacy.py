@@ -34,7 +34,12 @@ def ledger(
         built = setting_of(defense, set_, plugin)
         given = _facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts"))
         known = Facts(**given)
-        entry = account(built, known)
+        try:
+            entry = account(built, known)
+        except ArithmeticError as error:
+            raise UserError(
+                f"epsilon cannot be computed at settings or facts this extreme ({error})."
+            ) from error
     document = {"defense": defense, "variant": built.variant, "facts": asdict(known)}
     document |= asdict(entry)
     if as_json:
@@ -107,4 +112,6 @@ def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
             expected = "true or false" if key in ("split", "broadcast") else "a whole number"
             expected = "a number" if key in floats else expected
             raise UserError(f"fact {key} must be {expected}, got {value!r}.")
+    if "parameters" not in pairs:
+        raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")
     return pairs

@@ -17,8 +17,8 @@ from bench.cli.options import (
     Set,
     Shard,
     SuiteName,
+    chosen_environment,
     console,
-    environment,
     errors,
     plain_errors,
     planned,
@@ -68,7 +68,7 @@ def run(
         from bench.harness import launch
 
         launch.check_executor(executor)
-        env = environment(device, data_dir, download, plugin, here=executor == "local")
+        env = chosen_environment(device, data_dir, download, plugin, here=executor == "local")
         part = shard_of(shard)
         plan, keys = planned(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)

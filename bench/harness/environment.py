@@ -43,7 +43,9 @@ def _dataset(
     name: str, settings: tuple[tuple[str, Any], ...], seed: int, data_dir: Path | None,
     download: bool,
 ) -> Dataset:  # fmt: skip
-    return data.load(name, seed=seed, data_dir=data_dir, download=download, options=dict(settings))
+    return data.load_dataset(
+        name, seed=seed, data_dir=data_dir, download=download, options=dict(settings)
+    )
 
 
 def dataset_of(job: TrainJob, env: Environment) -> Dataset:

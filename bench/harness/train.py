@@ -25,7 +25,8 @@ from bench.harness.plan import TrainJob
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
 from bench.protocols.export import save_seen, save_truth
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
@@ -87,7 +88,7 @@ def run_training(
     look("init")
     norm_before = _norm(federation.state)
     protocol = job.protocol
-    work = Work(
+    work = LocalWork(
         protocol=protocol.name,
         batch=protocol.batch,
         lr=protocol.lr,

@@ -13,8 +13,10 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.events import Round
 from bench.contract.messages import SERVER, State, detached
+from bench.errors import UserError
 from bench.models import Network
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.seeding import derived_seed, generator
@@ -22,7 +24,12 @@ from bench.seeding import derived_seed, generator
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The private samples behind an observation: x [V, K, ...], y int64 [V, K]."""
+    """The private samples behind an observation.
+
+    Attributes:
+        x: Samples [V, K, ...].
+        y: Their labels, int64 [V, K].
+    """
 
     x: Tensor
     y: Tensor
@@ -40,21 +47,34 @@ def observe(
     """Play one round of `threat.victims` clients on a fork of the federation.
 
     The victims are drawn by the seed among the clients that hold enough distinct samples
-    (batch * local_steps); all of them take part, with distinct samples, whatever the defense
-    draws elsewhere: the server attacks those who did. names: labels of the random streams, e.g.
-    the checkpoint. Raises ValueError if too few clients qualify.
+    (batch * local_steps). All of them take part, with distinct samples, whatever the defense draws
+    elsewhere: the server attacks those who did.
+
+    Args:
+        federation: The run, which stays as it is.
+        protocol: How it trains.
+        threat: What is observed and granted.
+        aux_x: Public samples, from which normalisation statistics come.
+        defense_known: What is public of the defense.
+        names: Names of the random streams, such as the checkpoint.
+
+    Returns:
+        What the server saw, and the truth behind it.
+
+    Raises:
+        UserError: If too few clients hold enough samples, or the defense needs more together.
     """
     need = threat.batch * threat.local_steps
     place = protocol.cuts[0] if protocol.cuts else None
     able = [c.id for c in federation.clients if len(c.y) >= need and c.cut == place]
     if len(able) < threat.victims:
         where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
-        raise ValueError(
+        raise UserError(
             f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
             f"samples each, but only {len(able)} of {len(federation.clients)} hold so many{where}."
         )
     if threat.victims < federation.defense.together:
-        raise ValueError(
+        raise UserError(
             f"threat {threat.name} observes {threat.victims} clients, but the defense needs "
             f"{federation.defense.together} that take part together."
         )
@@ -64,7 +84,7 @@ def observe(
     copy = federation.fork(*streams)
     copy.queues, copy.pinned = {}, True
     copy.buffers = copy.network.calibrate(copy.mean_weights(), aux_x.to(copy.device))
-    work = Work(
+    work = LocalWork(
         protocol=protocol.name,
         batch=threat.batch,
         lr=protocol.lr,
@@ -127,11 +147,19 @@ def play_shadow(
     rng: torch.Generator,
     device: torch.device,
 ) -> Seen:
-    """One round of the deployed defense on public data, from the state that was seen.
+    """Play one round of the deployed defense on public data, from the state that was seen.
 
-    x: [V, N, ...], y: int64 [V, N]: V shadow clients whose whole data is one batch per step.
-    Secrets are fresh (seeded from `rng`). This is how an attacker trains through the defense.
+    This is how an attacker rehearses the defense. Its secrets are fresh, seeded from `rng`.
     Activation k of a client's first step is that of its sample k.
+
+    Args:
+        seen: What was seen.
+        network: The network, built from its public settings.
+        defense: The defense, built from its public settings.
+        x: Samples [V, N, ...] of V shadows, whose whole data is one batch per step.
+        y: Their labels, int64 [V, N].
+        rng: The attack's stream.
+        device: Where to compute.
     """
     seed = int(torch.randint(2**62, (1,), generator=rng))
     asked = len(x)
@@ -154,7 +182,7 @@ def play_shadow(
     shadow.state = {k: v.to(device) for k, v in seen.before.items()}
     shadow.const = {k: v.to(device) for k, v in seen.const.items()}
     shadow.buffers = {k: v.to(device) for k, v in seen.buffers.items()}
-    work = Work(
+    work = LocalWork(
         protocol=seen.protocol,
         batch=batch,
         lr=float(seen.known["lr"]),

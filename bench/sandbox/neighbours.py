@@ -21,7 +21,8 @@ from bench.contract.mechanisms import Clip, SmashedNoise
 from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage
 from bench.metrics.distinguish import Array
 from bench.models import build
-from bench.protocols.federation import STREAMS, Federation, Work
+from bench.protocols.federation import STREAMS, Federation
+from bench.protocols.local_training import LocalWork
 from bench.seeding import derived_seed, generator
 
 Channel = Literal["upload", "smashed", "labels", "smashed and labels", "coordination"]
@@ -428,7 +429,7 @@ def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
         network=network, defense=fresh(defense), data=[(x, y), *others], seed=seed,
         device=torch.device("cpu"),
     )  # fmt: skip
-    work = Work(protocol="fedavg", batch=1, lr=1.0, local_steps=1)
+    work = LocalWork(protocol="fedavg", batch=1, lr=1.0, local_steps=1)
     sampled = [c.id for c in start.clients]
 
     def release(_: bool, draws: int, rng: torch.Generator) -> list[Row]:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 
 from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import Outcome, Task, guarded, lost, outcome_of
-from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY, environment
+from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY, environment_variables
 
 _TICK_S = 0.5
 
@@ -81,7 +81,7 @@ class _Worker:
         own = self.settings.surroundings(self.number)
         threads = self.settings.threads
         self.process = context.Process(target=_serve, args=(far, threads, own), daemon=True)
-        with environment({"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY}):
+        with environment_variables({"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY}):
             self.process.start()
         far.close()
 

@@ -14,7 +14,8 @@ from bench.contract.defense import Client, Defense
 from bench.contract.messages import SERVER, Message, State, detached
 from bench.data.dataset import Dataset
 from bench.models import Network, build
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
@@ -129,7 +130,7 @@ def play(
     watch = watch or Watch()
     copy = watched(defense, watch)
     federation = start(copy, ground, draw or Draw())
-    work = Work(
+    work = LocalWork(
         protocol=ground.protocol, batch=batch, lr=LR,
         local_steps=1 if ground.protocol == "fedsgd" else 2,
     )  # fmt: skip
