@@ -29,6 +29,7 @@ from bench.api import (
     Defense,
     Event,
     Facts,
+    Formula,
     Local,
     Mechanism,
     Message,
@@ -40,47 +41,12 @@ from bench.api import (
 )
 from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.vectors import gaussian_like, showing, uniform_like
-from defenses import pm_sfl_claims as claims
 
 Variant = Literal["corrected", "printed"]
 
 INDICATOR = "indicator"
 PERSONAL = "personal."
 _MASK = "mask."
-
-
-def kaiming_normal(like: Tensor, *, rng: torch.Generator) -> Tensor:
-    """N(0, 2 / fan_in) of the shape of a weight [out, in, ...] (He et al. 2015)."""
-    return gaussian_like(like, std=math.sqrt(2 / like[0].numel()), rng=rng)
-
-
-def with_slope(value: Tensor, scores: Tensor, *, variant: Variant, lr_scale: float) -> Tensor:
-    """`value` with lr_scale times a straight-through derivative with respect to the scores.
-
-    corrected: sigma'(s), the derivative of the mean mask. printed: sigma(s) sigma'(s) (Eq. 4,
-    17), which treats theta as a factor of its own derivative.
-    """
-    theta = torch.sigmoid(scores)
-    slope = lr_scale * (theta if variant == "corrected" else theta.square() / 2)
-    return value.detach() + (slope - slope.detach())
-
-
-def personal_share(round: int, *, share: float, agreement_rounds: int, growth_rounds: int) -> float:
-    """Share of personalised masks in a round: 0 in the agreement rounds, then growing by equal
-    steps to `share` (Sec. 4.2 and 6.5.1, which leave the steps open)."""
-    grown = (round + 1 - agreement_rounds) / growth_rounds
-    return share * min(max(grown, 0.0), 1.0)
-
-
-def rank_changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """|change of theta|, whether it crossed .5, and the order in which masks become personal:
-    those that crossed first, then the others, each by falling change (Sec. 4.2).
-
-    before, after: scores [D].
-    """
-    change = (torch.sigmoid(after.double()) - torch.sigmoid(before.double())).abs()
-    disagree = before * after < 0
-    return change, disagree, (change + disagree).argsort(descending=True, stable=True)
 
 
 class PMSFL(Defense):
@@ -196,10 +162,14 @@ class PMSFL(Defense):
                 }
                 out.append(
                     Message(
-                        kind=INDICATOR, sender=message.sender, receiver=SERVER,
-                        round=message.round, step=message.step, parts=told,
+                        kind=INDICATOR,
+                        sender=message.sender,
+                        receiver=SERVER,
+                        round=message.round,
+                        step=message.step,
+                        parts=told,
                     )
-                )  # fmt: skip
+                )
         return out
 
     def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
@@ -219,9 +189,11 @@ class PMSFL(Defense):
         Empty while the share is 0, which is a public matter of the round.
         """
         share = personal_share(
-            round, share=self.personal, agreement_rounds=self.agreement_rounds,
+            round,
+            share=self.personal,
+            agreement_rounds=self.agreement_rounds,
             growth_rounds=self.growth_rounds,
-        )  # fmt: skip
+        )
         total = sum(v.numel() for v in after.values())
         count = math.floor(share * total + 1e-9)
         if not count:
@@ -278,13 +250,78 @@ class PMSFL(Defense):
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         d, clients = facts.parameters, facts.sampled
-        factor = "correct" if self._variant == "corrected" else "as_printed"
         return {
             "c": self.clip,
-            "gradient_factor_at_half": claims.gradient_factors([0.0])[factor][0],
+            "gradient_factor_at_half": 0.25 if self._variant == "corrected" else 0.125,
             "eq6_bound": d / (4 * clients),
-            "collapse_probability_at_0.9": claims.collapse_probability(0.9, clients=clients),
+            "collapse_probability_at_0.9": collapse_probability(0.9, clients=clients),
             "log10_c_pow_d": d * math.log10(self.clip),
             "masks": "no DP",
             "smashed_data": "no DP where sent",
         }
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        clients = facts.sampled
+        collapse = collapse_probability(0.9, clients=clients)
+        return (
+            Formula(
+                name="factor of the score gradient at theta = .5",
+                equation="Eq. 4, 17",
+                value=0.125,
+                really=0.25,
+                holds="Too small by the factor sigma(s): the straight-through derivative is "
+                "sigma'(s). Every sign is right, the scale is not.",
+            ),
+            Formula(
+                name=f"probability of the mean of {clients} masks, theta = .9, to be in (0, 1)",
+                equation="Eq. 5",
+                value=1.0,
+                really=1 - collapse,
+                holds="At 0 and 1 the score is infinite, hence `clip`.",
+            ),
+            Formula(
+                name="bound on the squared error of the mean mask",
+                equation="Eq. 6",
+                value=facts.parameters / (4 * clients),
+                holds="It holds.",
+            ),
+        )
+
+
+def kaiming_normal(like: Tensor, *, rng: torch.Generator) -> Tensor:
+    """N(0, 2 / fan_in) of the shape of a weight [out, in, ...] (He et al. 2015)."""
+    return gaussian_like(like, std=math.sqrt(2 / like[0].numel()), rng=rng)
+
+
+def with_slope(value: Tensor, scores: Tensor, *, variant: Variant, lr_scale: float) -> Tensor:
+    """`value` with lr_scale times a straight-through derivative with respect to the scores.
+
+    corrected: sigma'(s), the derivative of the mean mask. printed: sigma(s) sigma'(s) (Eq. 4,
+    17), which treats theta as a factor of its own derivative.
+    """
+    theta = torch.sigmoid(scores)
+    slope = lr_scale * (theta if variant == "corrected" else theta.square() / 2)
+    return value.detach() + (slope - slope.detach())
+
+
+def personal_share(round: int, *, share: float, agreement_rounds: int, growth_rounds: int) -> float:
+    """Share of personalised masks in a round: 0 in the agreement rounds, then growing by equal
+    steps to `share` (Sec. 4.2 and 6.5.1, which leave the steps open)."""
+    grown = (round + 1 - agreement_rounds) / growth_rounds
+    return share * min(max(grown, 0.0), 1.0)
+
+
+def rank_changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """|change of theta|, whether it crossed .5, and the order in which masks become personal:
+    those that crossed first, then the others, each by falling change (Sec. 4.2).
+
+    before, after: scores [D].
+    """
+    change = (torch.sigmoid(after.double()) - torch.sigmoid(before.double())).abs()
+    disagree = before * after < 0
+    return change, disagree, (change + disagree).argsort(descending=True, stable=True)
+
+
+def collapse_probability(theta: float, *, clients: int) -> float:
+    """Chance that the mean of masks (Eq. 5) is exactly 0 or 1, where sigma^-1 is infinite."""
+    return float(theta**clients + (1 - theta) ** clients)

@@ -17,6 +17,7 @@ from bench.api import (
     Clip,
     Event,
     Facts,
+    Formula,
     Gaussian,
     Laplace,
     LaplaceNoise,
@@ -30,7 +31,6 @@ from bench.api import (
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.toolkit.per_sample import per_sample_gradients
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
-from defenses import pm_sfl_claims as claims
 from defenses.pm_sfl import PMSFL, Variant
 
 Noise = Literal["none", "local", "mask", "smashed"]
@@ -156,7 +156,8 @@ class NoisedPMSFL(PMSFL):
         return out
 
     def _step_multiplier(self) -> float:
-        return claims.step_noise_multiplier(self.epsilon, delta=self.delta, steps=self.local_steps)
+        """Std over Gamma / |Q| for R local steps (Eq. 63)."""
+        return math.sqrt(2 * self.local_steps * math.log(1 / self.delta)) / self.epsilon
 
     # --- Theorem 3b: probabilities --------------------------------------------------------------
     def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
@@ -174,7 +175,8 @@ class NoisedPMSFL(PMSFL):
         return noised
 
     def _mask_std(self, d: int) -> float:
-        std = claims.mask_noise_std(self.epsilon, delta=self.delta, c=self.clip)
+        """Eq. 69, whose sensitivity 1 - 2c is that of one coordinate; sqrt(d) is ours."""
+        std = (1 - 2 * self.clip) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
         return std if self._variant == "printed" else std * math.sqrt(d)
 
     # --- what is known and what is proven -------------------------------------------------------
@@ -194,10 +196,13 @@ class NoisedPMSFL(PMSFL):
         if self.noise == "none":
             return None
         if self.noise == "smashed":
-            bound = claims.amplified_epsilon(self.epsilon, c=self.clip, d=facts.parameters)
-            return bound["eps_amp"], 0.0, "record"
-        most = facts.parameters * claims.bernoulli_epsilon(self.clip)
-        return min(self.epsilon, most), self.delta, "record"
+            gain = amplification_gain(self.epsilon, c=self.clip, d=facts.parameters)
+            return self.epsilon - gain, 0.0, "record"
+        return min(self.epsilon, self._closing_bound(facts)), self.delta, "record"
+
+    def _closing_bound(self, facts: Facts) -> float:
+        """Pure epsilon of a mask of bits whose chances lie in [c, 1 - c] (Sec. 5's closing)."""
+        return facts.parameters * bernoulli_epsilon(self.clip)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record, over all releases; smashed data only under noise `smashed`."""
@@ -237,7 +242,7 @@ class NoisedPMSFL(PMSFL):
     def _bits(self, facts: Facts) -> Event:
         """The better of the noise on theta and of sampling bits whose chances lie in [c, 1 - c]."""
         bits = RandomisedResponse(
-            epsilon=claims.bernoulli_epsilon(self.clip),
+            epsilon=bernoulli_epsilon(self.clip),
             coordinates=facts.parameters,
             covers="mask bits",
             unit="record",
@@ -264,33 +269,114 @@ class NoisedPMSFL(PMSFL):
         found = super().constants(facts)
         match self.noise:
             case "local":
-                local = claims.local_noise(
-                    self.epsilon,
-                    delta=self.delta,
-                    steps=self.local_steps,
-                    clip_norm=self.clip_norm,
-                    batch=facts.batch,
-                )
+                add, replace = self._step_epsilons()
                 found |= {
                     "masks": "noised",
-                    "noise_std": local["sigma"],
-                    "eps_one_round_add_remove": local["exact_eps_add_remove"],
-                    "eps_one_round_replace": local["exact_eps_replace"],
+                    "noise_std": self._step_multiplier() * self.clip_norm / facts.batch,
+                    "eps_one_round_add_remove": add,
+                    "eps_one_round_replace": replace,
                 }
             case "mask":
-                noise = self._theta_noise(facts)
-                mu = noise.sensitivity / noise.std
                 found |= {
                     "masks": "noised",
-                    "noise_std": noise.std,
-                    "eps_one_round": exact_gaussian_epsilon(mu=mu, delta=self.delta),
+                    "noise_std": self._mask_std(facts.parameters),
+                    "eps_one_round": self._mask_epsilon(facts),
                 }
             case "smashed":
-                amplified = claims.amplified_epsilon(self.epsilon, c=self.clip, d=facts.parameters)
                 found |= {
                     "smashed_data": "noised",
                     "noise_scale": self.smashed_scale,
-                    "eps_amplification_gain": amplified["gain"],
+                    "eps_amplification_gain": amplification_gain(
+                        self.epsilon, c=self.clip, d=facts.parameters
+                    ),
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
                 }
         return found
+
+    def _step_epsilons(self) -> tuple[float, float]:
+        """Exact epsilon of a round's R steps for adding or removing a record, which moves a mean
+        gradient by Gamma / |Q|, and for replacing one, which moves it by twice that."""
+        mu = math.sqrt(self.local_steps) / self._step_multiplier()
+        add, replace = (exact_gaussian_epsilon(mu=k * mu, delta=self.delta) for k in (1, 2))
+        return add, replace
+
+    def _mask_epsilon(self, facts: Facts) -> float:
+        """Exact epsilon of the noise on one round's theta."""
+        noise = self._theta_noise(facts)
+        return exact_gaussian_epsilon(mu=noise.sensitivity / noise.std, delta=self.delta)
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        closing = Formula(
+            name="epsilon of the sampled bits alone",
+            equation="Sec. 5, closing bound",
+            value=self._closing_bound(facts),
+            holds="It is the pure epsilon of a mask. As a Renyi divergence the bound is no "
+            "(epsilon, delta) bound.",
+        )
+        found: tuple[Formula, ...] = ()
+        match self.noise:
+            case "smashed":
+                gain = amplification_gain(self.epsilon, c=self.clip, d=facts.parameters)
+                found = (
+                    Formula(
+                        name="epsilon of one sample's smashed data, amplified",
+                        equation="Theorem 2",
+                        value=self.epsilon - gain,
+                        really=facts.releases * facts.local_steps * self.epsilon,
+                        holds="It holds for one release, scalar outputs and L1 sensitivity. The "
+                        f"amplification gains {gain:.3g}; all releases of the run add up to the "
+                        "other number.",
+                    ),
+                )
+            case "local":
+                found = (
+                    Formula(
+                        name="std of the noise on a mean score gradient",
+                        equation="Eq. 63",
+                        value=self._step_multiplier() * self.clip_norm / facts.batch,
+                        holds="Appendix E.3 prints c^2 for Gamma^2.",
+                    ),
+                    Formula(
+                        name="epsilon of a round",
+                        equation="Theorem 3a",
+                        value=self.epsilon,
+                        really=self._step_epsilons()[1],
+                        holds="It holds for adding or removing a record, not for replacing one, "
+                        "and does not count rounds.",
+                    ),
+                    closing,
+                )
+            case "mask":
+                found = (
+                    Formula(
+                        name="std of the noise on theta",
+                        equation="Eq. 69",
+                        value=self._mask_std(1),
+                        really=self._mask_std(facts.parameters),
+                        holds="Its sensitivity 1 - 2c is that of one coordinate; the other number "
+                        "is the std in use.",
+                    ),
+                    Formula(
+                        name="epsilon of an upload",
+                        equation="Theorem 3b",
+                        value=self.epsilon,
+                        really=self._mask_epsilon(facts),
+                        holds="As printed it holds at one parameter only, with the noise after "
+                        "the clip. `corrected` makes both so.",
+                    ),
+                    closing,
+                )
+        return super().paper_formulas(facts) + found
+
+
+def amplification_gain(epsilon: float, *, c: float, d: int) -> float:
+    """What Theorem 2's eps_amp = ln((1 - c^d) e^eps + c^d) is below eps.
+
+    Computed as -log1p(-c^d (1 - e^-eps)), since 1 - c^d rounds to 1 from d = 16 on at c = .1.
+    """
+    return -math.log1p(-math.exp(d * math.log(c) + math.log(-math.expm1(-epsilon))))
+
+
+def bernoulli_epsilon(c: float) -> float:
+    """Pure epsilon of one bit whose probability lies in [c, 1 - c]: ln((1 - c) / c)."""
+    return math.log((1 - c) / c)
