@@ -124,11 +124,14 @@ class NoisedPMSFL(PMSFL):
 
     # --- Theorem 3a: score gradients ------------------------------------------------------------
     def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
-        drawn = super().draw(variables, const, rng)
-        if self.noise == "local":
-            masked = {n: v for n, v in variables.items() if n in const}
-            drawn |= {_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in masked.items()}
-        return drawn
+        masks = super().draw(variables, const, rng)
+        if self.noise != "local":
+            return masks
+        masked = {n: v for n, v in variables.items() if n in const}
+        return {
+            **masks,
+            **{_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in masked.items()},
+        }
 
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
         """Under noise `local`: mean of per-sample score gradients clipped to clip_norm, plus
