@@ -18,7 +18,6 @@ from bench.contract.mechanisms import GaussianNoise, SignPerturbation
 from bench.contract.messages import Message, Part, as_kind
 from bench.privacy.ledger import account
 from bench.seeding import generator
-from defenses import spm_claims
 from defenses.bounded_ldp import (
     PNPM,
     Duchi,
@@ -32,6 +31,7 @@ from defenses.bounded_ldp import (
     piecewise_variance,
 )
 from tests.conftest import network_for, seen_under
+from tests.oracle import spm as spm_oracle
 
 DRAWS = 200_000
 EPSILONS = (0.3, 1.5, 3.9)
@@ -108,7 +108,7 @@ def test_variances_agree_with_the_reference_values_of_figure_2(
 @given(epsilon=st.floats(1e-3, 30), w=st.floats(-1, 1))
 @settings(deadline=None)
 def test_variances_agree_with_the_claims_at_any_budget(epsilon: float, w: float) -> None:
-    claimed = spm_claims.variances(epsilon, w)
+    claimed = spm_oracle.variances(epsilon, w)
     # 1e-7: at large budgets the claims' e - 1 and Duchi's square - w^2 cancel.
     close = {"rel": 1e-6, "abs": 1e-7}
     assert duchi_variance(w, epsilon=epsilon) == pytest.approx(claimed["duchi"], **close)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.defense import Client, Defense, Local, Loss, Mixture, Party, Server
-from bench.contract.events import Event, Facts, Round
+from bench.contract.events import Event, Facts, Formula, Round
 from bench.contract.mechanisms import BernoulliMask, Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, Stage, State
 from bench.contract.network import NetworkView
@@ -173,6 +173,13 @@ class Composed(Defense):
             for name, member in self.members.items()
             for key, value in member.constants(facts).items()
         }
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        return tuple(
+            replace(formula, name=f"{name}: {formula.name}")
+            for name, member in self.members.items()
+            for formula in member.paper_formulas(facts)
+        )
 
 
 def _refuse_noise_on_bits(members: Mapping[str, Defense]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.defense import Mixture, Party
-from bench.contract.events import Event, Unit
+from bench.contract.events import Event, Formula, Unit
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, Sealed
 
@@ -293,6 +293,7 @@ _RULES: Mapping[str, Callable[[tuple[Any, ...], Any], Problem]] = {
     "guarantee": _all_of(Event),
     "claim": _claim,
     "constants": _constants,
+    "paper_formulas": _all_of(Formula),
 }
 HOOKS = tuple(_RULES)
 """Hooks of a defense in the order of bench/api.py."""
