@@ -40,8 +40,11 @@ from bench.contract.mechanisms import (
     LabelNoise,
     LaplaceNoise,
     Mechanism,
+    Prepared,
     SignPerturbation,
     SmashedNoise,
+    squared_distance,
+    without_law,
 )
 from bench.contract.messages import (
     EVERYONE,
@@ -89,6 +92,7 @@ __all__ = [
     "NetworkView",
     "Part",
     "Party",
+    "Prepared",
     "RandomisedResponse",
     "Reconstruction",
     "Round",
@@ -105,4 +109,6 @@ __all__ = [
     "as_kind",
     "detached",
     "fresh",
+    "squared_distance",
+    "without_law",
 ]
