@@ -197,8 +197,12 @@ class Round:
         clients: How many take part.
         batch: Their batch size.
         local_steps: Their gradient steps.
+        lr: Learning rate of a local step.
+        parameters: Values that one client uploads.
     """
 
     clients: int = 1
     batch: int = 1
     local_steps: int = 1
+    lr: float = 1.0
+    parameters: int = 1

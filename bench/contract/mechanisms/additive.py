@@ -1,0 +1,131 @@
+"""Noise of mean 0 that is added to every value, whatever the value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bench.contract.mechanisms.base import Base, Mechanism, Prepared
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gaussian(Mechanism):
+    """N(0, std^2) per value, smooth already: softness changes nothing."""
+
+    std: float
+
+    @property
+    def random(self) -> bool:
+        return self.std > 0
+
+    @property
+    def variance(self) -> float:
+        return self.std**2
+
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+        noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
+        return self.apply(values) + self.std * noise
+
+    def prepared(
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
+    ) -> Prepared:
+        if not self.random:
+            return super().prepared(seen, softness, base=base)
+        return Prepared(partial(_normal, variance=self.variance), (seen,))
+
+    def gradient_variance(
+        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
+    ) -> Tensor | float:
+        return (self.std * (1.0 if self.of == "gradient" else 1 / step)) ** 2
+
+
+def _normal(sent: Tensor, seen: Tensor, *, variance: float) -> tuple[Tensor, Tensor]:
+    rest = (sent - seen) / variance
+    return rest.square() * (variance / 2), rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise(_Gaussian):
+    """Independent N(0, std^2) per coordinate.
+
+    Attributes:
+        std: Standard deviation.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNoise(_Gaussian):
+    """N(0, std^2) on every entry of a soft label.
+
+    Attributes:
+        std: Standard deviation.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmashedNoise(_Gaussian):
+    """Activations clipped value by value, then N(0, std^2) per value sent.
+
+    Attributes:
+        std: Standard deviation.
+        low: Least value after the clip, None: not clipped.
+        high: Largest value after the clip, None: not clipped.
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+    def apply(self, values: Tensor) -> Tensor:
+        open_ = self.low is None and self.high is None
+        return values if open_ else values.clamp(self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceNoise(Mechanism):
+    """Independent Laplace(scale) per coordinate.
+
+    Attributes:
+        scale: Mean of the noise's absolute value.
+    """
+
+    scale: float
+    usual_softness = 0.1
+
+    @property
+    def random(self) -> bool:
+        return self.scale > 0
+
+    @property
+    def variance(self) -> float:
+        return 2 * self.scale**2
+
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+        # The difference of two exponential draws.
+        one, two = (torch.empty(values.shape, dtype=torch.float64).exponential_(generator=rng)
+                    for _ in range(2))  # fmt: skip
+        return values + (self.scale * (one - two)).to(values)
+
+    def prepared(
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
+    ) -> Prepared:
+        """softness: in units of the scale, within which the tip of |r| / scale is rounded so
+        that L-BFGS can follow."""
+        if not self.random:
+            return super().prepared(seen, softness, base=base)
+        return Prepared(partial(_laplace, scale=self.scale, softness=softness), (seen,))
+
+    def gradient_variance(
+        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
+    ) -> Tensor | float:
+        return 2 * (self.scale * (1.0 if self.of == "gradient" else 1 / step)) ** 2
+
+
+def _laplace(sent: Tensor, seen: Tensor, *, scale: float, softness: float) -> tuple[Tensor, Tensor]:
+    rest, soft = sent - seen, softness * scale
+    if soft == 0:
+        return rest.abs() / scale, rest.sign() / scale
+    length = (rest.square() + soft**2).sqrt()
+    return (length - soft) / scale, rest / (length * scale)

@@ -1,0 +1,278 @@
+"""What every public mechanism says of itself, and those that draw nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+TINY = 1e-30
+Base = Tensor | Mapping[str, Tensor]
+"""Broadcast values that rows [P, ...] belong to: one tensor shaped like a row, or several by
+name, whose flattened values one after another are a row."""
+Law = Callable[..., tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was seen, with everything that a likelihood needs of it computed once.
+
+    Attributes:
+        law: (sent, *seen) -> (misfit, its derivative by sent), elementwise.
+        seen: Tensors [V, ...], one row per victim.
+    """
+
+    law: Law
+    seen: tuple[Tensor, ...]
+
+    def misfit(self, sent: Tensor) -> tuple[Tensor, Tensor]:
+        """How badly noise-free values explain what was seen, and the derivative by them."""
+        return self.law(sent, *self.seen)
+
+    def __getitem__(self, victims: Any) -> Prepared:
+        """The same of some victims, which may repeat."""
+        return Prepared(self.law, tuple(t[victims] for t in self.seen))
+
+
+def squared_distance(seen: Tensor) -> Prepared:
+    """The squared distance, which stands for a likelihood where nothing is random."""
+    return Prepared(_squared, (seen,))
+
+
+def _squared(sent: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    rest = sent - seen
+    return rest.square(), 2 * rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """Base of the public descriptions of how an upload is disturbed.
+
+    A subclass of your own that draws at random gives `misfit` (or `prepared`), without which
+    attacks that need its law refuse it, and `sample`, by which conformance checks what a
+    defense draws.
+
+    Attributes:
+        of: What it acts on.
+    """
+
+    of: Literal["weights", "update", "gradient", "smashed", "labels"]
+    kinds: ClassVar[dict[str, type[Mechanism]]] = {}
+    usual_softness: ClassVar[float] = 0.0
+    """Softness of `misfit` with which attacks descend."""
+    faithful: ClassVar[bool] = True
+    """Whether what was seen is, but for noise of mean 0, the value itself."""
+    scores: ClassVar[bool] = False
+    """Whether the values that it acts on are scores, the logits of what is sent."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Mechanism.kinds[cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mechanism as JSON can hold it."""
+        return {"kind": type(self).__name__, **asdict(self)}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Mechanism:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: For an unknown kind.
+        """
+        kind = Mechanism.kinds.get(data.get("kind", ""))
+        if kind is None:
+            raise ValueError(
+                f"unknown mechanism '{data.get('kind')}'; known: {', '.join(Mechanism.kinds)}."
+            )
+        names = {f.name for f in fields(kind)}
+        return kind(**{k: v for k, v in data.items() if k in names})
+
+    # --- what is drawn ----------------------------------------------------------------------
+    @property
+    def random(self) -> bool:
+        """Whether two releases of the same value differ."""
+        return True
+
+    @property
+    def discrete(self) -> bool:
+        """Whether what is sent for a value is one of a few values, so that it has no density."""
+        return False
+
+    @property
+    def variance(self) -> float:
+        """Variance of noise that is added to every value, whatever the value; 0 for none."""
+        return 0.0
+
+    def apply(self, values: Tensor) -> Tensor:
+        """The deterministic part, before anything is drawn, of rows [P, ...]."""
+        return values
+
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+        """One draw of what is sent for rows [P, ...].
+
+        Args:
+            values: Noise-free values; scores where `scores` says so.
+            rng: A generator on the CPU, as are the values.
+            base: See `Base`.
+        """
+        if self.random:
+            raise NotImplementedError(f"{type(self).__name__} does not say what it samples.")
+        return self.apply(values)
+
+    # --- what an attacker makes of it ---------------------------------------------------------
+    @property
+    def known_law(self) -> bool:
+        """Whether `misfit` can be computed."""
+        own = type(self)
+        gives = own.prepared is not Mechanism.prepared or own.misfit is not Mechanism.misfit
+        return gives or not self.random
+
+    def misfit(
+        self, sent: Tensor, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Negative log-likelihood of what was seen for noise-free values, and its derivative.
+
+        Args:
+            sent: Noise-free values [P, ...] after `apply`; scores where `scores` says so.
+            seen: What was seen of the same coordinates.
+            softness: 0 for the true law; above 0 a smoothed form that a descent can follow.
+            base: See `Base`.
+
+        Returns:
+            Elementwise, up to a constant in `sent`, and its derivative by `sent`. Where nothing
+            is random, the squared distance and its derivative.
+        """
+        return self.prepared(seen, softness, base=base).misfit(sent)
+
+    def prepared(
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
+    ) -> Prepared:
+        """`misfit` with all that does not change with `sent` computed once.
+
+        Raises:
+            NotImplementedError: For a random mechanism that gives no likelihood.
+        """
+        if type(self).misfit is not Mechanism.misfit:
+            return Prepared(
+                lambda sent, seen: self.misfit(sent, seen, softness, base=base), (seen,)
+            )
+        if self.random:
+            raise NotImplementedError(f"{type(self).__name__} gives no likelihood.")
+        return squared_distance(seen)
+
+    def estimate(self, seen: Tensor, *, base: Tensor | None = None) -> Tensor:
+        """A point estimate of the noise-free values, unbiased where possible."""
+        return seen
+
+    def gradient(self, seen: Tensor, *, base: Tensor, step: float) -> Tensor:
+        """A point estimate of the mean gradient behind what was seen.
+
+        Args:
+            seen: Uploaded values as the kind `of`.
+            base: Broadcast values of the same coordinates.
+            step: Learning rate times local steps.
+        """
+        value = self.estimate(seen, base=base)
+        if self.of == "gradient":
+            return value
+        return (value if self.of == "update" else value - base) / -step
+
+    def candidates(self, estimate: Tensor, *, base: Tensor, step: float) -> tuple[Tensor, ...]:
+        """What the gradient can have been, given what `gradient` returned."""
+        return (estimate,)
+
+    def gradient_variance(
+        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
+    ) -> Tensor | float:
+        """Variance of the noise on an estimated gradient.
+
+        Args:
+            estimate: What `gradient` returned, or one of its `candidates`.
+            base: Broadcast values of the same coordinates.
+            step: Learning rate times local steps.
+            decided: Whether it is known which of the `candidates` is right.
+        """
+        return 0.0
+
+    def signal_share(
+        self,
+        *,
+        square: float,
+        coordinates: int,
+        gradient_square: float,
+        base: Mapping[str, Tensor],
+        step: float,
+    ) -> float:
+        """Share of an upload's square that is signal and no noise, at most 1; below 0 where
+        chance left less than the noise's expected square.
+
+        Args:
+            square: Mean square norm of an upload as the kind `of`.
+            coordinates: How many values an upload shows.
+            gradient_square: Mean square norm of the estimated gradients.
+            base: Broadcast values of the tensors in use.
+            step: Learning rate times local steps.
+        """
+        return 1 - coordinates * self.variance / max(square, TINY)
+
+    # --- scores ---------------------------------------------------------------------------------
+    def received(self, base: Tensor) -> Tensor:
+        """The broadcast values as the values that training starts from."""
+        return base
+
+    def read(self, sent: Tensor) -> tuple[Tensor, Tensor]:
+        """(values behind what was sent, bool: which of them it tells), where nothing is random."""
+        return sent, torch.ones_like(sent, dtype=torch.bool)
+
+
+def as_row(base: Base | None, like: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """`of` every broadcast tensor, [its values, ...], joined as the values of a row of `like`."""
+    if base is None:
+        return None
+    row = torch.cat([of(v) for v in (base.values() if isinstance(base, Mapping) else (base,))])
+    if len(row) != like[0].numel():
+        raise ValueError(f"{len(row)} broadcast values belong to rows of {like[0].numel()}.")
+    return row
+
+
+def without_law(mechanisms: Sequence[Mechanism]) -> str | None:
+    """Why an attack that needs likelihoods cannot attack as it should, or None.
+
+    Args:
+        mechanisms: All public mechanisms that act on what the attack matches.
+    """
+    silent = [type(m).__name__ for m in mechanisms if m.random and not m.known_law]
+    if not silent:
+        return None
+    names = " and ".join(dict.fromkeys(silent))
+    verb = "gives" if len(set(silent)) == 1 else "give"
+    return (
+        f"{names} {verb} no likelihood, so an upload disturbed by it cannot be attacked as it "
+        "deserves; add `misfit` to the mechanism"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(Mechanism):
+    """The whole vector is scaled down to a norm if it is longer.
+
+    Attributes:
+        norm: The largest norm that is left.
+        order: Of the norm, 1 or 2.
+    """
+
+    norm: float
+    order: int = 2
+
+    @property
+    def random(self) -> bool:
+        return False
+
+    def apply(self, values: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(values.flatten(1), ord=self.order, dim=1)
+        factor = (self.norm / length.clamp_min(TINY)).clamp_max(1.0)
+        return values * factor.view(-1, *[1] * (values.dim() - 1))

@@ -1,0 +1,176 @@
+"""Random signs and magnitude factors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bench.contract.mechanisms.base import Base, Law, Mechanism, Prepared
+
+_LEAST_SPREAD = 1e-3
+"""Least relative spread of a magnitude in the smoothed likelihood."""
+_ROUNDING = 1e-6
+"""Relative rounding of a float32 magnitude."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignPerturbation(Mechanism):
+    """v -> |v| t with v's sign kept or flipped; t ~ U[low, high], and 0 stays 0.
+
+    Attributes:
+        keep: Probability that the sign is kept.
+        low: Least magnitude factor.
+        high: Largest magnitude factor.
+        bound: Values were clipped one by one to [-bound, bound] before; None: not clipped.
+    """
+
+    keep: float
+    low: float
+    high: float
+    bound: float | None = None
+    usual_softness = _LEAST_SPREAD
+    faithful = False
+
+    @property
+    def random(self) -> bool:
+        return self.keep < 1 or self.low < self.high
+
+    @property
+    def discrete(self) -> bool:
+        return self.low == self.high
+
+    @property
+    def mean_scale(self) -> float:
+        """Mean of t."""
+        return (self.low + self.high) / 2
+
+    @property
+    def relative_std(self) -> float:
+        """Standard deviation of t over its mean."""
+        return (self.high - self.low) / 12**0.5 / self.mean_scale
+
+    def apply(self, values: Tensor) -> Tensor:
+        return values if self.bound is None else values.clamp(-self.bound, self.bound)
+
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+        kept, place = (torch.rand(values.shape, generator=rng, dtype=values.dtype)
+                       for _ in range(2))  # fmt: skip
+        factor = self.low + (self.high - self.low) * place
+        values = self.apply(values)
+        return torch.where(kept < self.keep, values, -values) * factor
+
+    def prepared(
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
+    ) -> Prepared:
+        """The true law lets |seen| be anything in [low, high] times the magnitude.
+
+        softness: above 0 the magnitude |v| t is taken as Gaussian around |v| E[t] with t's
+        relative spread, at least `softness` or a thousandth, so that the objective is smooth
+        where t is constant. What `softness` has above a thousandth is an additive spread beside
+        the relative one, in units of the row's root mean square magnitude: without it
+        coordinates near 0 weigh without bound.
+        """
+        if softness == 0:
+            law = partial(_uniform, keep=self.keep, low=self.low, high=self.high)
+            return Prepared(self._of_clipped(law), (seen,))
+        magnitude = seen.abs() / self.mean_scale
+        spread = magnitude * max(self.relative_std, min(softness, _LEAST_SPREAD))
+        if softness > _LEAST_SPREAD:
+            rms = magnitude.flatten(1).square().mean(dim=1).sqrt()
+            added = (softness - _LEAST_SPREAD) * rms.view(-1, *[1] * (seen.dim() - 1))
+            spread = (spread.square() + added.square()).sqrt()
+        inverse = 1 / spread.clamp_min(1e-12)
+        centre = magnitude * seen.sign() * inverse
+        return Prepared(self._of_clipped(partial(_mixture, keep=self.keep)), (inverse, centre))
+
+    def _of_clipped(self, law: Law) -> Law:
+        if self.bound is None:
+            return law
+
+        def clipped(sent: Tensor, *seen: Tensor) -> tuple[Tensor, Tensor]:
+            inner = self.apply(sent)
+            loss, slope = law(inner, *seen)
+            return loss, torch.where(inner == sent, slope, 0.0)
+
+        return clipped
+
+    def estimate(self, seen: Tensor, *, base: Tensor | None = None) -> Tensor:
+        """Unbiased of updates and gradients. Of weights, the sign of the broadcast ones, which
+        differ from the trained ones by a small step, and the magnitude over its mean factor."""
+        if self.of != "weights":
+            return seen / (self.mean_scale * (2 * self.keep - 1))
+        if base is None:
+            raise ValueError("signs of weights are estimated from the broadcast weights.")
+        return base.sign() * seen.abs() / self.mean_scale
+
+    def candidates(self, estimate: Tensor, *, base: Tensor, step: float) -> tuple[Tensor, ...]:
+        if self.of != "weights":
+            # The estimate is 1 / (2p - 1) too long, which unbiases a mean of signs; here each
+            # sign is decided, so the plain length is wanted.
+            plain = estimate * (2 * self.keep - 1)
+            return plain, -plain
+        # The estimate gives a weight the sign of its broadcast w; else it is -w', and
+        # (-w' - w) = -(w' - w) - 2 w.
+        return estimate, -estimate - 2 * base / -step
+
+    def gradient_variance(
+        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
+    ) -> Tensor | float:
+        if self.of == "weights":
+            return (base * self.relative_std * (1 / step)).square()
+        # The estimate is v times a factor of mean m and mean square m2 (m = 1 once the sign is
+        # known, else 2p - 1); v^2 is on average estimate^2 / m2.
+        least = 1.0 if decided else (2 * self.keep - 1) ** 2
+        return estimate.square() * (1 - least / (1 + self.relative_std**2))
+
+    def signal_share(
+        self,
+        *,
+        square: float,
+        coordinates: int,
+        gradient_square: float,
+        base: Mapping[str, Tensor],
+        step: float,
+    ) -> float:
+        if self.of == "weights":
+            return 1.0  # not additive: the signs follow the broadcast
+        return (2 * self.keep - 1) ** 2 / (1 + self.relative_std**2)
+
+
+def _mixture(
+    sent: Tensor, inverse: Tensor, centre: Tensor, *, keep: float
+) -> tuple[Tensor, Tensor]:
+    """-log(p exp(-(u-c)^2/2) + (1-p) exp(-(u+c)^2/2)), u and c in units of the spread; a value
+    whose sign is known from elsewhere (a weight near its broadcast) picks its own branch."""
+    rest = sent * inverse - centre
+    kept = rest.square() / 2 - math.log(keep)
+    if keep >= 1:  # to rounding: only one branch is left
+        return kept, rest * inverse
+    odds = math.log1p(-keep) - math.log(keep) - 2 * (rest + centre) * centre
+    flipped = torch.sigmoid(odds)
+    return kept - softplus(odds), (rest + 2 * centre * flipped) * inverse
+
+
+def _uniform(
+    sent: Tensor, seen: Tensor, *, keep: float, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    size, length = sent.abs(), seen.abs()
+    possible = (length >= low * size * (1 - _ROUNDING)) & (length <= high * size * (1 + _ROUNDING))
+    same = torch.where(sent * seen >= 0, keep, 1 - keep).to(sent).log()
+    if low == high:
+        return torch.where(possible, -same, math.inf), torch.zeros_like(sent)
+    spread = (size * (high - low)).log()
+    loss = torch.where(possible, spread - same, math.inf)
+    slope = torch.where(possible, 1 / sent, 0.0)
+    silent = (sent == 0) & (seen == 0)
+    return torch.where(silent, 0.0, loss), torch.where(silent, 0.0, slope)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x) by one sigmoid and one log, half the time of the library's on a CPU."""
+    return x.clamp_min(0) - torch.sigmoid(x.abs()).log()
