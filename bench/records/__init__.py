@@ -6,7 +6,7 @@ file is read, and written by `to_json`. Older files load through one converter p
 
 from __future__ import annotations
 
-from bench.records.files import read_bytes, read_json, sound_text, to_json, to_line
+from bench.records.files import read_bytes, read_json
 from bench.records.flags import Flag, FlagCode, Level
 from bench.records.jobs import (
     AttackJob,
@@ -35,9 +35,9 @@ from bench.records.outcomes import (
     TrainOutcome,
     TrainRecord,
     Verdict,
-    read_outcome,
     settled,
 )
+from bench.records.reading import read_outcome
 from bench.records.rows import (
     LEADERBOARD,
     AttackEntry,
@@ -51,6 +51,7 @@ from bench.records.rows import (
     rows_to_json,
 )
 from bench.records.run import RUN, SCHEMA, Run
+from bench.records.text import sound_text, to_json, to_line
 
 __all__ = [
     "LEADERBOARD",

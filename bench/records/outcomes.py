@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, cast, overload
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field
 
 from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.privacy.ledger import Entry
-from bench.records.files import checked, numbers, read_bytes, read_json
 from bench.records.jobs import AttackJob, TrainJob
+from bench.records.text import numbers
 from bench.suite import Checkpoint
 
 Kind = Literal["train", "attack"]
@@ -257,35 +255,3 @@ AttackOutcome: TypeAlias = AttackRecord | NoResult
 def settled(record: TrainOutcome | AttackOutcome | None) -> bool:
     """Whether a job need not be made again: failures and time-outs are tried again."""
     return record is not None and record.status in ("done", "not_applicable")
-
-
-@cache
-def _adapter(kind: Kind) -> TypeAdapter[Any]:
-    by_status = Field(discriminator="status")
-    if kind == "train":
-        return TypeAdapter(Annotated[TrainOutcome, by_status])
-    return TypeAdapter(Annotated[AttackOutcome, by_status])
-
-
-@overload
-def read_outcome(path: Path | str, kind: Literal["train"]) -> TrainOutcome: ...
-@overload
-def read_outcome(path: Path | str, kind: Literal["attack"]) -> AttackOutcome: ...
-def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
-    """The record in a file of this or an older version.
-
-    Args:
-        path: The file.
-        kind: Of its job.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        UserError: If it is no such record.
-    """
-    try:
-        return cast(TrainOutcome | AttackOutcome, _adapter(kind).validate_json(read_bytes(path)))
-    except ValidationError:
-        value = read_json(path)  # also holds what the quick way cannot: halves of characters
-    if not isinstance(value, dict) or "status" not in value:
-        raise UserError(f"{path} is no record of leakbench.")
-    return cast(TrainOutcome | AttackOutcome, checked(_adapter(kind), value, path))
