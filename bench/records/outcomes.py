@@ -20,7 +20,7 @@ Status = Literal["done", "failed", "timeout", "not_applicable"]
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 Count = Annotated[int, Field(ge=0)]
 FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
-Scores = Mapping[str, list[float]]
+VictimScores = Mapping[str, list[float]]
 """Metric -> one figure per victim."""
 LedgerEntry = Annotated[Entry, AfterValidator(lambda e: replace(e, constants=numbers(e.constants)))]
 """What the accountant says, its constants as numbers again where they are infinite."""
@@ -82,6 +82,17 @@ class AttackInputs:
     checkpoint: Checkpoint
     budget: int
 
+    @staticmethod
+    def of(job: AttackJob) -> AttackInputs:
+        """Those of an attack."""
+        return AttackInputs(
+            attack=job.attack,
+            settings=job.settings,
+            threat=job.threat.name,
+            checkpoint=job.checkpoint,
+            budget=job.budget,
+        )
+
     def on(self, train: TrainJob) -> AttackJob:
         """The attack on that training. Raises KeyError if it lacks the threat."""
         return AttackJob(
@@ -96,7 +107,7 @@ class AttackInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Record:
     """What every record has.
 
     Attributes:
@@ -113,7 +124,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoResult(Outcome):
+class NoResult(Record):
     """A training or attack without figures.
 
     Attributes:
@@ -132,7 +143,7 @@ class NoResult(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRecord(Outcome):
+class TrainRecord(Record):
     """A training that is done.
 
     Attributes:
@@ -191,13 +202,13 @@ class DoubledRun:
     """An attack once more, at twice its budget: whether it had converged."""
 
     budget: int
-    values: Scores
+    values: VictimScores
     gradient_evaluations: Count
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackRecord(Outcome):
+class AttackRecord(Record):
     """An attack that is done.
 
     Attributes:
@@ -223,8 +234,8 @@ class AttackRecord(Outcome):
     samples: Count
     failed: Count
     is_floor: bool
-    values: Scores
-    floors: Scores
+    values: VictimScores
+    floors: VictimScores
     gradient_evaluations: Count
     seconds: float
     notes: tuple[str, ...]

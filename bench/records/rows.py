@@ -253,10 +253,22 @@ def read_rows(path: Path) -> list[Row]:
         FileNotFoundError: If there is none.
         UserError: If it is no leaderboard.
     """
-    found = read_json(path)
-    if not isinstance(found, list):
-        raise UserError(f"{path} must be a list of rows (see bench/report/schema.json).")
-    return [_row(value, f"{path}, row {place}") for place, value in enumerate(found, start=1)]
+    return rows_of_json(read_json(path), path)
+
+
+def rows_of_json(value: Any, place: Path) -> list[Row]:
+    """The rows that JSON of this or an older version describes.
+
+    Args:
+        value: What the file holds.
+        place: The file, for errors.
+
+    Raises:
+        UserError: If that is no leaderboard.
+    """
+    if not isinstance(value, list):
+        raise UserError(f"{place} must be a list of rows (see bench/report/schema.json).")
+    return [_row(row, f"{place}, row {number}") for number, row in enumerate(value, start=1)]
 
 
 @cache
