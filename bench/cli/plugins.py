@@ -18,7 +18,6 @@ from bench.cli.options import (
     errors,
     plain_errors,
 )
-from bench.errors import UserError
 
 if TYPE_CHECKING:
     from bench.sandbox.conformance.findings import Conformance

@@ -36,8 +36,7 @@ from bench.records import (
     to_json,
 )
 from bench.registry import PluginKind, Registry, discover
-from bench.report.leaderboard import rows
-from bench.report.tables import to_leaderboard_json
+from bench.report.files import Files
 from bench.sandbox.conformance.plugins import check
 from bench.submission.documents import (
     MANIFEST,
@@ -339,7 +338,7 @@ def _fill(
         trainings=tuple(choice.all()),
     )
     _text(stage / RUN, to_json(part))
-    text = to_leaderboard_json(rows(stage))
+    text = Files(stage).text("json")
     _text(stage / LEADERBOARD, text)
     table = rows_of_json(json.loads(text), stage)
     _text(stage / SUBMISSION, json.dumps(submission.model_dump(by_alias=True), indent=1))

@@ -29,8 +29,7 @@ from bench.records import (
     rows_of_json,
 )
 from bench.registry import Registry, discover
-from bench.report.leaderboard import rows
-from bench.report.tables import to_leaderboard_json
+from bench.report.files import Files
 from bench.seeding import generator
 from bench.submission.documents import (
     Submission,
@@ -79,7 +78,7 @@ def sources(folder: Path) -> list[str]:
     run = Run.read(folder)
     check_records(folder, run)
     check_suite(run)
-    made = rows_of_json(json.loads(to_leaderboard_json(rows(folder))), folder)
+    made = rows_of_json(json.loads(Files(folder).text("json")), folder)
     if _told(read_rows(folder / LEADERBOARD)) != _told(made):
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
     names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
