@@ -215,10 +215,10 @@ class Results:
         protocol: str | None = None, checkpoint: str | None = None, width: str = "column",
     ) -> Figure:  # fmt: skip
         """SSIM against each attack's budget, where nothing defends, in one table."""
-        from bench.report import figures, grids
+        from bench.report import figures, plots
 
         rows = self._table(dataset, model, protocol, checkpoint)
-        return figures.budget(grids.budgets(self.folder, self._cells, rows[0]), width=width)
+        return figures.budget(plots.budgets(rows, rows[0]), width=width)
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 import bench
 from bench.cli import app
-from bench.metrics.intervals import Interval
-from bench.report import figures
+from bench.report import figures, paper, plots
 from bench.results import Results
 from tests.conftest import TINY
 
@@ -76,7 +75,7 @@ def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None
     assert list(zip(front.get_xdata(), front.get_ydata(), strict=True))[:2] == [
         (0.3, 0.9), (0.9, 0.95),
     ]  # fmt: skip
-    assert lines_named(axes, "floor: mean public sample")[0].get_xdata()[0] == pytest.approx(0.2)
+    assert lines_named(axes, "floor: mean image")[0].get_xdata()[0] == pytest.approx(0.2)
     text = texts(figure)
     assert "useless (no rank)" in text
     assert "not shown, without a figure: silent" in text
@@ -93,7 +92,7 @@ def test_the_front_of_records_prefers_large_errors() -> None:
         (0.4, 0.9), (0.5, 0.9),
     ]  # fmt: skip
     assert (2.0, 0.8) in set(zip(front.get_xdata(), front.get_ydata(), strict=True))
-    assert "right is safer" in axes.get_xlabel()
+    assert "safer →" in axes.get_xlabel()
 
 
 def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
@@ -104,7 +103,7 @@ def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
     columns = [round(float(c[0].get_xdata()[0])) for c in strip.containers]
     assert sorted(columns) == [0, 0, 0, 1]
     assert len({float(c[0].get_xdata()[0]) for c in strip.containers}) == 4
-    assert [t.get_text() for t in strip.get_xticklabels()] == ["inf", "none"]
+    assert [t.get_text() for t in strip.get_xticklabels()] == ["inf", "no claim"]
     claimed = figures.epsilon(ROWS, which="eps_claimed")
     assert "best per client" in texts(claimed)
     assert [c[0].get_xdata()[0] for c in claimed.axes[0].containers] == [2.0]
@@ -112,21 +111,23 @@ def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
     assert "no finite epsilon" in [t.get_text() for t in none.axes[0].texts]
 
 
-def test_looks_repeat_after_56_settings_only() -> None:
-    assert len({figures._look(i) for i in range(56)}) == 56
+def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> None:
+    rows = [row(f"d{i % 9}", 0.5, 0.5, settings={"i": i}) for i in range(40)]
+    looks = figures.looks(plots.scatter(rows, "leak").spots)
+    assert len(set(looks)) == 40
+    assert len({colour for (colour, _), r in zip(looks, rows, strict=True)
+                if r["defense"] == "d0"}) == 1  # fmt: skip
 
 
 def test_a_budget_figure_joins_an_attacks_budgets() -> None:
-    spent = figures.Spent(
-        attack="dlg",
-        points=(
-            (100, Interval(mean=0.4, lo=0.3, hi=0.5)),
-            (200, Interval(mean=0.6, lo=0.5, hi=0.7)),
-        ),
-    )  # fmt: skip
-    axes = figures.budget([spent]).axes[0]
+    twice = {"budget": 200, "ssim": _interval(0.6)}
+    bare = row("none", 0.4, 0.9)
+    bare["attacks"]["dlg"] |= {"budget": 100, "doubled": twice}
+    figure = figures.budget(plots.budgets([bare], bare))
+    axes = figure.axes[0]
     assert list(axes.containers[0][0].get_ydata()) == [0.4, 0.6]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["100", "200"]
+    assert "floor: class mean" in texts(figure)
 
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
@@ -153,19 +154,19 @@ def test_figures_leave_matplotlibs_settings_alone() -> None:
 
 def test_dollar_signs_in_names_are_text(tmp_path: Path) -> None:
     figure = figures.pareto([row("$\\frac{x$", 0.5, 0.5)])
-    assert figures.write(figure, tmp_path / "a", ("png",))[0].is_file()
+    assert paper.write(figure, tmp_path / "a", ("png",))[0].is_file()
 
 
 def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> None:
     def digests(folder: Path) -> list[str]:
-        paths = figures.write(figures.pareto(ROWS), folder / "a", ("pdf", "png"))
+        paths = paper.write(figures.pareto(ROWS), folder / "a", ("pdf", "png"))
         return [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
 
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     code = (
         "import hashlib, sys; from pathlib import Path;"
-        "from tests.test_figures import ROWS, figures; import bench.report.grids;"
-        "ps = figures.write(figures.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png'));"
+        "from tests.test_figures import ROWS, figures, paper;"
+        "ps = paper.write(figures.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png'));"
         "assert 'matplotlib.pyplot' not in sys.modules;"
         "print(*[hashlib.sha256(p.read_bytes()).hexdigest() for p in ps])"
     )
@@ -186,11 +187,11 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
     [
         (lambda p: figures.pareto([row("a", None, 0.5)]), "nothing to draw"),
         (lambda p: figures.epsilon([row("a", 0.5, None)]), "nothing to draw"),
-        (lambda p: figures.budget([]), "nothing to draw"),
+        (lambda p: figures.budget(None), "nothing to draw"),
         (lambda p: figures.pareto(ROWS, width="wide"), "width must be column or page"),
         (lambda p: figures.epsilon(ROWS, which="eps"), "which must be"),
-        (lambda p: figures.write(figures.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
-        (lambda p: figures.write(figures.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
+        (lambda p: paper.write(figures.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
+        (lambda p: paper.write(figures.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
     ],
 )
 def test_what_cannot_be_drawn_says_why(tmp_path: Path, draw: Any, message: str) -> None:

@@ -17,9 +17,8 @@ import pytest
 from bench.harness.store import Store
 from bench.metrics import intervals
 from bench.metrics.intervals import RESAMPLES, Interval, bootstrap, bootstraps
-from bench.report import charts, entries, leaderboard, tables, terminal
+from bench.report import entries, leaderboard, plots, tables, terminal
 from bench.report.files import FILES, Files
-from bench.report.svg import Value
 from bench.seeding import numpy_generator
 from tests.benchmarks.drawn_folder import Extent, write
 from tests.test_report_html import row
@@ -173,14 +172,9 @@ def test_a_terminal_shows_one_line_per_table_of_very_many_rows() -> None:
 def test_the_front_is_that_of_comparing_every_pair(seed: int) -> None:
     rng = np.random.default_rng(seed)
     xs, ys = rng.integers(5, size=12).astype(float), rng.integers(5, size=12).astype(float)
-    found = [
-        (Value(place="inf") if x == 4 else Value(mean=x), Value(mean=y))
-        for x, y in zip(xs, ys, strict=True)
-    ]
-    points = [(math.inf if a.place else a.mean, -b.mean) for a, b in found]
+    points = [(math.inf if x == 4 else x, -y) for x, y in zip(xs, ys, strict=True)]
     beaten = {
         i for (i, (x, y)), (u, v) in itertools.product(enumerate(points), points)
         if (u <= x and v <= y) and (u < x or v < y)
     }  # fmt: skip
-    rows = [row() for _ in points]
-    assert set(charts._front(rows, found, "proven", "ssim")) == set(range(len(points))) - beaten
+    assert set(plots.front(points)) == set(range(len(points))) - beaten

@@ -36,6 +36,7 @@ from bench.report import (
     html,
     leaderboard,
     pictures,
+    plots,
     site,
     svg,
     tables,
@@ -548,9 +549,9 @@ def test_floors_that_lie_close_together_have_their_names_apart() -> None:
 
 
 def test_ticks_are_round_numbers_inside_the_axis() -> None:
-    axis = svg.Axis(label="", lo=0.83, hi=0.97)
+    axis = plots.Scale(label="", lo=0.83, hi=0.97)
     assert [t for _, t in axis.ticks()] == ["0.85", "0.90", "0.95"]
-    wide = svg.Axis(label="", lo=1e-8, hi=1e4, log=True)
+    wide = plots.Scale(label="", lo=1e-8, hi=1e4, log=True)
     assert [t for _, t in wide.ticks()] == ["1e-8", "1e-6", "1e-4", "1e-2", "1", "1e2", "1e4"]
 
 

@@ -164,9 +164,11 @@ def interval_cell(value: Mapping[str, float] | None, metric: str = "ssim", style
     if value is None:
         return _MISSING
     return Cell(
-        text=figure(value["mean"], metric), small=bounds(value, metric),
-        value=f"{value['mean']:.6g}", style=style,
-    )  # fmt: skip
+        text=figure(value["mean"], metric),
+        small=bounds(value, metric),
+        value=f"{value['mean']:.6g}",
+        style=style,
+    )
 
 
 def epsilon_cell(value: Any, **more: str) -> Cell:
@@ -212,8 +214,9 @@ def _attack(entry: Mapping[str, Any] | None, metric: str) -> Cell:
     lost = entry["failed"]
     if not lost:
         return cell
-    return Cell(text=cell.text, small=cell.small, value=cell.value, style=cell.style,
-                mark=f"{lost} failed")  # fmt: skip
+    return Cell(
+        text=cell.text, small=cell.small, value=cell.value, style=cell.style, mark=f"{lost} failed"
+    )
 
 
 def _shade(entry: Mapping[str, Any], metric: str) -> str:
@@ -247,5 +250,9 @@ def _worst(row: Row) -> Cell:
     cell = interval_cell(worst[metric], metric)
     label = "" if metric == "ssim" else f"{TITLES[metric]} "
     style = _shade({**row["attacks"][worst["attack"]], **worst}, metric)
-    return Cell(text=label + cell.text, small=f"{cell.small} {worst['attack']}", value=cell.value,
-                style=style)  # fmt: skip
+    return Cell(
+        text=label + cell.text,
+        small=f"{cell.small} {worst['attack']}",
+        value=cell.value,
+        style=style,
+    )

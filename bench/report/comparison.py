@@ -78,24 +78,33 @@ class Comparison:
         found = self.difference
         spread = found.variances
         return {
-            "first": _named(self.first), "second": _named(self.second),
-            "attack": self.attack, "metric": self.metric, "threat": self.threat,
-            "seeds": list(self.seeds), "victims": list(found.victims),
-            "first_mean": self.means[0], "second_mean": self.means[1],
-            "leak_difference": found.interval.to_dict(), "seed_means": list(found.seed_means),
-            "p": found.p, "p_holm": self.p_holm,
-            "p_seeds": found.p_seeds, "p_seeds_holm": self.p_seeds_holm,
+            "first": _named(self.first),
+            "second": _named(self.second),
+            "attack": self.attack,
+            "metric": self.metric,
+            "threat": self.threat,
+            "seeds": list(self.seeds),
+            "victims": list(found.victims),
+            "first_mean": self.means[0],
+            "second_mean": self.means[1],
+            "leak_difference": found.interval.to_dict(),
+            "seed_means": list(found.seed_means),
+            "p": found.p,
+            "p_holm": self.p_holm,
+            "p_seeds": found.p_seeds,
+            "p_seeds_holm": self.p_seeds_holm,
             "seed_std": found.seed_std,
             "variance_victims": None if spread is None else spread.victims,
             "variance_seeds": None if spread is None else spread.seeds,
             "seed_share": None if spread is None else spread.seed_share,
             "verdict": self.verdict,
-            "accuracy_difference": None if self.accuracy is None else
-            {"mean": self.accuracy.mean, **asdict(self.accuracy)},
+            "accuracy_difference": None
+            if self.accuracy is None
+            else {"mean": self.accuracy.mean, **asdict(self.accuracy)},
             "plan": None if self.plan is None else asdict(self.plan),
             "cautious_plan": None if self.cautious_plan is None else asdict(self.cautious_plan),
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +263,11 @@ def _floors(row: Contender, threat: str, seed: int) -> dict[str, np.ndarray]:
 
 
 def _accuracy(first: Contender, second: Contender, seeds: Sequence[int]) -> Accuracy | None:
-    both = [(first.trainings[s], second.trainings[s]) for s in seeds
-            if s in first.trainings and s in second.trainings]  # fmt: skip
+    both = [
+        (first.trainings[s], second.trainings[s])
+        for s in seeds
+        if s in first.trainings and s in second.trainings
+    ]
     for personal in (False, True):
         found = [(_utility(one, personal), _utility(two, personal)) for one, two in both]
         gaps = tuple(a - b for a, b in found if a is not None and b is not None)
@@ -311,9 +323,12 @@ def _notes(
 
 
 def ladders(
-    found: Sequence[Table], *, attack: str | None = None, metric: str | None = None,
+    found: Sequence[Table],
+    *,
+    attack: str | None = None,
+    metric: str | None = None,
     every: bool = False,
-) -> list[Ladder]:  # fmt: skip
+) -> list[Ladder]:
     """Each table's ranked rows, each against the next one (every: against all later ones), with
     p-values adjusted within the table. Raises UserError for an unknown attack or metric."""
     _check_names(found, attack, metric)
@@ -326,9 +341,11 @@ def ladders(
 
 
 def _ladder(
-    table: Table, pairs: Sequence[tuple[Contender, Contender]], attack: str | None,
+    table: Table,
+    pairs: Sequence[tuple[Contender, Contender]],
+    attack: str | None,
     metric: str | None,
-) -> Ladder:  # fmt: skip
+) -> Ladder:
     made, skipped = [], []
     for one, two in pairs:
         try:
@@ -338,17 +355,22 @@ def _ladder(
     p = holm([c.difference.p for c in made])
     over_seeds = iter(holm([s for c in made if (s := c.difference.p_seeds) is not None]))
     made = [
-        replace(c, p_holm=a, p_seeds_holm=None if c.difference.p_seeds is None else
-                next(over_seeds))
+        replace(
+            c, p_holm=a, p_seeds_holm=None if c.difference.p_seeds is None else next(over_seeds)
+        )
         for c, a in zip(made, p, strict=True)
-    ]  # fmt: skip
+    ]
     return Ladder(table=table, comparisons=made, skipped=skipped)
 
 
 def two_rows(
-    found: Sequence[Table], one: str, two: str, *, attack: str | None = None,
+    found: Sequence[Table],
+    one: str,
+    two: str,
+    *,
+    attack: str | None = None,
     metric: str | None = None,
-) -> list[Ladder]:  # fmt: skip
+) -> list[Ladder]:
     """The rows of two names in every table that holds both.
 
     A name is a defense, `spm(epsilon=1.5, variant=printed)` as the leaderboard prints it, or

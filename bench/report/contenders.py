@@ -62,9 +62,12 @@ class Table:
 
 
 def worst_leaks(
-    found: Mapping[str, Mapping[int, Record]], seed: int, metric: str, names: frozenset[str],
+    found: Mapping[str, Mapping[int, Record]],
+    seed: int,
+    metric: str,
+    names: frozenset[str],
     with_floors: bool = False,
-) -> np.ndarray | None:  # fmt: skip
+) -> np.ndarray | None:
     """Per victim the largest leak over the named attacks, as the leaderboard takes it; None if
     none of them has the metric."""
     leaks = []
@@ -113,18 +116,24 @@ def read(
 
 def _kept(trainings: Sequence[dict[str, Any]], only: Mapping[str, Any]) -> list[dict[str, Any]]:
     facts = [
-        {"protocol": t["protocol"]["name"], "dataset": t["task"]["dataset"],
-         "model": t["task"]["model"], "defense": t["defense"], "seed": str(t["seed"])}
+        {
+            "protocol": t["protocol"]["name"],
+            "dataset": t["task"]["dataset"],
+            "model": t["task"]["model"],
+            "defense": t["defense"],
+            "seed": str(t["seed"]),
+        }
         for t in trainings
-    ]  # fmt: skip
+    ]
     for key, value in only.items():
         if key not in ONLY:
             raise UserError(did_you_mean("key", key, ONLY, where="--only"))
         check_wanted(key, value, (f[key] for f in facts))
     kept = [
-        (t, f) for t, f in zip(trainings, facts, strict=True)
+        (t, f)
+        for t, f in zip(trainings, facts, strict=True)
         if all(f[k] == str(v) for k, v in only.items() if k != "defense")
-    ]  # fmt: skip
+    ]
     if not any(only.get("defense") in (None, f["defense"]) for _, f in kept):
         asked = ", ".join(f"{k}={v}" for k, v in only.items())
         raise UserError(f"no training has {asked or 'been planned'} at once.")

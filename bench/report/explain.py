@@ -50,30 +50,78 @@ _KNOWN = (
     ("training failed", "training failed", "bad", "There is no trained model, so no figure."),
     ("training timeout", "training timed out", "bad", "There is no trained model, so no figure."),
     ("training not_applicable", "not applicable", "info", "The defense cannot run here."),
-    ("diverged:", "diverged", "bad", "The weights exploded or are not finite: a result, not an "
-     "error. The row has no rank, and its last round was not attacked."),
-    ("accuracy at chance", "accuracy at chance", "bad", "The model is no better than guessing the "
-     "commonest class, so its leak is beside the point. The row has no rank."),
-    ("epsilon claimed, none proven", "ε not proven", "warn", "The paper claims an epsilon, but "
-     "nothing follows from it for a training record, since something leaves the client "
-     "unprotected."),
-    ("claim is per ", "{}", "info", "The claimed epsilon protects that unit, which is not one "
-     "training record; do not compare it with claims of another unit."),
-    ("audit refutes the claim", "audit refutes claim", "bad", "An attack on a single release "
-     "tells two inputs apart better than the claimed epsilon allows."),
-    ("audit refutes the proof", "audit refutes proof", "bad", "An attack on a single release "
-     "tells two inputs apart better than the proof allows: a mistake in leakbench or in the "
-     "defense's code."),
+    (
+        "diverged:",
+        "diverged",
+        "bad",
+        "The weights exploded or are not finite: a result, not an "
+        "error. The row has no rank, and its last round was not attacked.",
+    ),
+    (
+        "accuracy at chance",
+        "accuracy at chance",
+        "bad",
+        "The model is no better than guessing the "
+        "commonest class, so its leak is beside the point. The row has no rank.",
+    ),
+    (
+        "epsilon claimed, none proven",
+        "ε not proven",
+        "warn",
+        "The paper claims an epsilon, but "
+        "nothing follows from it for a training record, since something leaves the client "
+        "unprotected.",
+    ),
+    (
+        "claim is per ",
+        "{}",
+        "info",
+        "The claimed epsilon protects that unit, which is not one "
+        "training record; do not compare it with claims of another unit.",
+    ),
+    (
+        "audit refutes the claim",
+        "audit refutes claim",
+        "bad",
+        "An attack on a single release "
+        "tells two inputs apart better than the claimed epsilon allows.",
+    ),
+    (
+        "audit refutes the proof",
+        "audit refutes proof",
+        "bad",
+        "An attack on a single release "
+        "tells two inputs apart better than the proof allows: a mistake in leakbench or in the "
+        "defense's code.",
+    ),
     ("audit failed", "audit failed", "warn", "The audit did not finish, so it says nothing."),
-    (" cut short: ", "{} cut short", "warn", "With twice its budget this attack rebuilds more "
-     "where nothing defends. It had not converged, so the row may understate the leak."),
-    (" below the floor", "below the floor", "warn", "The strongest attack rebuilds less than the "
-     "mean public sample: too weak to judge the defense by."),
-    (" timeout", "{} timed out", "bad", "The attack ran into the time limit: its victims are "
-     "missing from the row."),
-    (" failed", "{} failed", "bad", "The attack stopped with an error: its victims are missing "
-     "from the row."),
-)  # fmt: skip
+    (
+        " cut short: ",
+        "{} cut short",
+        "warn",
+        "With twice its budget this attack rebuilds more "
+        "where nothing defends. It had not converged, so the row may understate the leak.",
+    ),
+    (
+        " below the floor",
+        "below the floor",
+        "warn",
+        "The strongest attack rebuilds less than the "
+        "mean public sample: too weak to judge the defense by.",
+    ),
+    (
+        " timeout",
+        "{} timed out",
+        "bad",
+        "The attack ran into the time limit: its victims are missing from the row.",
+    ),
+    (
+        " failed",
+        "{} failed",
+        "bad",
+        "The attack stopped with an error: its victims are missing from the row.",
+    ),
+)
 
 
 def flag(text: str) -> Flag:

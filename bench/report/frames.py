@@ -92,10 +92,16 @@ def victims(folder: Path, cells: Iterable[Cell]) -> DataFrame:
         if record is None or record["status"] != "done":
             continue
         same = {
-            "protocol": cell.protocol, "dataset": cell.dataset, "model": cell.model,
-            "checkpoint": cell.checkpoint, "defense": cell.defense, "setting": cell.setting,
-            "seed": cell.seed, "attack": cell.label, "threat": cell.threat,
-        }  # fmt: skip
+            "protocol": cell.protocol,
+            "dataset": cell.dataset,
+            "model": cell.model,
+            "checkpoint": cell.checkpoint,
+            "defense": cell.defense,
+            "setting": cell.setting,
+            "seed": cell.seed,
+            "attack": cell.label,
+            "threat": cell.threat,
+        }
         for victim in range(record["victims"]):
             line = {**same, "victim": victim}
             line |= {k: number(v[victim]) for k, v in record["values"].items()}

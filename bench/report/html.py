@@ -60,30 +60,34 @@ def page(
         raise UserError(f"a row of the leaderboard has no {error} (see schema.json).") from error
     reasons = _reasons(found)
     style, script = (source(f"report.{kind}") for kind in ("css", "js"))
-    return environment().get_template("report.html").render(
-        policy=(
-            f"default-src 'none'; img-src data:; style-src {content_hash(style)}; "
-            f"script-src {content_hash(_FIRST)} {content_hash(script)}; "
-            "base-uri 'none'; form-action 'none'"
-        ),
-        style=Markup(style),
-        first=Markup(_FIRST),
-        script=Markup(script),
-        at_once=AT_ONCE,
-        suite=run["suite"],
-        seeds=seeds_of(run),
-        run=run,
-        made_by=run.get("versions", {}).get("leakbench", bench.__version__),
-        digest=digest,
-        rows=whole,
-        boards=shown,
-        filters=_filters(whole),
-        texts=explain.COLUMNS,
-        reasons=reasons,
-        notes=_json({"columns": explain.COLUMNS, "reasons": list(reasons)}),
-        gaps=_gaps(found),
-        pictures=pictures,
-    )  # fmt: skip
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            policy=(
+                f"default-src 'none'; img-src data:; style-src {content_hash(style)}; "
+                f"script-src {content_hash(_FIRST)} {content_hash(script)}; "
+                "base-uri 'none'; form-action 'none'"
+            ),
+            style=Markup(style),
+            first=Markup(_FIRST),
+            script=Markup(script),
+            at_once=AT_ONCE,
+            suite=run["suite"],
+            seeds=seeds_of(run),
+            run=run,
+            made_by=run.get("versions", {}).get("leakbench", bench.__version__),
+            digest=digest,
+            rows=whole,
+            boards=shown,
+            filters=_filters(whole),
+            texts=explain.COLUMNS,
+            reasons=reasons,
+            notes=_json({"columns": explain.COLUMNS, "reasons": list(reasons)}),
+            gaps=_gaps(found),
+            pictures=pictures,
+        )
+    )
 
 
 def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, Any]:
@@ -118,8 +122,13 @@ def _own(pictures: Pictures, ids: Sequence[str]) -> dict[str, Any]:
 
 def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
     """(key in the URL, label, values) of each select box."""
-    keys = (("protocol", "Protocol"), ("dataset", "Dataset"), ("model", "Model"),
-            ("checkpoint", "Round"), ("defense", "Defense"))  # fmt: skip
+    keys = (
+        ("protocol", "Protocol"),
+        ("dataset", "Dataset"),
+        ("model", "Model"),
+        ("checkpoint", "Round"),
+        ("defense", "Defense"),
+    )
     return [(k, label, list(dict.fromkeys(str(r[k]) for r in rows))) for k, label in keys]
 
 
@@ -140,14 +149,16 @@ def _gaps(found: Sequence[Board]) -> list[Gap]:
                 where.setdefault(gap, {}).setdefault(board.title, []).append(setting(row))
     gaps = [
         Gap(
-            what=what, status=status.replace("_", " "), reason=reason,
+            what=what,
+            status=status.replace("_", " "),
+            reason=reason,
             where=tuple(
                 (t, f"all {len(s)} settings" if 1 < len(s) == sizes[t] else ", ".join(s))
                 for t, s in tables_.items()
             ),
         )
         for (what, status, reason), tables_ in where.items()
-    ]  # fmt: skip
+    ]
     return sorted(gaps, key=lambda g: g.status == "not applicable")
 
 

@@ -57,9 +57,13 @@ def load(folder: Path) -> list[dict[str, Any]]:
 
 
 _LATER: Mapping[str, Any] = {
-    "personal_accuracy": None, "personalised": False, "audit": None, "ledger": None,
-    "dataset_settings": {}, "model_settings": {},
-}  # fmt: skip
+    "personal_accuracy": None,
+    "personalised": False,
+    "audit": None,
+    "ledger": None,
+    "dataset_settings": {},
+    "model_settings": {},
+}
 """What rows of older files lack."""
 
 
@@ -113,14 +117,18 @@ Read = Callable[[Kind, str], Record | None]
 
 
 def rows_of(
-    suite: Mapping[str, Any], trainings: Iterable[Record], read: Read,
+    suite: Mapping[str, Any],
+    trainings: Iterable[Record],
+    read: Read,
     checkpoints: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """`rows` of these trainings of a run.json alone, at all of the suite's checkpoints or these."""
     source = _Source(
-        suite=suite, read=read, checkpoints=checkpoints or suite["checkpoints"],
+        suite=suite,
+        read=read,
+        checkpoints=checkpoints or suite["checkpoints"],
         intervals=Intervals(),
-    )  # fmt: skip
+    )
     networks: dict[str, list[_Draft]] = {}
     for members in settings_of(trainings):
         same = {k: members[0][k] for k in ("task", "protocol")}
@@ -383,10 +391,14 @@ def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         table = tuple(
             json.dumps(row[k])
             for k in (
-                "protocol_settings", "dataset", "dataset_settings", "model", "model_settings",
+                "protocol_settings",
+                "dataset",
+                "dataset_settings",
+                "model",
+                "model_settings",
                 "checkpoint",
             )
-        )  # fmt: skip
+        )
         tables.setdefault(table, []).append(row)
     out = []
     for members in tables.values():

@@ -61,8 +61,16 @@ class _Source:
 
 def none(why: str) -> Pictures:
     """No pictures, with the reason that the page gives."""
-    return {"schema": SCHEMA, "victims": 0, "why": why, "without": 0, "unreadable": [],
-            "sprites": [], "cells": [], "records": []}  # fmt: skip
+    return {
+        "schema": SCHEMA,
+        "victims": 0,
+        "why": why,
+        "without": 0,
+        "unreadable": [],
+        "sprites": [],
+        "cells": [],
+        "records": [],
+    }
 
 
 def load(folder: Path) -> Pictures:

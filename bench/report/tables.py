@@ -63,8 +63,11 @@ def _circumstances(row: Row) -> dict[str, Any]:
 
 def _differing(all_: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Of each dictionary "key=value" where not all agree."""
-    keys = [k for k in dict.fromkeys(k for d in all_ for k in d)
-            if any(d.get(k) != all_[0].get(k) for d in all_)]  # fmt: skip
+    keys = [
+        k
+        for k in dict.fromkeys(k for d in all_ for k in d)
+        if any(d.get(k) != all_[0].get(k) for d in all_)
+    ]
     return [[f"{k}={short(d.get(k))}" for k in keys] for d in all_]
 
 

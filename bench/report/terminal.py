@@ -122,9 +122,14 @@ def _figures(rows: Sequence[Row]) -> list[_Column]:
 
 def _table(title: str, rows: Sequence[Row], ranks: _Column, columns: Sequence[_Column]) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
-        padding=(0, 1, 0, 0), header_style="bold dim",
-    )  # fmt: skip
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold dim",
+    )
     table.add_column(ranks.heading, justify="right", no_wrap=True)
     table.add_column("defense", overflow="fold", min_width=_DEFENSE)
     for column in columns:
@@ -133,19 +138,25 @@ def _table(title: str, rows: Sequence[Row], ranks: _Column, columns: Sequence[_C
         )
     for place, row in enumerate(rows):
         table.add_row(
-            ranks.cells[place], _brief_setting(row), *(c.cells[place] for c in columns),
+            ranks.cells[place],
+            _brief_setting(row),
+            *(c.cells[place] for c in columns),
             style="dim" if row["rank"] is None else "",
-        )  # fmt: skip
+        )
     return table
 
 
 def _overview(rows: Sequence[Row]) -> Table:
     """A line per table: its rows, and the one that leaks least."""
     overview = Table(
-        title=f"{len(rows)} rows, which are in the files; of each table the safest", box=None,
-        title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0),
+        title=f"{len(rows)} rows, which are in the files; of each table the safest",
+        box=None,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
         header_style="bold dim",
-    )  # fmt: skip
+    )
     for name in ("table", "safest row that learns"):
         overview.add_column(name, overflow="fold")
     for name in ("rows", "worst"):
@@ -154,9 +165,11 @@ def _overview(rows: Sequence[Row]) -> Table:
         first = next((r for r in members if r["rank"] == 1), None)
         worst = first["worst"] if first else None
         overview.add_row(
-            title, setting(first) if first else "-", str(len(members)),
+            title,
+            setting(first) if first else "-",
+            str(len(members)),
             _brief(worst[worst["metric"]]) if worst else "-",
-        )  # fmt: skip
+        )
     return overview
 
 
