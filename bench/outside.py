@@ -29,9 +29,9 @@ from bench.metrics.score import floors, score
 from bench.names import did_you_mean
 from bench.protocols.export import load_seen, load_truth, save_seen
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.report.cells import Cell, cells_of, find
+from bench.records import Cell, Run
+from bench.report.choosing import find
 from bench.report.entries import FLOOR_SUFFIX
-from bench.report.leaderboard import read_run
 from bench.suite import TaskSettings
 
 ANSWERS = ("images", "labels", "label_counts", "failed")
@@ -92,14 +92,14 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
     """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, and the
     public samples that its threat grants: OUT-public.safetensors. Never the truth.
 
-    cell: see `bench.report.cells.find`. Existing files are replaced. Raises UserError for a cell
+    cell: see `bench.report.choosing.find`. Existing files are replaced. Raises UserError for a cell
     that is none or has no observation, and for an `out` with a dot in its name.
     """
     name = out.name.removesuffix(".safetensors").removesuffix(".json")
     if not name or "." in name:
         raise UserError(f"--out must be a file name without dots, such as seen, got '{out}'.")
     base = out.with_name(name)
-    chosen = find(cells_of(read_run(folder)), cell)
+    chosen = find(Run.read(folder).cells, cell)
     stem, samples = _observation(folder, chosen)
     seen = load_seen(stem.with_name(f"{stem.name}-seen"))
     job = _job(chosen)
@@ -143,12 +143,12 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
 def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) -> Scored:
     """Score a reconstruction exactly as leakbench's own attacks are.
 
-    cell: see `bench.report.cells.find`, or an exported FILE or FILE.json, which holds its cell's
+    cell: see `bench.report.choosing.find`, or an exported FILE or FILE.json, which holds its cell's
     key. reconstruction: a safetensors or npz file with any of images [V, K, ...], labels [V, K]
     and label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left out
     where it is 1. Raises UserError with one sentence for anything else.
     """
-    chosen = find(cells_of(read_run(folder)), _cell_text(cell))
+    chosen = find(Run.read(folder).cells, _cell_text(cell))
     stem, _ = _observation(folder, chosen)
     dataset = dataset_of(_job(chosen), env)
     truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))

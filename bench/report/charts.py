@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from bench.errors import UserError
+from bench.metrics.intervals import Interval
 from bench.metrics.named import TITLES
+from bench.records import Row
 from bench.report import plots, svg
-from bench.report.boards import Board, bounds, epsilon_cell, figure
+from bench.report.boards import Board
+from bench.report.columns import bounds, epsilon_text, figure, interval_text
 from bench.report.plots import Coordinate, Curves, Scatter, Spot
-from bench.report.tables import Row, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ def _view(board: Board, shown: Scatter, told: frozenset[int]) -> View:
         plot.floor(band)
     plot.front([marks[i] for i in shown.front])
     drawn = sorted(sorted(marks, key=lambda m: m.y.mean), key=lambda m: plot.at(m)[0])
-    names = {s.group: s.row["defense"] for s in sorted(shown.spots, key=lambda s: s.group)}
+    names = {s.group: s.row.defense for s in sorted(shown.spots, key=lambda s: s.group)}
     return View(
         name=shown.name,
         choice=shown.choice,
@@ -72,7 +74,7 @@ def _view(board: Board, shown: Scatter, told: frozenset[int]) -> View:
 
 def _mark(spot: Spot) -> svg.Mark:
     row = spot.row
-    tag = f"{row['rank']} {row['defense']}" if row["rank"] else str(row["defense"])
+    tag = f"{row.rank} {row.defense}" if row.rank else str(row.defense)
     states = (("muted", spot.muted), ("hollow", spot.hollow), ("front", spot.front))
     return svg.Mark(
         x=spot.x,
@@ -108,24 +110,18 @@ def _notes(shown: Scatter) -> tuple[str, ...]:
 
 def _words(row: Row) -> str:
     """Setting, figures and epsilons of a point; parts are separated by "; "."""
-    rank = f"rank {row['rank']}" if row["rank"] else "no rank"
-    parts = [setting(row).replace(";", ","), rank]
-    for name, value in (
-        ("accuracy", row["accuracy"]),
-        ("own accuracy", row["personal_accuracy"]),
-    ):
-        if value and (name == "accuracy" or row.get("personalised")):
-            parts.append(f"{name} {figure(value['mean'])} {bounds(value)}")
-    if worst := row["worst"]:
-        metric = worst["metric"]
-        leak = worst[metric]
-        parts.append(
-            f"worst {TITLES[metric]} {figure(leak['mean'], metric)} {bounds(leak, metric)} "
-            f"by {worst['attack']}"
-        )
-    claim = epsilon_cell(row["eps_claimed"]).text
-    parts.append(f"ε claimed {claim} per {row['unit']}" if row["unit"] else "no ε claimed")
-    parts.append(f"ε proven {epsilon_cell(row['eps_record']).text}")
+    rank = f"rank {row.rank}" if row.rank else "no rank"
+    parts = [row.setting.replace(";", ","), rank]
+    if row.accuracy:
+        parts.append(f"accuracy {interval_text(row.accuracy)}")
+    if row.personal_accuracy and row.personalised:
+        parts.append(f"own accuracy {interval_text(row.personal_accuracy)}")
+    if worst := row.worst:
+        leak = interval_text(worst.interval, worst.metric)
+        parts.append(f"worst {TITLES[worst.metric]} {leak} by {worst.attack}")
+    claim = epsilon_text(row.eps_claimed)
+    parts.append(f"ε claimed {claim} per {row.unit}" if row.unit else "no ε claimed")
+    parts.append(f"ε proven {epsilon_text(row.eps_record)}")
     return "; ".join(parts)
 
 
@@ -151,7 +147,7 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     for marks in curves:
         plot.path(marks)
     body = [
-        (curve.attack, str(budget), figure(at.mean), bounds({"lo": at.lo, "hi": at.hi}))
+        (curve.attack, str(budget), figure(at.mean), bounds(_interval(at)))
         for curve in shown.curves
         for budget, at in curve.points
     ]
@@ -177,9 +173,13 @@ def _curves(shown: Curves) -> list[list[svg.Mark]]:
                 row=0,
                 group=group,
                 words=f"{curve.attack}; {budget} gradient evaluations per start; "
-                f"SSIM {figure(at.mean)} {bounds({'lo': at.lo, 'hi': at.hi})}",
+                f"SSIM {figure(at.mean)} {bounds(_interval(at))}",
             )
             for budget, at in curve.points
         ]
         for group, curve in enumerate(shown.curves)
     ]
+
+
+def _interval(at: Coordinate) -> Interval:
+    return Interval(mean=at.mean, lo=at.lo, hi=at.hi)

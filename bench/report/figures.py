@@ -14,12 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from bench.errors import UserError
+from bench.records import Row, Run
 from bench.report import grids, plots
-from bench.report.cells import cells_of
-from bench.report.leaderboard import read_run
 from bench.report.paper import Paper, inches, styled, write
 from bench.report.plots import SIDES, Band, Coordinate, Curves, Scale, Scatter, Spot
-from bench.report.tables import Row, setting, tables
+from bench.report.tables import tables
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
@@ -120,12 +119,12 @@ def write_figures(
     Raises:
         UserError: For an unknown format or width.
     """
-    cells = cells_of(read_run(folder))
+    cells = Run.read(folder).cells
     paths: list[Path] = []
     names: Counter[str] = Counter()
     for _, members in tables(rows):
         same = ("protocol", "dataset", "model", "checkpoint")
-        name = "-".join(re.sub(r"[^\w.]+", "_", str(members[0][k])) for k in same)
+        name = "-".join(re.sub(r"[^\w.]+", "_", str(getattr(members[0], k))) for k in same)
         names[name] += 1
         if names[name] > 1:
             name = f"{name}-{names[name]}"
@@ -133,7 +132,7 @@ def write_figures(
         if any(plots.utility(r) for r in members):
             drawn["epsilon_proven"] = epsilon(members, width=width)
             drawn["epsilon_claimed"] = epsilon(members, which="eps_claimed", width=width)
-        if any(plots.utility(r) and r["worst"] for r in members):
+        if any(plots.utility(r) and r.worst for r in members):
             drawn["pareto"] = pareto(members, width=width)
         if spent := plots.budgets(members, members[0]):
             drawn["budget"] = budget(spent, width=width)
@@ -150,7 +149,7 @@ def write_figures(
 def _drawn(shown: Scatter, width: str) -> Figure:
     entries = [_label(s, shown) for s in shown.spots]
     entries += ["front"] * bool(shown.front) + list(map(_floor_name, shown.floors))
-    missing = [f"not shown, without a figure: {setting(r)}" for r in shown.missing]
+    missing = [f"not shown, without a figure: {r.setting}" for r in shown.missing]
     with styled():
         figure, axes, strip = _frame(width, [*entries, *missing], strip=bool(shown.x.sides))
         seen = zip(shown.spots, looks(shown.spots), strict=True)
@@ -304,9 +303,9 @@ def _wrapped(text: str, width: str) -> str:
 
 def _label(spot: Spot, shown: Scatter) -> str:
     row = spot.row
-    parts = [setting(row)]
-    if shown.name == "claimed" and row["unit"]:
-        parts.append(f"per {row['unit']}")
+    parts = [row.setting]
+    if shown.name == "claimed" and row.unit:
+        parts.append(f"per {row.unit}")
     if spot.hollow:
         parts.append("(own networks)")
     if spot.muted:

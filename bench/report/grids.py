@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from torch import Tensor
 from bench.errors import UserError
 from bench.harness.store import Store
 from bench.metrics.images import ssim
-from bench.report.cells import Cell
+from bench.records import Cell, Row, canonical
 from bench.report.paper import Paper, inches, styled
-from bench.report.tables import Row
 
 MOST_LINES = 24
 """Of pictures in one figure: more fit no page."""
@@ -66,31 +65,34 @@ def strongest(folder: Path, cells: Sequence[Cell], rows: Sequence[Row]) -> list[
     long table the first rows."""
     out: list[Cell] = []
     for row in rows[:MOST_LINES]:
-        wanted = row["worst"] and row["worst"]["attack"]
+        wanted = row.worst and row.worst.attack
         members = (c for c in cells if c.label == wanted and _of(c, row))
         found = next((c for c in members if _pair(folder, c) is not None), None)
         out += [found] if found else []
     return out
 
 
-def _same_table(cell: Cell, row: Mapping[str, Any]) -> bool:
-    return (
-        cell.dataset == row["dataset"]
-        and cell.model == row["model"]
-        and cell.checkpoint == row["checkpoint"]
-        and cell.training["protocol"] == row["protocol_settings"]
-        and all(
-            cell.training["task"].get(k, {}) == row.get(k, {})
-            for k in ("dataset_settings", "model_settings")
-        )
+def _of(cell: Cell, row: Row) -> bool:
+    job = cell.job.train
+    mine = (
+        job.protocol,
+        job.task.dataset,
+        job.task.dataset_settings,
+        job.task.model,
+        job.task.model_settings,
+        job.defense,
+        job.settings,
+        cell.checkpoint,
     )
-
-
-def _of(cell: Cell, row: Mapping[str, Any]) -> bool:
-    return (
-        _same_table(cell, row)
-        and cell.defense == row["defense"]
-        and dict(cell.settings) == row["settings"]
+    return mine == (
+        row.protocol_settings,
+        row.dataset,
+        row.dataset_settings,
+        row.model,
+        row.model_settings,
+        row.defense,
+        row.settings,
+        row.checkpoint,
     )
 
 
@@ -112,9 +114,9 @@ def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
 
 
 def _first_seed(cells: Sequence[Cell]) -> list[Cell]:
-    first: dict[tuple[str, str], Cell] = {}
+    first: dict[Any, Cell] = {}
     for cell in cells:
-        first.setdefault((f"{cell.name}\x00{cell.threat}", str(cell.training["protocol"])), cell)
+        first.setdefault((cell.name, cell.threat, canonical(cell.job.train.protocol)), cell)
     return list(first.values())
 
 

@@ -17,8 +17,14 @@ from bench.names import did_you_mean
 WIDTHS: Mapping[str, float] = {"column": 3.3, "page": 6.9}
 """Inches."""
 FORMATS = ("pdf", "png")
-_SIZES = ("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize", "ytick.labelsize",
-          "legend.fontsize")  # fmt: skip
+_SIZES = (
+    "font.size",
+    "axes.labelsize",
+    "axes.titlesize",
+    "xtick.labelsize",
+    "ytick.labelsize",
+    "legend.fontsize",
+)
 _STYLE: dict[Any, Any] = dict.fromkeys(_SIZES, 8) | {
     "axes.linewidth": 0.6,
     "lines.linewidth": 1.0,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.errors import UserError
+from bench.metrics.intervals import Interval
 from bench.metrics.named import TITLES, sign_of
+from bench.records import Row
 from bench.report.entries import FLOOR_SUFFIX
-from bench.report.tables import Row
+from bench.report.verdicts import network
 
 SIDES = {"inf": "inf", "none": "no claim"}
 """Columns beside a logarithmic axis, for epsilons that are infinite or absent: their labels."""
@@ -182,7 +183,7 @@ def scatter(rows: Sequence[Row], name: str) -> Scatter:
         for key, along in zip(keys, values, strict=True)
     ]
     leading = _leading(found, keys, metric)
-    groups = {d: i for i, d in enumerate(sorted({r["defense"] for r in rows}))}
+    groups = {d: i for i, d in enumerate(sorted({r.defense for r in rows}))}
     asides = _asides([(x, y) for *_, x, y in found])
     spots = tuple(
         Spot(
@@ -190,10 +191,10 @@ def scatter(rows: Sequence[Row], name: str) -> Scatter:
             place=i,
             x=x,
             y=y,
-            group=groups[r["defense"]],
+            group=groups[r.defense],
             front=n in leading,
-            muted=r["rank"] is None,
-            hollow=r["accuracy"] is None,
+            muted=r.rank is None,
+            hollow=r.accuracy is None,
             aside=asides[n],
         )
         for n, (i, r, x, y) in enumerate(found)
@@ -210,10 +211,9 @@ def scatter(rows: Sequence[Row], name: str) -> Scatter:
     )
 
 
-def utility(row: Row) -> Mapping[str, float] | None:
+def utility(row: Row) -> Interval | None:
     """Accuracy of the common model, or where there is none of the clients' own networks."""
-    found: Mapping[str, float] | None = row["accuracy"] or row["personal_accuracy"]
-    return found
+    return row.accuracy or row.personal_accuracy
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -241,9 +241,7 @@ def _leading(
         return []
     sign = sign_of(metric) if keys[0] == "leak" else 1.0
     able = [
-        n
-        for n, (_, r, *_) in enumerate(found)
-        if r["rank"] is not None and r["accuracy"] is not None
+        n for n, (_, r, *_) in enumerate(found) if r.rank is not None and r.accuracy is not None
     ]
     points = [
         (math.inf if found[n][2].side else sign * found[n][2].mean, -found[n][3].mean) for n in able
@@ -253,7 +251,7 @@ def _leading(
 
 def _metric(rows: Sequence[Row]) -> str:
     """ssim where any row has images, else mse."""
-    return "mse" if all(r["worst"]["metric"] == "mse" for r in rows if r["worst"]) else "ssim"
+    return "mse" if all(r.worst.metric == "mse" for r in rows if r.worst) else "ssim"
 
 
 def _asides(found: Sequence[tuple[Coordinate, Coordinate]]) -> list[float]:
@@ -274,7 +272,7 @@ def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band
         metric: f"mean {'image' if metric == 'ssim' else 'record'}",
         metric + FLOOR_SUFFIX: "class mean",
     }
-    all_ = [r["attacks"][r["worst"]["attack"]]["floor"] for r in rows]
+    all_ = [r.attacks[r.worst.attack].floor for r in rows if r.worst]
     return tuple(
         Band(lo=min(found), hi=max(found), label=label, across=keys[1] == "leak")
         for name, label in names.items()
@@ -291,24 +289,22 @@ def _accuracy(row: Row, _: str) -> Coordinate | None:
 
 
 def _leak(row: Row, metric: str) -> Coordinate | None:
-    worst = row["worst"]
-    return _coordinate(worst[metric]) if worst and worst["metric"] == metric else None
+    worst = row.worst
+    return _coordinate(worst.interval) if worst and worst.metric == metric else None
 
 
 def _epsilon(key: str) -> Callable[[Row, str], Coordinate]:
     def read(row: Row, _: str) -> Coordinate:
-        if row[key] is None:
-            return Coordinate(side="none")
-        number = float(row[key])
-        if math.isinf(number):
-            return Coordinate(side="inf")
+        number: float | None = getattr(row, key)
+        if number is None or math.isinf(number):
+            return Coordinate(side="none" if number is None else "inf")
         return Coordinate(mean=number, lo=number, hi=number)
 
     return read
 
 
-def _coordinate(interval: Mapping[str, float]) -> Coordinate:
-    return Coordinate(mean=interval["mean"], lo=interval["lo"], hi=interval["hi"])
+def _coordinate(interval: Interval) -> Coordinate:
+    return Coordinate(mean=interval.mean, lo=interval.lo, hi=interval.hi)
 
 
 _MEASURES: Mapping[str, Callable[[Row, str], Coordinate | None]] = {
@@ -357,7 +353,7 @@ def _power(k: int) -> str:
 
 def is_reference(row: Row) -> bool:
     """Whether it is an undefended row: attacks ran at twice their budget there alone."""
-    return any(e.get("doubled") for e in row["attacks"].values())
+    return any(e.doubled for e in row.attacks.values())
 
 
 def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
@@ -370,19 +366,19 @@ def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
     Returns:
         Every attack at each suite's budget and at twice that; None where it was not measured.
     """
-    network = _network(first)
+    shown = network(first)
     series: dict[str, dict[int, Coordinate]] = {}
     floors: Mapping[str, float] = {}
     for row in rows:
-        if not is_reference(row) or _network(row) != network:
+        if not is_reference(row) or network(row) != shown:
             continue
-        for name, entry in row["attacks"].items():
-            again = entry.get("doubled")
-            if again and entry["ssim"] and again["ssim"] and entry.get("budget"):
+        for name, entry in row.attacks.items():
+            again, score = entry.doubled, entry.scores.get("ssim")
+            if again and again.ssim and score and entry.budget:
                 measured = series.setdefault(name, {})
-                measured.setdefault(entry["budget"], _coordinate(entry["ssim"]))
-                measured.setdefault(again["budget"], _coordinate(again["ssim"]))
-                floors = floors or entry["floor"]
+                measured.setdefault(entry.budget, _coordinate(score))
+                measured.setdefault(again.budget, _coordinate(again.ssim))
+                floors = floors or entry.floor
     if not series:
         return None
     every = [b for measured in series.values() for b in measured]
@@ -401,8 +397,3 @@ def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
             if k in floors
         ),
     )
-
-
-def _network(row: Row) -> str:
-    keys = ("dataset", "dataset_settings", "model", "model_settings", "checkpoint")
-    return json.dumps([row["protocol_settings"], *(row.get(k) for k in keys)], sort_keys=True)

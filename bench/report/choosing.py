@@ -1,0 +1,65 @@
+"""How a reader names the cells and rows that are meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.errors import UserError
+from bench.names import did_you_mean
+from bench.records import Cell
+
+_PREFIX = re.compile(r"[0-9a-f]{4,24}")
+_SHOWN = 12
+
+
+def find(cells: Sequence[Cell], text: str) -> Cell:
+    """The cell of a key, of a unique prefix of one (4 digits or more), or of words separated by
+    slashes that fit it alone: digits/lenet/spm/dlg/final.
+
+    Args:
+        cells: Of a run.
+        text: Its key, prefix or words.
+
+    Raises:
+        UserError: For a word that fits no cell, with the nearest, and for words that fit several or
+            none together, with the candidates.
+    """
+    if _PREFIX.fullmatch(text):
+        found = [c for c in cells if c.key.startswith(text)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"'{text}' begins several keys: {_listed(found)}.")
+    words = [w.strip() for w in text.split("/") if w.strip()]
+    known = {w for c in cells for w in c.words}
+    for word in words:
+        if word not in known:
+            raise UserError(did_you_mean("cell or part of a cell's name", word, sorted(known)))
+    found = [c for c in cells if all(w in c.words for w in words)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UserError(f"no cell is all of '{text}' at once; there are {_listed(cells)}.")
+    raise UserError(
+        f"'{text}' fits {len(found)} cells; give more words or a key: {_listed(found)}."
+    )
+
+
+def _listed(cells: Sequence[Cell]) -> str:
+    shown = [f"{c.key[:8]} {c.protocol}/{c.name}/seed={c.seed}" for c in cells[:_SHOWN]]
+    more = len(cells) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def check_wanted(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Raises UserError if a filter's value occurs nowhere, naming what does."""
+    values = {str(k) for k in known}
+    if value is not None and str(value) not in values:
+        raise UserError(did_you_mean(name, str(value), sorted(values)))
+
+
+def fits_settings(settings: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
+    """Whether every wanted setting has the wanted value; others may be anything."""
+    return all(k in settings and settings[k] == v for k, v in (wanted or {}).items())
