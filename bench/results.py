@@ -17,12 +17,11 @@ from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import launch
 from bench.harness.plan import Plan
-from bench.harness.store import write_whole
+from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
 from bench.report.choosing import check_wanted, fits_settings
 from bench.report.files import FILES, Files
-from bench.report.leaderboard import Records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,9 +139,9 @@ class Results:
         """(what, why) of trainings and cells that failed or ran out of time. Raises UserError
         for a leaderboard that came without its records."""
         self._need_records()
-        records = Records(self.folder)
-        found = [(t.job.name, records.train(t.key)) for t in self._run.trainings]
-        cells = [(f"{c.name}/seed={c.seed}", records.attack(c.key)) for c in self._cells]
+        store = Store(self.folder)
+        found = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
+        cells = [(f"{c.name}/seed={c.seed}", store.read("attack", c.key)) for c in self._cells]
         return [
             (name, f"{record.status}: {record.reason}")
             for name, record in [*found, *cells]

@@ -48,7 +48,7 @@ def score(
     """Score an outside attack's reconstruction exactly as leakbench's own attacks are."""
     with plain_errors():
         from bench import outside
-        from bench.harness.store import to_json
+        from bench.records import to_json
 
         env = environment("cpu", data_dir, download, None)
         found = outside.score_file(folder, cell, reconstruction, env)
@@ -68,9 +68,10 @@ def score(
         low = [figure.floor, figure.floor_class_mean, figure.own]
         i = figure.interval
         table.add_row(
-            name, Text(f"{i.mean:.4f} [{i.lo:.4f}, {i.hi:.4f}]"),
+            name,
+            Text(f"{i.mean:.4f} [{i.lo:.4f}, {i.hi:.4f}]"),
             *("-" if v is None else f"{v:.4f}" for v in low),
-        )  # fmt: skip
+        )
     console.print(table)
     if found.failed:
         console.print(f"{found.failed} victim(s) failed: scored as the mean public image.")

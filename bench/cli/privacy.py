@@ -28,8 +28,8 @@ def ledger(
     with plain_errors():
         from bench import suite
         from bench.contract.events import Facts
-        from bench.harness.store import to_json
         from bench.privacy.ledger import account
+        from bench.records import to_json
 
         built = setting_of(defense, set_, plugin)
         given = _facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts"))
@@ -73,7 +73,7 @@ def audit(
 ) -> None:
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof."""
     with plain_errors():
-        from bench.harness.store import to_json
+        from bench.records import to_json
         from bench.sandbox import audit as audits
 
         built = setting_of(defense, set_, plugin)

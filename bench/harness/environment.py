@@ -11,7 +11,7 @@ from typing import Any
 
 from bench import data, models, registry
 from bench.data.dataset import Dataset
-from bench.harness.plan import TrainJob
+from bench.records import TrainJob
 
 DATASETS_KEPT = 4
 """How many data sets a process keeps: a plan's seeds take turns, each with a split of its own."""

@@ -6,7 +6,7 @@ file is read, and written by `to_json`. Older files load through one converter p
 
 from __future__ import annotations
 
-from bench.records.files import read_bytes, read_json, sound_text, to_json, to_line
+from bench.records.files import problem, read_bytes, read_json
 from bench.records.flags import Flag, FlagCode, Level
 from bench.records.jobs import (
     AttackJob,
@@ -31,13 +31,14 @@ from bench.records.outcomes import (
     LedgerEntry,
     NoResult,
     Observation,
+    Record,
     Status,
     TrainOutcome,
     TrainRecord,
     Verdict,
-    read_outcome,
     settled,
 )
+from bench.records.reading import read_outcome
 from bench.records.rows import (
     LEADERBOARD,
     AttackEntry,
@@ -48,9 +49,11 @@ from bench.records.rows import (
     WorstCase,
     read_rows,
     row_to_dict,
+    rows_of_json,
     rows_to_json,
 )
 from bench.records.run import RUN, SCHEMA, Run
+from bench.records.text import plain, sound_text, to_json, to_line
 
 __all__ = [
     "LEADERBOARD",
@@ -77,6 +80,7 @@ __all__ = [
     "NoResult",
     "Observation",
     "PlannedTraining",
+    "Record",
     "Row",
     "Run",
     "Status",
@@ -88,11 +92,14 @@ __all__ = [
     "attack_job",
     "canonical",
     "labels",
+    "plain",
+    "problem",
     "read_bytes",
     "read_json",
     "read_outcome",
     "read_rows",
     "row_to_dict",
+    "rows_of_json",
     "rows_to_json",
     "setting_text",
     "settled",

@@ -1,24 +1,18 @@
-"""How a file of a result folder is read and written: whole, plain, as strict JSON.
-
-Numbers that are not finite are the texts "inf", "-inf" and "nan" in JSON and nowhere else:
-`to_json` makes them, the types of `bench.records` read them back as floats.
-"""
+"""How a file of a result folder is read: whole, plain, and as what it should be."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError
+from bench.records.text import sound_text
 
 MOST_BYTES = 2**29
 """Of one file: a leaderboard of ten thousand rows has a tenth of that."""
@@ -85,6 +79,17 @@ def read_json(path: Path | str, *, most: int = MOST_BYTES) -> Any:
         raise UserError(f"{path} is no readable JSON ({error}).") from error
 
 
+def _sound(value: Any) -> Any:
+    """The value without halves of characters, which no file can be written with."""
+    if isinstance(value, str):
+        return value if value.isascii() else sound_text(value)
+    if isinstance(value, dict):
+        return {_sound(k): _sound(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_sound(v) for v in value]
+    return value
+
+
 def checked(adapter: TypeAdapter[T], value: Any, place: Path | str) -> T:
     """A value read from JSON as what it should be.
 
@@ -127,67 +132,3 @@ def _shown(value: Any) -> str:
         return f"a {'dictionary' if isinstance(value, Mapping) else 'list'} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _sound(value: Any) -> Any:
-    """The value without halves of characters, which no file can be written with."""
-    if isinstance(value, str):
-        return value if value.isascii() else sound_text(value)
-    if isinstance(value, dict):
-        return {_sound(k): _sound(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_sound(v) for v in value]
-    return value
-
-
-def sound_text(text: str) -> str:
-    """A text with halves of characters (lone surrogates) written out as their numbers."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def to_json(value: Any) -> str:
-    """A record, row, run or other value as strict JSON, indented.
-
-    Args:
-        value: A dataclass, pydantic model, job, or anything JSON has a form for. What has a
-            `to_json_value` method is asked for it.
-
-    Returns:
-        Its text; infinities and NaN are the strings "inf", "-inf" and "nan".
-    """
-    return json.dumps(plain(value), indent=1, allow_nan=False)
-
-
-def to_line(value: Any) -> str:
-    """The same without line breaks."""
-    return json.dumps(plain(value), allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    """A value as dictionaries, lists, texts and finite numbers."""
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, Enum):
-        return value.value
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if hasattr(value, "to_json_value"):
-        return plain(value.to_json_value())
-    if isinstance(value, BaseModel):
-        return plain(value.model_dump())
-    if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    return value
-
-
-def numbers(value: Any) -> Any:
-    """A dictionary read from JSON, its texts "inf", "-inf" and "nan" as the floats they are."""
-    if not isinstance(value, Mapping):
-        return value
-    return {k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in value.items()}

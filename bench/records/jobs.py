@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.records.files import plain
+from bench.records.text import plain
 from bench.suite import AttackSettings, Checkpoint, Suite, TaskSettings
 
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, cast, overload
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field
 
 from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.privacy.ledger import Entry
-from bench.records.files import checked, numbers, read_bytes, read_json
 from bench.records.jobs import AttackJob, TrainJob
+from bench.records.text import numbers
 from bench.suite import Checkpoint
 
 Kind = Literal["train", "attack"]
@@ -22,7 +20,7 @@ Status = Literal["done", "failed", "timeout", "not_applicable"]
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 Count = Annotated[int, Field(ge=0)]
 FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
-Scores = Mapping[str, list[float]]
+VictimScores = Mapping[str, list[float]]
 """Metric -> one figure per victim."""
 LedgerEntry = Annotated[Entry, AfterValidator(lambda e: replace(e, constants=numbers(e.constants)))]
 """What the accountant says, its constants as numbers again where they are infinite."""
@@ -84,6 +82,17 @@ class AttackInputs:
     checkpoint: Checkpoint
     budget: int
 
+    @staticmethod
+    def of(job: AttackJob) -> AttackInputs:
+        """Those of an attack."""
+        return AttackInputs(
+            attack=job.attack,
+            settings=job.settings,
+            threat=job.threat.name,
+            checkpoint=job.checkpoint,
+            budget=job.budget,
+        )
+
     def on(self, train: TrainJob) -> AttackJob:
         """The attack on that training. Raises KeyError if it lacks the threat."""
         return AttackJob(
@@ -98,7 +107,7 @@ class AttackInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Record:
     """What every record has.
 
     Attributes:
@@ -115,7 +124,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoResult(Outcome):
+class NoResult(Record):
     """A training or attack without figures.
 
     Attributes:
@@ -134,7 +143,7 @@ class NoResult(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRecord(Outcome):
+class TrainRecord(Record):
     """A training that is done.
 
     Attributes:
@@ -193,13 +202,13 @@ class DoubledRun:
     """An attack once more, at twice its budget: whether it had converged."""
 
     budget: int
-    values: Scores
+    values: VictimScores
     gradient_evaluations: Count
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackRecord(Outcome):
+class AttackRecord(Record):
     """An attack that is done.
 
     Attributes:
@@ -225,8 +234,8 @@ class AttackRecord(Outcome):
     samples: Count
     failed: Count
     is_floor: bool
-    values: Scores
-    floors: Scores
+    values: VictimScores
+    floors: VictimScores
     gradient_evaluations: Count
     seconds: float
     notes: tuple[str, ...]
@@ -257,35 +266,3 @@ AttackOutcome: TypeAlias = AttackRecord | NoResult
 def settled(record: TrainOutcome | AttackOutcome | None) -> bool:
     """Whether a job need not be made again: failures and time-outs are tried again."""
     return record is not None and record.status in ("done", "not_applicable")
-
-
-@cache
-def _adapter(kind: Kind) -> TypeAdapter[Any]:
-    by_status = Field(discriminator="status")
-    if kind == "train":
-        return TypeAdapter(Annotated[TrainOutcome, by_status])
-    return TypeAdapter(Annotated[AttackOutcome, by_status])
-
-
-@overload
-def read_outcome(path: Path | str, kind: Literal["train"]) -> TrainOutcome: ...
-@overload
-def read_outcome(path: Path | str, kind: Literal["attack"]) -> AttackOutcome: ...
-def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
-    """The record in a file of this or an older version.
-
-    Args:
-        path: The file.
-        kind: Of its job.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        UserError: If it is no such record.
-    """
-    try:
-        return cast(TrainOutcome | AttackOutcome, _adapter(kind).validate_json(read_bytes(path)))
-    except ValidationError:
-        value = read_json(path)  # also holds what the quick way cannot: halves of characters
-    if not isinstance(value, dict) or "status" not in value:
-        raise UserError(f"{path} is no record of leakbench.")
-    return cast(TrainOutcome | AttackOutcome, checked(_adapter(kind), value, path))

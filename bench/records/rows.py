@@ -14,11 +14,12 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS, sign_of
 from bench.protocols.settings import ProtocolSettings
-from bench.records.files import checked, read_json, to_line
+from bench.records.files import checked, read_json
 from bench.records.flags import Flag
 from bench.records.jobs import setting_text
 from bench.records.older import row_of_first
 from bench.records.outcomes import AuditSummary, Count, Status
+from bench.records.text import to_line
 from bench.suite import Checkpoint
 
 ROW_SCHEMA = 2
@@ -252,10 +253,22 @@ def read_rows(path: Path) -> list[Row]:
         FileNotFoundError: If there is none.
         UserError: If it is no leaderboard.
     """
-    found = read_json(path)
-    if not isinstance(found, list):
-        raise UserError(f"{path} must be a list of rows (see bench/report/schema.json).")
-    return [_row(value, f"{path}, row {place}") for place, value in enumerate(found, start=1)]
+    return rows_of_json(read_json(path), path)
+
+
+def rows_of_json(value: Any, place: Path) -> list[Row]:
+    """The rows that JSON of this or an older version describes.
+
+    Args:
+        value: What the file holds.
+        place: The file, for errors.
+
+    Raises:
+        UserError: If that is no leaderboard.
+    """
+    if not isinstance(value, list):
+        raise UserError(f"{place} must be a list of rows (see bench/report/schema.json).")
+    return [_row(row, f"{place}, row {number}") for number, row in enumerate(value, start=1)]
 
 
 @cache

@@ -6,7 +6,7 @@ Terminal, Markdown, LaTeX, CSV, page, pandas and the page of a submission draw f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, TypeVar

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
+from bench.harness.store import Store
 from bench.metrics.named import sign_of
 from bench.names import did_you_mean
 from bench.records import AttackOutcome, AttackRecord, PlannedTraining, Row, Run, TrainRecord
 from bench.report.choosing import check_wanted
 from bench.report.entries import LOST
-from bench.report.leaderboard import Records, heading, row_id, rows_of, settings_of
+from bench.report.leaderboard import heading, row_id, rows_of, settings_of
 from bench.report.tables import tables
 
 ONLY = ("protocol", "dataset", "model", "defense", "seed")
@@ -128,13 +129,12 @@ def read(
     return out
 
 
-class _Once(Records):
+class _Once(Store):
     """Records that are each read once."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.train = cache(super().train)  # type: ignore[method-assign]
-        self.attack = cache(super().attack)  # type: ignore[method-assign]
+        self.read = cache(super().read)  # type: ignore[method-assign,assignment]
 
 
 def _kept(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list[PlannedTraining]:
@@ -163,13 +163,13 @@ def _kept(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list
     return [t for t, _ in kept]  # other defenses stay until the ranks are given
 
 
-def _contender(row: Row, trainings: Sequence[PlannedTraining], records: Records) -> Contender:
+def _contender(row: Row, trainings: Sequence[PlannedTraining], records: Store) -> Contender:
     cells: dict[str, dict[str, dict[int, AttackOutcome]]] = {}
     for training in trainings:
         for cell in training.cells:
             if cell.checkpoint == row.checkpoint:
                 by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
-                by_attack[cell.seed] = records.attack(cell.key) or LOST
-    found = {t.job.seed: records.train(t.key) for t in trainings}
+                by_attack[cell.seed] = records.read("attack", cell.key) or LOST
+    found = {t.job.seed: records.read("train", t.key) for t in trainings}
     done = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
     return Contender(row=row, trainings=done, cells=cells)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.harness.store import Store
 from bench.records import AttackRecord, Cell, Row
 from bench.report.columns import ENTRY, RAW
 from bench.report.entries import FLOOR_SUFFIX
-from bench.report.leaderboard import Records
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -84,10 +84,10 @@ def victims(folder: Path, cells: Iterable[Cell]) -> DataFrame:
     leak."""
     from pandas import DataFrame
 
-    records = Records(folder)
+    store = Store(folder)
     lines = []
     for cell in cells:
-        record = records.attack(cell.key)
+        record = store.read("attack", cell.key)
         if not isinstance(record, AttackRecord):
             continue
         same = {

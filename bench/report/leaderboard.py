@@ -15,7 +15,6 @@ from bench.metrics.intervals import Interval, bootstrap_shares
 from bench.protocols.settings import ThreatSettings
 from bench.records import (
     LEADERBOARD,
-    AttackOutcome,
     AttackRecord,
     AuditSummary,
     Cell,
@@ -25,10 +24,8 @@ from bench.records import (
     PlannedTraining,
     Row,
     Run,
-    TrainOutcome,
     TrainRecord,
     canonical,
-    read_outcome,
     read_rows,
 )
 from bench.report.entries import (
@@ -86,35 +83,13 @@ def rows(folder: Path) -> list[Row]:
         UserError: If the folder holds no run.
     """
     run = Run.read(folder)
-    return rows_of(run, run.trainings, Records(folder))
-
-
-class Records:
-    """A folder's records, each read when it is asked for; None where there is none that can be
-    read, so that the next run makes it again."""
-
-    def __init__(self, folder: Path) -> None:
-        self._store = Store(folder)
-
-    def train(self, key: str) -> TrainOutcome | None:
-        """The record of a training."""
-        try:
-            return read_outcome(self._store.path("train", key), "train")
-        except (FileNotFoundError, UserError):
-            return None
-
-    def attack(self, key: str) -> AttackOutcome | None:
-        """The record of an attack."""
-        try:
-            return read_outcome(self._store.path("attack", key), "attack")
-        except (FileNotFoundError, UserError):
-            return None
+    return rows_of(run, run.trainings, Store(folder))
 
 
 def rows_of(
     run: Run,
     trainings: Iterable[PlannedTraining],
-    records: Records,
+    records: Store,
     checkpoints: Sequence[Checkpoint] | None = None,
 ) -> list[Row]:
     """`rows` of some trainings of a run alone.
@@ -191,7 +166,7 @@ class _Source:
     """What rows are made from. intervals: those that wait to be computed."""
 
     run: Run
-    records: Records
+    records: Store
     checkpoints: Sequence[Checkpoint]
     intervals: Intervals
 
@@ -209,7 +184,7 @@ class _Draft:
 
 def _drafts(source: _Source, trainings: Sequence[PlannedTraining]) -> Iterator[_Draft]:
     """The rows of one defense setting, one per checkpoint, from its trainings of all seeds."""
-    found = [r for t in trainings if (r := source.records.train(t.key)) is not None]
+    found = [r for t in trainings if (r := source.records.read("train", t.key)) is not None]
     if not found:
         return
     done = [r for r in found if isinstance(r, TrainRecord)]
@@ -268,7 +243,7 @@ def _attacked(
     for label, placed in cells.items():
         threat = placed[0].job.threat
         threats[_described(threat)] = None
-        found = [(c.seed, source.records.attack(c.key)) for c in placed]
+        found = [(c.seed, source.records.read("attack", c.key)) for c in placed]
         entries[label] = draft_entry([r for _, r in found], threat, source.intervals)
         for metric, by_threat in by_metric.items():
             values = {

@@ -20,7 +20,7 @@ import numpy as np
 from bench.errors import UserError
 from bench.harness.store import Store
 from bench.records import AttackRecord, Run
-from bench.report.leaderboard import Records, heading, row_id
+from bench.report.leaderboard import heading, row_id
 
 BUDGET = 8_000_000
 """Characters of all pictures together, as they stand in the page."""
@@ -111,7 +111,7 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
 
 def _sources(folder: Path) -> Iterator[_Source]:
     """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
-    run, records, store = Run.read(folder), Records(folder), Store(folder)
+    run, store = Run.read(folder), Store(folder)
     known = set()
     for training in run.trainings:
         ids = {c: row_id(heading(run, training, c)) for c in run.suite.checkpoints}
@@ -120,7 +120,7 @@ def _sources(folder: Path) -> Iterator[_Source]:
             path = store.artifacts(cell.key) / "reconstruction.safetensors"
             if (row, cell.label) in known or not path.is_file():
                 continue
-            record = records.attack(cell.key)
+            record = store.read("attack", cell.key)
             if isinstance(record, AttackRecord):
                 known.add((row, cell.label))
                 yield _Source(row=row, attack=cell.label, path=path, record=record)
