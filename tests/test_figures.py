@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -17,36 +18,31 @@ from typer.testing import CliRunner
 
 import bench
 from bench.cli import app
-from bench.report import figures, paper, plots
+from bench.metrics.intervals import Interval
+from bench.records import DoubledScore, Row
+from bench.report import figures, leaderboard, paper, plots
 from bench.results import Results
 from tests.conftest import TINY
+from tests.test_report_html import attack, worst
+from tests.test_report_html import row as board_row
 
 ROOT = Path(__file__).parents[1]
 
 
-def entry(ssim: float) -> dict[str, Any]:
-    return {"floor": {"ssim": 0.2, "ssim_class_mean": 0.7}, "ssim": _interval(ssim)}
+def _interval(mean: float) -> Interval:
+    return Interval(mean=mean, lo=mean - 0.02, hi=mean + 0.02)
 
 
-def _interval(mean: float) -> dict[str, float]:
-    return {"mean": mean, "lo": mean - 0.02, "hi": mean + 0.02}
-
-
-def row(name: str, leak: float | None, accuracy: float | None, **changes: Any) -> dict[str, Any]:
-    """As much of a leaderboard row as a figure reads."""
-    worst = leak is not None and {"attack": "dlg", "metric": "ssim", "ssim": _interval(leak)}
-    return {
-        "protocol": "fedavg", "protocol_settings": {"clients": 10}, "dataset": "digits",
-        "model": "lenet", "checkpoint": "final", "defense": name, "settings": {}, "rank": 1,
-        "accuracy": accuracy and _interval(accuracy), "personal_accuracy": None,
-        "eps_claimed": None, "eps_record": "inf", "unit": None, "worst": worst or None,
-        "attacks": {"dlg": entry(leak or 0.0)},
-    } | changes  # fmt: skip
+def row(name: str, leak: float | None, accuracy: float | None, **changes: Any) -> Row:
+    """A row of one attack."""
+    found = worst(_interval(leak)) if leak is not None else None
+    own = None if accuracy is None else _interval(accuracy)
+    return board_row(name, **{"worst": found, "accuracy": own, **changes})
 
 
 ROWS = [
     row("best", 0.3, 0.9, eps_record=3.0, eps_claimed=2.0, unit="client"),
-    row("beaten", 0.4, 0.8, eps_claimed="inf", unit="record"),
+    row("beaten", 0.4, 0.8, eps_claimed=math.inf, unit="record"),
     row("exact", 0.9, 0.95, eps_record=None),
     row("useless", 0.1, 0.1, rank=None),
     row("silent", None, 0.7),
@@ -83,7 +79,7 @@ def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None
 
 def test_the_front_of_records_prefers_large_errors() -> None:
     rows = [
-        row(n, None, a, worst={"attack": "dlg", "metric": "mse", "mse": _interval(m)})
+        row(n, None, a, worst=worst(_interval(m), "mse"))
         for n, m, a in (("safe", 2.0, 0.8), ("leaky", 0.5, 0.9), ("bad", 0.4, 0.7))
     ]
     axes = figures.pareto(rows).axes[0]
@@ -116,13 +112,12 @@ def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> 
     looks = figures.looks(plots.scatter(rows, "leak").spots)
     assert len(set(looks)) == 40
     assert len({colour for (colour, _), r in zip(looks, rows, strict=True)
-                if r["defense"] == "d0"}) == 1  # fmt: skip
+                if r.defense == "d0"}) == 1  # fmt: skip
 
 
 def test_a_budget_figure_joins_an_attacks_budgets() -> None:
-    twice = {"budget": 200, "ssim": _interval(0.6)}
-    bare = row("none", 0.4, 0.9)
-    bare["attacks"]["dlg"] |= {"budget": 100, "doubled": twice}
+    twice = DoubledScore(budget=200, ssim=_interval(0.6))
+    bare = row("none", 0.4, 0.9, attacks={"dlg": attack(0.4, budget=100, doubled=twice)})
     figure = figures.budget(plots.budgets([bare], bare))
     axes = figure.axes[0]
     assert list(axes.containers[0][0].get_ydata()) == [0.4, 0.6]
@@ -210,7 +205,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_a_folders_figures_have_telling_names(results: Results) -> None:
-    paths = figures.write_figures(results.rows, results.folder, ("png",))
+    paths = figures.write_figures(leaderboard.load(results.folder), results.folder, ("png",))
     assert {p.parent for p in paths} == {results.folder / "figures"}
     assert [p.name for p in paths] == [
         f"fedavg-digits-mlp_spm-{name}.png"

@@ -17,7 +17,8 @@ import pytest
 from bench.harness.store import Store
 from bench.metrics import intervals
 from bench.metrics.intervals import RESAMPLES, Interval, bootstrap, bootstraps
-from bench.report import entries, leaderboard, plots, tables, terminal
+from bench.records import Run
+from bench.report import entries, leaderboard, plots, terminal, text
 from bench.report.files import FILES, Files
 from bench.seeding import numpy_generator
 from tests.benchmarks.drawn_folder import Extent, write
@@ -73,7 +74,7 @@ def test_an_entry_without_values_has_no_interval_and_changes_no_other() -> None:
 def test_a_figure_that_is_not_a_number_stays_one_in_its_interval() -> None:
     interval = bootstrap([np.array([0.1, math.nan, 0.3]), np.array([0.5])])
     assert interval is not None
-    assert all(math.isnan(v) for v in interval.to_dict().values())
+    assert all(math.isnan(v) for v in (interval.mean, interval.lo, interval.hi))
 
 
 def test_more_entries_than_fit_at_once_are_no_different() -> None:
@@ -122,9 +123,8 @@ def test_rows_read_every_record_once_and_draw_resamples_once_per_shape(
         asked = 0
         intervals._draws.cache_clear()
         assert len(leaderboard.rows(folder)) == 2 * settings
-        run = leaderboard.read_run(folder)
-        keys = [t["key"] for t in run["trainings"]]
-        keys += [c["key"] for t in run["trainings"] for c in t["cells"]]
+        run = Run.read(folder)
+        keys = [t.key for t in run.trainings] + [c.key for c in run.cells]
         assert reads == Counter(keys)
         assert intervals._draws.cache_info().misses == len(shapes)
         work[settings] = asked
@@ -147,9 +147,9 @@ def test_all_files_come_from_one_reading_of_the_records(
     original = leaderboard.rows
     monkeypatch.setattr(leaderboard, "rows", lambda f: calls.append(f) or original(f))
     texts: list[Any] = []
-    to_json = tables.to_leaderboard_json
+    to_json = text.to_leaderboard_json
     monkeypatch.setattr(
-        tables, "to_leaderboard_json", lambda rows: texts.append(rows) or to_json(rows)
+        text, "to_leaderboard_json", lambda rows: texts.append(rows) or to_json(rows)
     )
     found = Files(drawn[2])
     assert all(found.text(name) for name in FILES)
