@@ -19,8 +19,10 @@ from bench.harness.costs.cost import Cost, Point, joined
 from bench.harness.costs.features import training_features
 from bench.harness.costs.lookup import Estimate, Table
 from bench.harness.costs.records import measure
-from bench.harness.plan import AttackCell, TrainJob, expand
+from bench.harness.plan import expand
 from bench.harness.store import Store
+from bench.records import AttackInputs, AttackJob, DoubledRun, NoResult, TrainJob
+from tests.made_records import attacked, trained
 
 app = typer.Typer()
 app.command()(planning.plan)
@@ -37,7 +39,7 @@ def plan(*arguments: str) -> str:
     return result.stdout
 
 
-def took(job: TrainJob | AttackCell) -> float:
+def took(job: TrainJob | AttackJob) -> float:
     """The law of these tests: a training takes 2 s and half a second per round, dlg 1 s and a
     tenth per evaluation allowed, other attacks 3 s; spm takes thrice that."""
     if isinstance(job, TrainJob):
@@ -52,25 +54,27 @@ def write(folder: Path, suite: suites.Suite, **changes: Any) -> list[float]:
     """A folder of records as if the suite had run there; returns the seconds of every job."""
     store, seconds = Store(folder), []
     plan_ = expand(suite)
-    keys = {id(j): f"{i:024x}" for i, j in enumerate(plan_.trainings)}
+    keys = {j: f"{i:024x}" for i, j in enumerate(plan_.trainings)}
     for job in plan_.trainings:
         seconds.append(took(job))
-        store.write("train", keys[id(job)], {
-            "status": "done", "seconds": took(job), "inputs": job.inputs(), "device": "cpu",
-            "facts": {"local_steps": 1}, "client_seconds": 0.25, "parameters": 1000,
+        same: dict[str, Any] = {
+            "seconds": took(job), "client_seconds": 0.25, "parameters": 1000, "inputs": job,
             "files": {"init-server-seen.safetensors": 5000},
-            "memory": {"host": 7e8, "device": None},
-        } | changes)  # fmt: skip
+            "memory": {"host": int(7e8), "device": None},
+        }  # fmt: skip
+        store.write("train", keys[job], trained(**(same | changes)))
     for i, cell in enumerate(plan_.cells):
         grows = cell.attack == "dlg"
-        again = grows and cell.train.defense == "none"
-        seconds.append(took(cell) + (1 + 0.2 * cell.budget if again else 0))
-        store.write("attack", f"{i + 1000:024x}", {
-            "status": "done", "seconds": took(cell), "gradient_evaluations": 40 if grows else 0,
-            "inputs": cell.inputs(), "train": keys[id(cell.train)], "files": {}, "device": "cpu",
-            "doubled": {"budget": 2 * cell.budget, "seconds": 1 + 0.2 * cell.budget}
-            if again else None,
-        })  # fmt: skip
+        again = None
+        if grows and cell.train.defense == "none":
+            again = DoubledRun(budget=2 * cell.budget, seconds=1 + 0.2 * cell.budget,
+                               values={"ssim": [0.5]}, gradient_evaluations=80)  # fmt: skip
+        seconds.append(took(cell) + (again.seconds if again else 0))
+        record = attacked(
+            seconds=took(cell), gradient_evaluations=40 if grows else 0, files={}, doubled=again,
+            inputs=AttackInputs.of(cell), train=keys[cell.train],
+        )  # fmt: skip
+        store.write("attack", f"{i + 1000:024x}", record)
     return seconds
 
 
@@ -119,7 +123,7 @@ def test_of_a_training_at_one_number_of_rounds_what_the_clients_did_grows(
 ) -> None:
     # 3 clients x 0.15 s per round of 1.5 s; the rest, 2.05 s, is done once.
     write(tmp_path, suite, client_seconds=0.15)
-    of = training_features(expand(suite).trainings[0].inputs(), "cpu")
+    of = training_features(expand(suite).trainings[0], "cpu")
     told = table(tmp_path).estimate("train", of, work=11, size=24)
     assert told.seconds == pytest.approx(2.05 + 11 * 0.45)
 
@@ -130,7 +134,7 @@ def test_another_setting_and_another_defense_are_told_from_their_like(
     write(tmp_path, suite)
     known = table(tmp_path)
     job = expand(suite).trainings[1]
-    of = training_features(job.inputs(), "cpu")
+    of = training_features(job, "cpu")
 
     def told(**changes: str) -> Estimate:
         return known.estimate("train", of | changes, work=1, size=24)
@@ -212,8 +216,8 @@ def test_plan_tells_the_hours_of_what_is_not_cached_and_writes_nothing(
     env = launch.environment(device="cpu")
     made, keys = launch.planned(suites_.load(str(path)), {}, env)
     for job in made.trainings:
-        Store(out).write("train", keys.train(job), {"status": "not_applicable", "reason": "",
-                                                    "inputs": job.inputs()})  # fmt: skip
+        none = NoResult(status="not_applicable", reason="", inputs=job)
+        Store(out).write("train", keys.train(job), none)
     told = json.loads(plan(*arguments, "--json"))
     assert (told["cached_trainings"], told["cached_cells"]) == (3, 0)
     assert told["hours"]["cpu"] * 3600 == pytest.approx(sum(seconds[3:]), rel=1e-9)

@@ -21,7 +21,8 @@ from bench.cli import app
 from bench.harness import launch, runner, store
 from bench.harness.executors.local import Workers
 from bench.harness.plan import Plan
-from bench.harness.store import Store, read_record
+from bench.harness.store import Store
+from bench.records import read_outcome
 from bench.seeding import numpy_generator
 from tests import runs
 from tests.runs import contents, planned
@@ -153,7 +154,7 @@ def test_a_driver_killed_at_random_times_takes_its_workers_along_and_loses_nothi
         _, alive = psutil.wait_procs(workers, timeout=10)
         assert not alive
         for path in place.folder.glob("records/*/*.json"):
-            assert read_record(path) is not None
+            assert read_outcome(path, path.parent.name)  # type: ignore[call-overload]
             stamp = path.stat().st_mtime_ns
             assert whole.setdefault(path, stamp) == stamp  # made once
     assert kills
@@ -221,7 +222,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_nothing_is_lost(
     place.prepare()
     with pytest.raises(ValueError, match=r"No space left on device.*What is finished is kept"):
         made(plan, keys, place)
-    assert all(read_record(p) for p in place.folder.glob("records/*/*.json"))
+    assert all(read_outcome(p, p.parent.name) for p in place.folder.glob("records/*/*.json"))
     undisturbed, moved = Store(tmp_path / "undisturbed"), Store(tmp_path / "moved")
     shutil.copytree(place.folder, moved.folder)
     assert made(plan, keys, moved).failures == []

@@ -12,6 +12,7 @@ from bench.harness.attack import run_attack
 from bench.harness.environment import Environment
 from bench.harness.plan import expand
 from bench.harness.train import run_training
+from bench.records import AttackRecord
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,6 +31,7 @@ def test_quick_leaks_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
             place = tmp_path / device / f"{cell.label}-{cell.checkpoint}"
             record = run_attack(cell, env, trained, tmp_path / device, place)
             applies = cell.attack != "analytic"  # LeNet does not begin with a linear layer
-            assert record["status"] == ("done" if applies else "not_applicable")
+            assert record.status == ("done" if applies else "not_applicable")
             if cell.attack in ("dlg", "idlg") and cell.checkpoint == "init":
-                assert record["values"]["success"] == [1.0] * 8
+                assert isinstance(record, AttackRecord)
+                assert record.values["success"] == [1.0] * 8

@@ -21,14 +21,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import bench
+from bench import records
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.outside import merge as merge_command
 from bench.harness.merge import merge
 from bench.harness.plan import expand
-from bench.harness.store import SCHEMA, Store, key_of, to_json, write_whole
+from bench.harness.store import Store, key_of, write_whole
+from bench.records import AttackRecord, Cell, NoResult, PlannedTraining, plain, to_json
 from bench.report import leaderboard
 from tests.conftest import TINY
+from tests.made_records import VERSIONS, attacked, trained
 from tests.runs import timeless
 
 Run = dict[str, Any]
@@ -44,43 +47,38 @@ def write_part(
     torch: str = "2.0", suite: suites.Suite | None = None, command: str = "leakbench run tiny",
     status: str = "done", seconds: float = 1.0,
 ) -> Path:  # fmt: skip
-    """A result folder as `runner.write_run` and the jobs write it, with made-up figures that
+    """A result folder as a run and its jobs write it, with made-up figures that
     follow from the key; only: which cells of the plan, by their place."""
     plan = expand(suite or small_suite())
     store = Store(folder)
-    entries: list[Run] = []
-    cells = [(i, c) for i, c in enumerate(plan.cells) if only(i)]
+    versions = {**VERSIONS, "torch": torch}
+    trainings = []
+    kept = [cell for place, cell in enumerate(plan.cells) if only(place)]
     for job in plan.trainings:
-        mine = [(i, c) for i, c in cells if c.train == job]
+        mine = [c for c in kept if c.train == job]
         if not mine:
             continue
-        inputs = json.loads(to_json(job.inputs()))
-        key = key_of(inputs)
-        entries.append({"key": key, **inputs, "cells": []})
-        store.write("train", key, {
-            "status": "done", "reason": None, "figure": int(key[:4], 16), "seconds": seconds,
-            "versions": {"torch": torch}, "inputs": inputs,
-        })  # fmt: skip
+        key = key_of(job.inputs())
+        same: dict[str, Any] = {"seconds": seconds, "versions": versions}
+        store.write("train", key, trained(correct=int(key[:2], 16), inputs=job, **same))
         (store.artifacts(key)).mkdir(parents=True)
         (store.artifacts(key) / "init-server-seen.json").write_text(key)
-        for _, cell in mine:
+        cells = []
+        for cell in mine:
             own = key_of({"train": key, **cell.inputs()})
-            entries[-1]["cells"].append(
-                {"key": own, "label": cell.label, "attack": cell.attack,
-                 "checkpoint": cell.checkpoint, "threat": cell.threat.name}
-            )  # fmt: skip
-            store.write("attack", own, {
-                "status": status, "reason": None if status == "done" else status,
-                "values": {"ssim": [int(own[:4], 16) / 65536]}, "seconds": seconds,
-            })  # fmt: skip
+            cells.append(Cell(key=own, train_key=key, job=cell))
+            values = {"ssim": [int(own[:4], 16) / 65536]}
+            record: AttackRecord | NoResult = attacked(values=values, **same)
+            if status != "done":
+                record = NoResult(status=status, reason=status)  # type: ignore[arg-type]
+            store.write("attack", own, record)
             store.artifacts(own).mkdir(parents=True)
             (store.artifacts(own) / "reconstruction.safetensors").write_text(own)
-    run = {
-        "schema": SCHEMA, "suite": json.loads(to_json(plan.suite.model_dump())),
-        "command": command, "device": device,
-        "versions": {"python": "3.11", "leakbench": "0.1.0", "torch": torch}, "plugins": [],
-        "trainings": entries,
-    }  # fmt: skip
+        trainings.append(PlannedTraining(key=key, job=job, cells=tuple(cells)))
+    run = records.Run(
+        suite=plan.suite, trainings=tuple(trainings), command=command, device=device,
+        versions=versions,
+    )  # fmt: skip
     write_whole(folder / "run.json", to_json(run))
     return folder
 
@@ -205,7 +203,10 @@ def test_shards_merge_to_the_records_of_the_whole(
         for kind, key in [("train", training["key"])] + [
             ("attack", c["key"]) for c in training["cells"]
         ]:
-            one, other = (Store(tmp_path / n).read(kind, key) for n in ("whole", "merged"))  # type: ignore[arg-type]
+            one, other = (
+                plain(Store(tmp_path / n).read(kind, key))  # type: ignore[call-overload]
+                for n in ("whole", "merged")
+            )
             assert one is not None
             assert timeless(one) == timeless(other)
 
@@ -289,9 +290,8 @@ def test_devices_and_versions_are_kept_and_said(tmp_path: Path) -> None:
         (lambda r: r["suite"].update(budget=6), "budget is 5 in one and 6"),
         (lambda r: r["suite"]["protocol"].update(lr=0.2), "different suites: protocol is"),
         (lambda r: r["versions"].update(leakbench="0.2.0"), "leakbench 0.1.0, "),
-        (lambda r: r.update(schema=2), "records of schema 1"),
+        (lambda r: r.update(schema=2), "'schema': input should be 1, got 2"),
         (lambda r: r.update(code={"leakbench": "b"}), "different code of leakbench"),
-        (lambda r: r.update(extra=1), "differ in 'extra' of run.json"),
         (lambda r: r["trainings"][0].update(key="0" * 24), "was made twice"),
         (lambda r: r["trainings"][0].update(key="../../x"), "24 hex digits"),
         (lambda r: r["trainings"][0]["cells"][0].update(key="1" * 24), "under different keys"),

@@ -26,7 +26,8 @@ from bench.cli.outside import score as score_command
 from bench.harness.environment import Environment
 from bench.harness.store import Store, key_of
 from bench.protocols.export import load_seen, load_truth
-from bench.report.cells import cells_of, find
+from bench.records import AttackRecord, Run
+from bench.report.cells import find
 from bench.results import Results
 from tests.conftest import TINY
 
@@ -48,7 +49,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def cell_of(results: Results, text: str) -> Any:
-    return find(cells_of(json.loads((results.folder / "run.json").read_text())), text)
+    return find(Run.read(results.folder).cells, text)
 
 
 def save(path: Path, **arrays: torch.Tensor) -> Path:
@@ -62,7 +63,7 @@ def test_an_export_holds_what_was_seen_and_public_facts_and_never_the_truth(
     for name in ("none/analytic", "spm/analytic", "none/ilrg"):
         paths = outside.export(results.folder, name, tmp_path / "x" / "seen", HERE)
         cell = cell_of(results, name)
-        folder = Store(results.folder).artifacts(cell.training["key"])
+        folder = Store(results.folder).artifacts(cell.train_key)
         stem = f"{cell.checkpoint}-{cell.threat}"
         kept, seen = load_seen(folder / f"{stem}-seen"), load_seen(tmp_path / "x" / "seen")
         assert (seen.known, seen.clients, seen.network) == (kept.known, kept.clients, kept.network)
@@ -103,12 +104,12 @@ def test_our_own_reconstruction_scores_exactly_as_recorded(
 ) -> None:
     store = Store(results.folder)
     compared = 0
-    for cell in cells_of(json.loads((results.folder / "run.json").read_text())):
+    for cell in Run.read(results.folder).cells:
         record = store.read("attack", cell.key)
         path = store.artifacts(cell.key) / "reconstruction.safetensors"
         if not path.is_file():
             continue
-        assert record is not None
+        assert isinstance(record, AttackRecord)
         images = load_file(path)["images"]
         mine = tmp_path / f"mine.{kind}"
         if kind == "npz":
@@ -118,8 +119,8 @@ def test_our_own_reconstruction_scores_exactly_as_recorded(
         found = outside.score_file(results.folder, cell.key, mine, HERE)
         assert set(found.values) == {"ssim", "mse", "psnr", "success"}
         for name, values in found.values.items():
-            assert values == record["values"][name]
-            assert found.floors[name] == record["floors"][name]
+            assert values == record.values[name]
+            assert found.floors[name] == record.floors[name]
             assert found.figures[name].own == pytest.approx(found.figures[name].interval.mean)
         compared += 1
     assert compared >= 6
@@ -129,7 +130,7 @@ def test_labels_and_counts_are_scored_and_samples_may_come_in_any_order(
     results: Results, tmp_path: Path
 ) -> None:
     cell = cell_of(results, "none/ilrg")
-    folder = Store(results.folder).artifacts(cell.training["key"])
+    folder = Store(results.folder).artifacts(cell.train_key)
     truth = load_truth(folder / "init-batch4-truth.safetensors")
     order = torch.tensor([2, 0, 3, 1])
     counts = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
@@ -158,7 +159,7 @@ def test_victims_without_an_answer_are_scored_as_the_mean_public_image(
 
 
 def _truth(results: Results) -> Any:
-    key = cell_of(results, "none/analytic").training["key"]
+    key = cell_of(results, "none/analytic").train_key
     return load_truth(Store(results.folder).artifacts(key) / "init-server-truth.safetensors")
 
 
@@ -251,7 +252,7 @@ def _of_extended_floats(path: Path) -> Path:
 
 
 def test_cells_are_found_by_key_prefix_and_words(results: Results) -> None:
-    cells = cells_of(json.loads((results.folder / "run.json").read_text()))
+    cells = Run.read(results.folder).cells
     cell = cell_of(results, "digits/mlp_spm/spm/analytic/init")
     assert (cell.defense, cell.label) == ("spm", "analytic")
     assert find(cells, cell.key) == find(cells, cell.key[:10]) == find(cells, cell.name) == cell
@@ -275,7 +276,7 @@ def test_a_cell_without_observation_says_why(results: Results, tmp_path: Path) -
     folder = tmp_path / "run"
     shutil.copytree(results.folder, folder)
     cell = cell_of(results, "none/analytic")
-    path = Store(folder).path("train", cell.training["key"])
+    path = Store(folder).path("train", cell.train_key)
     record = json.loads(path.read_text())
     shutil.rmtree(folder / "artifacts")
     with pytest.raises(ValueError, match="holds no artifacts of cell"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from bench import suite as suites
 from bench.harness.environment import Environment
 from bench.harness.plan import expand
 from bench.harness.train import run_training
+from bench.records import TrainRecord
 
 
 def accuracy(
@@ -23,9 +23,11 @@ def accuracy(
     ]  # fmt: skip
     only = {"defense": "none", "dataset": dataset, "model": model}
     (job,) = expand(suites.load("quick", overrides), only).trainings
-    record: dict[str, Any] = run_training(job, Environment(), tmp_path)
-    assert record["diverged"] is None
-    return record["correct"] / record["test_samples"]
+    record = run_training(job, Environment(), tmp_path)
+    assert isinstance(record, TrainRecord)
+    assert record.diverged is None
+    assert record.correct is not None
+    return record.correct / record.test_samples
 
 
 @pytest.mark.slow

@@ -1,0 +1,69 @@
+"""Records made up for tests, whole as a run writes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bench.contract.events import Facts
+from bench.privacy.ledger import Entry
+from bench.records import AttackRecord, Observation, TrainRecord
+
+VERSIONS = {"python": "3.11", "leakbench": "0.1.0", "torch": "2.0"}
+LEDGER = Entry(
+    eps_claimed=None,
+    unit=None,
+    claim_delta=None,
+    eps_record=float("inf"),
+    delta=1e-5,
+    constants={},
+    reasons=("Nothing is randomised.",),
+)
+TRAINED = TrainRecord(
+    variant="",
+    correct=90,
+    test_samples=100,
+    class_chance=0.1,
+    personal_accuracy=0.6,
+    personal_accuracies=(0.5, 0.7),
+    personal_chance=0.2,
+    diverged=None,
+    rounds_played=3,
+    bytes_up=1.0,
+    bytes_down=1.0,
+    client_seconds=1.0,
+    facts=Facts(parameters=10),
+    ledger=LEDGER,
+    observations={"init": {"server": Observation(status="done", stem="init-server")}},
+    parameters=10,
+    seconds=1.0,
+    device="cpu",
+    versions=VERSIONS,
+)
+ATTACKED = AttackRecord(
+    victims=1,
+    samples=1,
+    failed=0,
+    is_floor=False,
+    values={"ssim": [0.5]},
+    floors={"ssim": [0.2]},
+    gradient_evaluations=0,
+    seconds=1.0,
+    notes=(),
+    loss=None,
+    device="cpu",
+    versions=VERSIONS,
+)
+
+
+def trained(**changes: Any) -> TrainRecord:
+    """A training that is done."""
+    return replace(TRAINED, **changes)
+
+
+def attacked(**changes: Any) -> AttackRecord:
+    """An attack that is done; `values` as lists of one length."""
+    if "values" in changes and "victims" not in changes:
+        victims = len(next(iter(changes["values"].values()), []))
+        changes = {"victims": victims, "floors": {"ssim": [0.2] * victims}} | changes
+    return replace(ATTACKED, **changes)
