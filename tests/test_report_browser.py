@@ -5,6 +5,7 @@ Skipped where no Chromium is on PATH (or named by LEAKBENCH_CHROMIUM).
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.records import DoubledScore, FlagCode, LedgerWords
 from bench.report import boards, html, leaderboard, pictures
-from tests.test_report_html import HOSTILE, attack, interval, row, run_of
+from tests.test_report_html import HOSTILE, attack, flag, interval, other, row, run_of, worst
 
 sync_api = pytest.importorskip("playwright.sync_api")
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import bench
 from bench.cli import app
 from bench.harness.store import Store
+from bench.records import AttackRecord
 from bench.report.entries import FLOOR_SUFFIX
 from bench.results import Results
 from tests.conftest import TINY
@@ -148,8 +149,8 @@ def test_the_victim_frame_averages_to_the_attack_frame(results: Results) -> None
         assert means[name] == pytest.approx(board.loc[name, "ssim"], abs=1e-12)
         assert floors[name] == pytest.approx(board.loc[name, "ssim_floor"], abs=1e-12)
     record = Store(results.folder).read("attack", victims["key"].iloc[0])
-    assert record is not None
-    assert victims["ssim"].iloc[0] == record["values"]["ssim"][0]
+    assert isinstance(record, AttackRecord)
+    assert victims["ssim"].iloc[0] == record.values["ssim"][0]
 
 
 def test_a_leaderboard_from_before_convergence_was_measured_has_an_attack_frame(
