@@ -23,8 +23,9 @@ from attacks.engine.convolutions import (
     WeightGradient,
     by_output,
 )
-from attacks.engine.gradients import Layered, LocalTraining, Simulated, as_vector, layered
-from attacks.engine.lbfgs import Evaluate, Minimum, Phase, _Memory, minimise
+from attacks.engine.curvature import CurvatureMemory
+from attacks.engine.gradients import Layered, ObservedTraining, Simulated, as_vector, layered
+from attacks.engine.lbfgs import Evaluate, Minimum, Phase, minimise
 from attacks.engine.products import Products
 from attacks.idlg import IDLG
 from bench import models
@@ -158,7 +159,7 @@ def test_accepted_steps_meet_the_strong_wolfe_conditions() -> None:
 
 def test_directions_are_those_of_the_two_loop_recursion() -> None:
     rng = torch.Generator().manual_seed(5)
-    memory = _Memory.empty(1, 4, torch.zeros(1, 6, dtype=DOUBLE))
+    memory = CurvatureMemory.empty(1, 4, torch.zeros(1, 6, dtype=DOUBLE))
     hessian = torch.diag(torch.rand(6, dtype=DOUBLE, generator=rng) + 0.5)
     pairs: list[tuple[Tensor, Tensor]] = []
     for _ in range(7):  # more than fit: the ring forgets the oldest
@@ -303,13 +304,13 @@ NETWORKS = {
 }
 
 
-def work_of(name: str, *, batch: int) -> tuple[models.Network, LocalTraining]:
+def work_of(name: str, *, batch: int) -> tuple[models.Network, ObservedTraining]:
     shape, options = NETWORKS[name]
     network = models.build(name, shape=shape, classes=5, settings=options)
     params = {n: v.double() for n, v in network.init(generator(0, "engine")).items()}
     public = torch.rand(32, *shape, dtype=DOUBLE, generator=generator(1, "engine"))
     buffers = network.calibrate(params, public)
-    return network, LocalTraining(
+    return network, ObservedTraining(
         start=params, const={}, buffers=buffers, steps=1, batch=batch, lr=0.1, mode="eval"
     )
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.engine.gradients import LocalTraining, Returned, Simulated, layered
+from attacks.engine.gradients import ObservedTraining, Returned, Simulated, layered
 from attacks.engine.observation import SplitView
 from bench.api import Context, Kind, Mechanism, Seen, State
 
@@ -40,7 +40,7 @@ class Clients:
         self.before = moved(seen.before)
         self.start = dict(ctx.defense.receive(self.before, const))
         steps, batch = int(seen.known["local_steps"]), int(seen.known["batch"])
-        self.training = LocalTraining(
+        self.training = ObservedTraining(
             start=self.start,
             const=const,
             buffers=moved(seen.buffers),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from attacks.engine.observation import Observation, kind_of, mechanisms_of, observe
+from attacks.engine.observation import ObservedUploads, kind_of, mechanisms_of, observe
 from bench.api import Seen
 
 
-def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> Observation:
+def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> ObservedUploads:
     """Mean gradient of every victim as well as the public mechanisms allow, [V, ...] by name.
 
     Additive noise is unbiased and left, and so is a clip. Where what was sent is not the value
@@ -24,4 +24,4 @@ def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> Obse
         name: mechanism.gradient(value, base=seen.before[name].to(dtype), step=step)
         for name, value in sent.values.items()
     }
-    return Observation(kind="gradient", values=values, present=sent.present)
+    return ObservedUploads(kind="gradient", values=values, present=sent.present)

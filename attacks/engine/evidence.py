@@ -14,7 +14,7 @@ from attacks.engine.clients import Clients, column, moves
 from attacks.engine.estimate import gradient_estimate
 from attacks.engine.observation import (
     SMASHED,
-    Observation,
+    ObservedUploads,
     SplitView,
     kind_of,
     mechanisms_of,
@@ -118,7 +118,7 @@ class Evidence:
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
         self, kind: Kind, zone: dict[str, Tensor], names: set[str] | None
-    ) -> Observation | None:
+    ) -> ObservedUploads | None:
         """Uploads as `kind`, of the tensors `names` alone (None: of all), or None."""
         if self.seen.upload_kind() is None:
             return None
@@ -136,15 +136,15 @@ class Evidence:
         if self.view is not None and not any(bool(found.present[n].any()) for n in kept):
             return None
         device = self.ctx.device
-        return Observation(
+        return ObservedUploads(
             kind=found.kind,
             values={n: found.values[n].to(device) for n in kept},
             present={n: found.present[n].to(device) for n in kept},
         )
 
     def _weighed(
-        self, view: SplitView, observation: Observation | None
-    ) -> tuple[SplitView, Observation | None]:
+        self, view: SplitView, observation: ObservedUploads | None
+    ) -> tuple[SplitView, ObservedUploads | None]:
         """Smashed data and upload in one likelihood; `noise` with them."""
         if not view.noises and not bool(view.present.all()):
             square = _square(view) / view.present.flatten(1).sum(dim=1).clamp_min(1)

@@ -29,7 +29,7 @@ from bench.toolkit.losses import NetworkLoss, SplitLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining:
+class ObservedTraining:
     """One observed local training of a client.
 
     Attributes:
@@ -58,7 +58,7 @@ class LocalTraining:
 class Simulated:
     """Mean gradient over the local steps, each on its own slice of the candidate samples."""
 
-    def __init__(self, network: NetworkView, defense: Defense, training: LocalTraining) -> None:
+    def __init__(self, network: NetworkView, defense: Defense, training: ObservedTraining) -> None:
         self.defense, self.training = defense, training
         self.loss = NetworkLoss(
             network=network,
@@ -107,7 +107,7 @@ class Returned:
         self,
         network: NetworkView,
         defense: Defense,
-        training: LocalTraining,
+        training: ObservedTraining,
         cut: str,
         *,
         sent: Callable[[Tensor], Tensor],
@@ -137,7 +137,7 @@ class Returned:
 class Layered:
     """One local step of the shared weights; see `layered` for when it may be used."""
 
-    def __init__(self, network: NetworkView, training: LocalTraining) -> None:
+    def __init__(self, network: NetworkView, training: ObservedTraining) -> None:
         self.network, self.training = network, training
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ class Layered:
         ]
 
 
-def layered(network: NetworkView, defense: Defense, training: LocalTraining) -> Layered | None:
+def layered(network: NetworkView, defense: Defense, training: ObservedTraining) -> Layered | None:
     """The fast way, or None where it does not hold: several local steps, a defense with its own
     variables or gradient, samples tied by batch normalisation, or an unknown kind of layer."""
     own = {"variables", "gradient"} & defense.owns

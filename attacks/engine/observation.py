@@ -31,7 +31,7 @@ returned for them; kind of a mixer's, one part per client."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class ObservedUploads:
     """Uploads of V victims as one kind: values and presence, [V, ...] by name."""
 
     kind: Kind
@@ -76,7 +76,7 @@ def _plain_scores(seen: Seen) -> Mechanism | None:
 
 
 # --- uploads ----------------------------------------------------------------------------------
-def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Observation:
+def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> ObservedUploads:
     """The victims' uploads converted to `kind` (None: as sent), in `dtype`.
 
     Raises ValueError if there is none or if a value is not finite, naming the client.
@@ -109,7 +109,7 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
     if broken and bool(torch.stack(list(broken.values())).any()):  # asked once, for all of them
         name, client = next(which for which, found in broken.items() if bool(found))
         raise ValueError(f"the upload '{name}' of {client} holds non-finite values.")
-    return Observation(
+    return ObservedUploads(
         kind=kind or sent,
         values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},
         present={n: torch.stack([r[n].presence() for r in rows]) for n in rows[0]},

@@ -270,9 +270,11 @@ class Drift:
         plain = "variables" not in self.ctx.defense.owns
         head = {n: v.to(seen.before[n]) for n, v in one.variables.items() if n in self.head}
         return replace(
-            seen, messages=tuple(messages), known=known,
+            seen,
+            messages=tuple(messages),
+            known=known,
             before={**seen.before, **(head if plain else {})},
-        )  # fmt: skip
+        )
 
     def _noise(self, share: float) -> float:
         return max(share * self.spread, self.view.std)
@@ -291,9 +293,11 @@ class Drift:
             found[part], losses[part] = minimum
 
         in_chunks(
-            work, len(start), bytes_each=_BYTES * start.shape[1] * (2 * _HISTORY + 32),
+            work,
+            len(start),
+            bytes_each=_BYTES * start.shape[1] * (2 * _HISTORY + 32),
             device=self.ctx.device,
-        )  # fmt: skip
+        )
         return found, losses
 
     def _descend(
@@ -318,9 +322,12 @@ class Drift:
 
         stop = vectors.new_full((len(vectors),), -torch.inf)
         minimum = minimise(
-            [Phase(evaluate=evaluate, stop=stop, dtype=torch.float64)], vectors,
-            max_evaluations=_EVALUATIONS, history=_HISTORY, least_gain=_LEAST_GAIN,
-        )  # fmt: skip
+            [Phase(evaluate=evaluate, stop=stop, dtype=torch.float64)],
+            vectors,
+            max_evaluations=_EVALUATIONS,
+            history=_HISTORY,
+            least_gain=_LEAST_GAIN,
+        )
         return minimum.x, minimum.loss
 
     def _decoded(
@@ -344,9 +351,12 @@ class Drift:
         def one(stages: State, images: Tensor) -> Tensor:
             return self.view.sent(
                 self.network.run(
-                    stages, images, last=self.view.cut, mode=str(self.seen.known["mode"]),
+                    stages,
+                    images,
+                    last=self.view.cut,
+                    mode=str(self.seen.known["mode"]),
                     buffers=self.buffers,
                 )
-            )  # fmt: skip
+            )
 
         return vmap(one)(stages, images)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attacks.engine.clients import Clients
 from attacks.engine.gradients import Layered, Returned, as_vector
-from attacks.engine.observation import Observation, SplitView
+from attacks.engine.observation import ObservedUploads, SplitView
 from attacks.engine.products import Products
 from bench.api import Mechanism, Prepared, State, squared_distance
 from bench.toolkit.vectors import flatten
@@ -72,7 +72,7 @@ class Uploads:
     def __init__(
         self,
         clients: Clients,
-        observation: Observation,
+        observation: ObservedUploads,
         *,
         returned: Returned | None,
         slopes: Tensor | None,
