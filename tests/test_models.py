@@ -332,7 +332,7 @@ def test_transformers_are_traced_and_matched_by_the_general_way(name: str) -> No
             weight, bias = params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]
             assert torch.allclose(layer.output, layer.input @ weight.mT + bias, atol=1e-5)
 
-    work = ObservedTraining(
+    training = ObservedTraining(
         start=params, const={}, buffers={}, steps=1, batch=2, lr=0.1, mode="eval"
     )
     defense = NoDefense()
