@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from attacks.engine.gradients import Simulated, Work, layered
+from attacks.engine.gradients import LocalTraining, Simulated, layered
 from bench.data.dataset import Dataset
 from bench.models import BUILDERS, INITIAL, Network, build
 from bench.models.network import StaticBatchNorm
@@ -332,7 +332,7 @@ def test_transformers_are_traced_and_matched_by_the_general_way(name: str) -> No
             weight, bias = params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]
             assert torch.allclose(layer.output, layer.input @ weight.mT + bias, atol=1e-5)
 
-    work = Work(start=params, const={}, buffers={}, steps=1, batch=2, lr=0.1, mode="eval")
+    work = LocalTraining(start=params, const={}, buffers={}, steps=1, batch=2, lr=0.1, mode="eval")
     defense = NoDefense()
     assert layered(network, defense, work) is None
     candidates = x.unflatten(0, (2, 2)).requires_grad_()

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,12 +22,11 @@ from torch.func import vmap
 
 from attacks.engine.chunks import in_chunks
 from attacks.engine.lbfgs import Phase, minimise
-from attacks.engine.observation import SplitView, split_view
+from attacks.engine.observation import SMASHED, SplitView, split_view
 from attacks.engine.prior import Frame
 from bench.api import Context, Seen, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
-SMASHED: Final = "smashed"
 STEPS = (100, 300)
 """Steps of the surrogates' training: the clients' own number is not known."""
 _BATCH, _SEED = 32, 0
