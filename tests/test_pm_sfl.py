@@ -28,6 +28,7 @@ from bench.seeding import generator
 from bench.toolkit.aggregation import mean_over_present
 from defenses import pm_sfl_claims as claims
 from defenses.pm_sfl import INDICATOR, PERSONAL, PMSFL, personal_share, rank_changes
+from defenses.pm_sfl_noised import NoisedPMSFL
 from tests.conftest import federation_of, network_for
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "pm_sfl.json").read_text())["cases"]
@@ -292,7 +293,7 @@ def test_parameters_of_the_server_pass_through_every_hook_unchanged() -> None:
     params = {"low.weight": torch.randn(3, 2, generator=rng), "top.weight": torch.randn(2, 3)}
     for noise in ("none", "local", "mask"):
         epsilon = None if noise == "none" else 1.0
-        defense = PMSFL(noise=noise, epsilon=epsilon, personal=0.5, agreement_rounds=0)  # type: ignore[arg-type]
+        defense = NoisedPMSFL(noise=noise, epsilon=epsilon, personal=0.5, agreement_rounds=0)  # type: ignore[arg-type]
         state, const = defense.variables(params, ["low.weight"], generator(0, "v"))
         assert list(state) == list(params)
         assert set(const) == {"low.weight"}
@@ -347,7 +348,7 @@ def test_uploaded_masks_are_unbiased_within_5_standard_errors(kind: str) -> None
 def test_masks_are_bits_and_received_probabilities_lie_in_the_clip(
     s: list[float], theta: float, clip: float, noise: Any, personal: float
 ) -> None:
-    defense = PMSFL(
+    defense = NoisedPMSFL(
         clip=clip, noise=noise, epsilon=None if noise == "none" else 1.0, personal=personal,
         agreement_rounds=0, growth_rounds=1,
     )  # fmt: skip
@@ -369,7 +370,7 @@ def test_noise_on_masks_flips_bits_as_often_as_the_closed_form(variant: Any) -> 
     """theta is all but 0. Printed order: noise, clip, draw. Corrected: theta is at c before the
     noise, which is sqrt(d) times as strong. 5 standard errors."""
     d, c = 100_000, 0.1
-    defense = PMSFL(clip=c, noise="mask", epsilon=5.0, variant=variant)
+    defense = NoisedPMSFL(clip=c, noise="mask", epsilon=5.0, variant=variant)
     (message,) = _upload(defense, {"w": torch.full((d,), -60.0)})
     start, factor = (0.0, 1.0) if variant == "printed" else (c, math.sqrt(d))
     std = factor * claims.mask_noise_std(5.0, delta=1e-5, c=c)
@@ -493,7 +494,7 @@ def test_local_noise_clips_each_sample_and_adds_the_theorems_std() -> None:
     rng = generator(0, "local")
     x, y = torch.randn(32, 50, generator=rng), torch.randn(32, 1, generator=rng)
     const = {"w": torch.randn(400, 50, generator=rng)}
-    defense = PMSFL(
+    defense = NoisedPMSFL(
         noise="local", epsilon=1.0, local_steps=25, clip_norm=0.5, lr_scale=10.0
     )  # fmt: skip
     assert defense.owns == {"variables", "gradient", "aggregate"}
@@ -517,7 +518,7 @@ def test_local_noise_clips_each_sample_and_adds_the_theorems_std() -> None:
 
 
 def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
-    defense = PMSFL(noise="smashed", epsilon=1e6, clip_norm=3.0)
+    defense = NoisedPMSFL(noise="smashed", epsilon=1e6, clip_norm=3.0)
     assert defense.requires == {"smashed"}
     q = torch.randn(6, 4, 5, generator=generator(0, "q"), requires_grad=True)
     part = defense.smashed(q, make_client("smashed"))
@@ -527,7 +528,7 @@ def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
     part.values.sum().backward()
     assert q.grad is not None
     assert bool((q.grad != 0).any())
-    noisy = PMSFL(noise="smashed", epsilon=2.0, clip_norm=3.0)
+    noisy = NoisedPMSFL(noise="smashed", epsilon=2.0, clip_norm=3.0)
     values = noisy.smashed(torch.zeros(1000, 100), make_client("l")).values
     assert float(values.abs().mean()) == pytest.approx(3.0, rel=5 / math.sqrt(1e5))
     assert PMSFL().smashed(q, make_client()).values is q
@@ -535,7 +536,7 @@ def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
 
 @pytest.mark.parametrize("settings", [{"noise": "local", "local_steps": 10}, {"noise": "mask"}])
 def test_noised_variants_play_rounds(digits: Dataset, settings: dict[str, Any]) -> None:
-    federation = mlp(digits, PMSFL(epsilon=5.0, lr_scale=10.0, **settings))
+    federation = mlp(digits, NoisedPMSFL(epsilon=5.0, lr_scale=10.0, **settings))
     federation.play(WORK, everyone(federation))
     assert all(bool(torch.isfinite(v).all()) for v in federation.state.values())
 
@@ -570,7 +571,7 @@ def test_without_noise_nothing_is_claimed_or_proven(registry: Registry) -> None:
 
 def test_local_noise_is_composed_over_steps_and_rounds_for_replacing_a_record() -> None:
     """Reference case R = 25, eps = 1: replace-one 1.62756 for one round."""
-    defense = PMSFL(noise="local", epsilon=1.0, local_steps=25)
+    defense = NoisedPMSFL(noise="local", epsilon=1.0, local_steps=25)
     once = Facts(parameters=100, batch=32, records=100, local_steps=25)
     entry = account(defense, once)
     assert entry.eps_claimed == 1.0
@@ -585,24 +586,24 @@ def test_local_noise_is_composed_over_steps_and_rounds_for_replacing_a_record() 
 
 def test_noise_on_masks_proves_the_better_of_noise_and_sampling() -> None:
     facts = Facts(parameters=100)
-    printed = PMSFL(clip=0.1, noise="mask", epsilon=1.0, variant="printed")
+    printed = NoisedPMSFL(clip=0.1, noise="mask", epsilon=1.0, variant="printed")
     entry = account(printed, facts)
     assert entry.eps_claimed == 1.0
     assert entry.eps_record == pytest.approx(13.7449, rel=1e-4)
     assert entry.constants["eps_one_round"] == pytest.approx(13.7449, rel=1e-4)
-    corrected = account(PMSFL(clip=0.1, noise="mask", epsilon=1.0), facts)
+    corrected = account(NoisedPMSFL(clip=0.1, noise="mask", epsilon=1.0), facts)
     assert corrected.eps_record < 1.0
     assert corrected.constants["noise_std"] == pytest.approx(38.7584, rel=1e-4)
-    bits = account(PMSFL(clip=0.499, noise="mask", epsilon=5.0, variant="printed"), facts)
+    bits = account(NoisedPMSFL(clip=0.499, noise="mask", epsilon=5.0, variant="printed"), facts)
     # The claim adds up; independent bits compose to less at delta = 1e-5.
     assert bits.eps_claimed == pytest.approx(100 * math.log(0.501 / 0.499))
     assert 0.1 < bits.eps_record < bits.eps_claimed
-    personal = PMSFL(clip=0.1, noise="mask", epsilon=1.0, personal=0.5)
+    personal = NoisedPMSFL(clip=0.1, noise="mask", epsilon=1.0, personal=0.5)
     assert account(personal, facts).eps_record == math.inf
 
 
 def test_noise_on_smashed_data_leaves_the_masks_unprotected() -> None:
-    defense = PMSFL(clip=0.1, noise="smashed", epsilon=1.0)
+    defense = NoisedPMSFL(clip=0.1, noise="smashed", epsilon=1.0)
     entry = account(defense, Facts(parameters=1, rounds=10, local_steps=5))
     assert entry.eps_claimed == pytest.approx(0.934702, rel=1e-5)
     assert entry.eps_record == math.inf
@@ -634,7 +635,7 @@ def test_noise_on_smashed_data_leaves_the_masks_unprotected() -> None:
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        PMSFL(**settings)
+        NoisedPMSFL(**settings)
     assert str(error.value).endswith(".")
     assert "\n" not in str(error.value)
 

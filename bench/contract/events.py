@@ -125,9 +125,18 @@ class Unprotected(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What everybody knows of an observed round: clients that take part, their batch size and
-    local steps."""
+    """What everybody knows of an observed round.
+
+    Attributes:
+        clients: How many take part.
+        batch: Samples of a local step.
+        local_steps: Of every client.
+        lr: Learning rate of a local step.
+        parameters: Values that one client uploads.
+    """
 
     clients: int = 1
     batch: int = 1
     local_steps: int = 1
+    lr: float = 1.0
+    parameters: int = 1
