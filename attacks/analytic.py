@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attacks.engine.estimate import gradient_estimate
-from attacks.engine.observation import mechanisms_of, unusable
-from bench.api import (
-    Attack,
-    Context,
-    GaussianNoise,
-    LaplaceNoise,
-    Reconstruction,
-    Seen,
-    SignPerturbation,
-)
+from attacks.engine.observation import lawless, mechanisms_of, unusable
+from bench.api import Attack, Context, Reconstruction, Seen
 
 ROUNDS = 6
 """Rounds of deciding between the two signs of a weight, where signs are perturbed."""
@@ -44,7 +35,7 @@ class Analytic(Attack):
     source = "Phong et al. 2018, IEEE TIFS 13(5); Geiping et al., arXiv:2003.14053, Prop. 3.1"
 
     def applies(self, seen: Seen) -> str | None:
-        reason = unusable(seen)
+        reason = unusable(seen) or lawless(seen)
         if reason is not None:
             return reason
         weight, bias = _first_layer(seen)
@@ -61,19 +52,21 @@ class Analytic(Attack):
         name, bias_name = _first_layer(seen)
         assert bias_name is not None
         estimate = gradient_estimate(seen)
-        keep = _least_bias(seen)
-        weight, bias = estimate.values[name] * keep, estimate.values[bias_name] * keep
-        there = estimate.present[name] & estimate.present[bias_name][..., None]
-        layer = Layer(
-            weight=(weight, *_other_sign(seen, name, weight)),
-            bias=(bias, *_other_sign(seen, bias_name, bias)),
-            present=there,
-            weight_variance=_variance(seen, name, weight, decided=False),
-            bias_variance=_variance(seen, bias_name, bias, decided=False),
-            decided_variances=(
-                _variance(seen, name, weight, decided=True),
-                _variance(seen, bias_name, bias, decided=True),
-            ),
+        weights = _candidates(seen, name, estimate.values[name])
+        biases = _candidates(seen, bias_name, estimate.values[bias_name])
+        variances = [
+            (
+                _variance(seen, name, weights[0], decided=decided),
+                _variance(seen, bias_name, biases[0], decided=decided),
+            )
+            for decided in (False, True)
+        ]
+        layer = LayerGradient(
+            weight=weights,
+            bias=biases,
+            present=estimate.present[name] & estimate.present[bias_name][..., None],
+            variances=variances[0],
+            decided_variances=variances[1],
         )
         public = ctx.aux_x.flatten(1).double().cpu()
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
@@ -86,16 +79,21 @@ class Analytic(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
-    """What was seen of a linear layer's gradient: candidates of the weight's [V, O, F] and of the
-    bias's [V, O], which are two where signs were perturbed; the variances of the first ones'
-    noise, and of both once the signs are decided."""
+class LayerGradient:
+    """What was seen of a linear layer's gradient.
+
+    Attributes:
+        weight: Candidates of the weight's gradient [V, O, F], two where signs were perturbed.
+        bias: Candidates of the bias's [V, O].
+        present: What was seen, bool [V, O, F].
+        variances: Of the noise of the first candidates, weight's and bias's.
+        decided_variances: The same once the signs are decided.
+    """
 
     weight: tuple[Tensor, ...]
     bias: tuple[Tensor, ...]
     present: Tensor
-    weight_variance: Tensor
-    bias_variance: Tensor
+    variances: tuple[Tensor, Tensor]
     decided_variances: tuple[Tensor, Tensor]
 
     def solve(self, *, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,9 +101,8 @@ class Layer:
         present answer explains better are taken and the answer is found anew, from two starts
         (the prior's mean and the first candidates' answer), of which the better explained wins.
         """
-        prior = {"mean": mean, "variance": variance}
-        variances = self.weight_variance, self.bias_variance
-        x, visible = self._invert(self.weight[0], self.bias[0], variances, prior)
+        prior = (mean, variance)
+        x, visible = self._invert(self.weight[0], self.bias[0], self.variances, prior)
         if len(self.weight) == 1:
             return x, visible
         one, other = (self._settle(start, prior) for start in (x, mean.expand_as(x)))
@@ -118,7 +115,7 @@ class Layer:
         trusted = (explained & (self.present.shape[1] >= MANY_ROWS)) | signed
         return torch.where(trusted[:, None], settled, x), visible
 
-    def _settle(self, x: Tensor, prior: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _settle(self, x: Tensor, prior: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """(answer, how badly it explains the candidates [V])."""
         rest = torch.zeros(len(x), dtype=x.dtype, device=x.device)
         weight = self.weight[0]
@@ -139,7 +136,7 @@ class Layer:
         weight: Tensor,
         bias: Tensor,
         variances: tuple[Tensor, Tensor],
-        prior: Mapping[str, Tensor],
+        prior: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
         return invert(
             weight=weight,
@@ -147,8 +144,8 @@ class Layer:
             present=self.present,
             weight_variance=variances[0],
             bias_variance=variances[1],
-            mean=prior["mean"],
-            variance=prior["variance"],
+            mean=prior[0],
+            variance=prior[1],
         )
 
 
@@ -205,24 +202,17 @@ def _first_layer(seen: Seen) -> tuple[str, str | None]:
     return "", None
 
 
-def _least_bias(seen: Seen) -> float:
-    """Perturbed signs of gradients make the estimate 1 / (2p - 1) too long, which unbiases a
-    mean of signs; here each sign is decided, so the plain length is wanted."""
-    signs = [m for m in mechanisms_of(seen) if isinstance(m, SignPerturbation)]
-    return 2 * signs[-1].keep - 1 if signs and signs[-1].of == "gradient" else 1.0
+def _candidates(seen: Seen, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
+    """What the gradient can have been; two tensors where signs are perturbed."""
+    unlike = [m for m in mechanisms_of(seen) if not m.faithful]
+    if not unlike:
+        return (estimate,)
+    return unlike[-1].candidates(estimate, base=seen.before[name].to(estimate), step=_step(seen))
 
 
-def _other_sign(seen: Seen, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
-    """What the gradient was if the value sent had the other sign, where signs are perturbed."""
-    signs = [m for m in mechanisms_of(seen) if isinstance(m, SignPerturbation)]
-    if not signs:
-        return ()
-    if signs[-1].of == "gradient":
-        return (-estimate,)
-    # The estimate gives a weight the sign of its broadcast w; else it is -w', and
-    # (-w' - w) = -(w' - w) - 2 w.
-    scale = -float(seen.known["lr"]) * int(seen.known["local_steps"])
-    return (-estimate - 2 * seen.before[name].to(estimate) / scale,)
+def _step(seen: Seen) -> float:
+    """Learning rate times local steps."""
+    return float(seen.known["lr"]) * int(seen.known["local_steps"])
 
 
 def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:
@@ -236,22 +226,9 @@ def _variance(seen: Seen, name: str, estimate: Tensor, *, decided: bool) -> Tens
     """Variance of a gradient estimate's noise under the public mechanisms, [V, ...].
 
     decided: whether a perturbed gradient's sign counts as known."""
-    per_gradient = 1 / (float(seen.known["lr"]) * int(seen.known["local_steps"]))
-    total = torch.zeros_like(estimate)
+    base, total = seen.before[name].to(estimate), torch.zeros_like(estimate)
     for mechanism in mechanisms_of(seen):
-        factor = 1.0 if mechanism.of == "gradient" else per_gradient
-        match mechanism:
-            case GaussianNoise(std=std):
-                total = total + (std * factor) ** 2
-            case LaplaceNoise(scale=scale):
-                total = total + 2 * (scale * factor) ** 2
-            case SignPerturbation(keep=keep) if mechanism.of == "gradient":
-                # The estimate is v times a factor of mean m and mean square m2 (m = 1 once the
-                # sign is known, else 2p - 1); v^2 is on average estimate^2 / m2.
-                least = 1.0 if decided else (2 * keep - 1) ** 2
-                share = 1 - least / (1 + mechanism.relative_std**2)
-                total = total + estimate.square() * share
-            case SignPerturbation():
-                spread = seen.before[name].double().to(estimate) * mechanism.relative_std * factor
-                total = total + spread.square()
+        total = total + mechanism.gradient_variance(
+            estimate, base=base, step=_step(seen), decided=decided
+        )
     return total

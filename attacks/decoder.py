@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from attacks.engine.channel import Blocks, Channel, distance, no_sample_channel
 from attacks.engine.grid import uncut
-from attacks.ridge import Inverter, reconstruction
+from attacks.engine.inverter import Inverter, reconstruction
 from bench.api import Attack, Context, Reconstruction, Seen
 
 COMPONENTS = 128
@@ -36,9 +36,11 @@ class Corrector(nn.Module):
         self.image = len(shape) == 3
         if not self.image:
             self.body = nn.Sequential(
-                nn.Linear(math.prod(features) + math.prod(shape), 4 * channels), nn.ReLU(),
-                nn.Linear(4 * channels, 4 * channels), nn.ReLU(),
-            )  # fmt: skip
+                nn.Linear(math.prod(features) + math.prod(shape), 4 * channels),
+                nn.ReLU(),
+                nn.Linear(4 * channels, 4 * channels),
+                nn.ReLU(),
+            )
             self.last: nn.Module = nn.Linear(4 * channels, math.prod(shape))
             return
         self.size = shape[1:]
@@ -52,9 +54,11 @@ class Corrector(nn.Module):
         else:
             self.project = nn.Conv2d(features[0], self.channels * math.prod(self.block), 1)
         self.body = nn.Sequential(
-            nn.Conv2d(self.channels + shape[0], channels, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(),
-        )  # fmt: skip
+            nn.Conv2d(self.channels + shape[0], channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+        )
         self.last = nn.Conv2d(channels, shape[0], 3, padding=1)
 
     def forward(self, base: Tensor, features: Tensor) -> Tensor:
@@ -121,9 +125,12 @@ class Decoder(Attack):
         max_features: int = 4096,
     ) -> None:
         for name, value, least in (
-            ("steps", steps, 0), ("batch", batch, 1), ("channels", channels, 2),
-            ("rows", rows, 1), ("max_features", max_features, 16),
-        ):  # fmt: skip
+            ("steps", steps, 0),
+            ("batch", batch, 1),
+            ("channels", channels, 2),
+            ("rows", rows, 1),
+            ("max_features", max_features, 16),
+        ):
             if not value >= least:
                 raise ValueError(f"{name} must be >= {least}, got {value}.")
         if not lr > 0:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from attacks.dlg import DLG
+from attacks.engine.deep_leakage import DeepLeakage
+from attacks.engine.evidence import Evidence
 from attacks.engine.labels import read_labels
-from attacks.engine.matching import Matcher
-from attacks.engine.observation import unusable
+from attacks.engine.observation import lawless, unusable
 from attacks.engine.restarts import Labels
 from bench.api import Context, Seen
 
 
-class IDLG(DLG):
+class IDLG(DeepLeakage):
     """Reads the labels, then matches the images alone.
 
     A single sample's label is the one class whose head gradient points against the others (the
@@ -24,7 +24,7 @@ class IDLG(DLG):
     source = "Zhao, Mopuri, Bilen, arXiv:2001.02610"
 
     def applies(self, seen: Seen) -> str | None:
-        return unusable(seen)
+        return unusable(seen) or lawless(seen)
 
-    def _labels(self, matcher: Matcher, ctx: Context) -> Labels:
-        return read_labels(matcher, ctx)
+    def labels(self, evidence: Evidence, ctx: Context) -> Labels:
+        return read_labels(evidence, ctx)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
-from attacks.engine.estimate import gradient_estimate
-from attacks.engine.observation import unusable
-from attacks.engine.wire_labels import in_the_clear, labels_sent, network_weights
-from bench.api import Attack, Context, Reconstruction, Seen, State
-from bench.toolkit.batches import class_means
+from attacks.engine.observation import lawless, unusable
+from attacks.engine.restored import REFINE, SHRINK, restored_counts
+from attacks.engine.wire_labels import in_the_clear, labels_sent
+from bench.api import Attack, Context, Reconstruction, Seen
 
 
 class ILRG(Attack):
@@ -39,7 +37,7 @@ class ILRG(Attack):
     recovers = frozenset({"counts"})
     source = "Ma et al., arXiv:2207.02160"
 
-    def __init__(self, *, shrink: float = 0.1, refine: int = 3) -> None:
+    def __init__(self, *, shrink: float = SHRINK, refine: int = REFINE) -> None:
         if not shrink >= 0:
             raise ValueError(f"shrink must be >= 0 (instances), got {shrink}.")
         if refine < 0:
@@ -50,7 +48,7 @@ class ILRG(Attack):
         sent = labels_sent(seen)
         if sent is not None:
             return "the labels are sent in the clear (disclosed)" if in_the_clear(sent) else None
-        reason = unusable(seen)
+        reason = unusable(seen) or lawless(seen)
         if reason is None and not _shows_head(seen):
             reason = "no value of the head's weight or bias was sent in the clear"
         return reason
@@ -59,21 +57,8 @@ class ILRG(Attack):
         sent = labels_sent(seen)
         if sent is not None:
             return _decoded(sent)
-        weights = network_weights(seen, ctx)
-        weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
-        head = _head_gradient(seen, weight, bias)
-        found = restore(
-            head,
-            weight=weight,
-            bias=bias,
-            total=int(seen.known["batch"]) * int(seen.known["local_steps"]),
-            public=_public_classes(weights, seen, ctx),
-            shrink=self.shrink,
-            refine=self.refine,
-        )
-        return Reconstruction(
-            label_counts=found.counts, failed=found.silent, notes=_notes(found, head)
-        )
+        found = restored_counts(seen, ctx, shrink=self.shrink, refine=self.refine)
+        return Reconstruction(label_counts=found.counts, failed=found.silent, notes=found.notes)
 
 
 def _decoded(labels: Tensor) -> Reconstruction:
@@ -94,55 +79,3 @@ def _shows_head(seen: Seen) -> bool:
         for name in seen.network["head"]
         if name in parts
     )
-
-
-def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
-    """What the victims sent of the head; a tensor that was not sent is wholly hidden."""
-    estimate = gradient_estimate(seen)
-    values, visible = [], []
-    for name, like in zip(seen.network["head"], (weight, bias), strict=True):
-        shape = (len(seen.clients), *like.shape)
-        values.append(estimate.values.get(name, like.new_zeros(()).expand(shape)))
-        present = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
-        visible.append(None if bool(present.all()) else present)
-    return HeadGradient(
-        weight=values[0], bias=values[1], weight_seen=visible[0], bias_seen=visible[1]
-    )
-
-
-def _public_classes(weights: State, seen: Seen, ctx: Context) -> PublicClasses:
-    """Class means over the public samples (of all of them, for a class without any)."""
-    buffers = {n: v.to(ctx.device) for n, v in seen.buffers.items()}
-    weight, bias = (weights[n].double() for n in ctx.network.head)
-    with torch.no_grad():
-        features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
-        features = features.double()
-        probability = torch.softmax(features @ weight.T + bias, dim=-1)
-    labels, classes = ctx.aux_y.cpu(), ctx.network.classes
-    return PublicClasses(
-        features=class_means(features.cpu(), labels, classes=classes),
-        probability=class_means(probability.cpu(), labels, classes=classes),
-        share=torch.bincount(labels, minlength=classes).double() / len(labels),
-    )
-
-
-def _notes(found: Restored, head: HeadGradient) -> tuple[str, ...]:
-    victims, classes = found.counts.shape
-    notes = []
-    if int(found.rows.min()) < classes:
-        notes.append(f"{int(found.rows.min())} of {classes} head rows visible")
-    if head.weight_seen is not None:
-        notes.append(f"{float(head.weight_seen.double().mean()):.0%} of head weights visible")
-    if head.bias_seen is not None:
-        notes.append("hidden bias gradients estimated from the weights'")
-    if bool(found.silent.any()):
-        notes.append(
-            f"{int(found.silent.sum())} of {victims} victims showed no head gradient but 0"
-        )
-    doubtful = found.doubtful
-    if bool(doubtful.any()):
-        notes.append(
-            f"counts uncertain: {int(doubtful.sum())} of {victims} victims solved to "
-            f"{float(found.doubt[doubtful].mean()):.2f} of an instance from whole counts"
-        )
-    return tuple(notes)

@@ -8,11 +8,15 @@ from typing import Any, Literal
 import torch
 
 from attacks.engine.adam import descend
+from attacks.engine.encoding import Encoding
+from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Minimum, Phase
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import nothing_to_match
+from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
+from attacks.engine.terms import TotalVariation
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -24,18 +28,22 @@ _PRESETS: dict[str, dict[str, Any]] = {
 class InvertingGradients(Attack):
     """Matches the direction of the upload, with smooth images preferred.
 
-    preset: `paper` or `strong`; the other settings replace its values. restarts: further starts
-    of every victim. lr: first step in units of the pixel range. total_variation: weight of the
-    mean absolute difference between neighbouring pixels; grows with the share of noise in the
-    upload. start: of the first start (public, gray, uniform, normal; by
-    default public of the strong, normal of the paper's objective); further ones are random.
-    signed: whether steps follow the sign of the objective's gradient.
     Labels are granted, or read as by `idlg`; the update of several local steps is simulated.
     Images stay in [0, 1]. The budget is the number of steps (4800 in the paper).
     Departures: batched starts; the point of least loss is kept, not the last; the upload is
     first made unbiased where the defense perturbs signs; pixels are not standardised, so that
     the paper's lr and weight act on another scale.
     Source: Geiping, Bauermeister, Droege, Moeller, arXiv:2003.14053, Eq. 4 and Sec. 5.
+
+    Args:
+        preset: `paper` or `strong`; the other settings replace its values.
+        restarts: Further starts of every victim.
+        lr: First step in units of the pixel range.
+        total_variation: Weight of the mean absolute difference between neighbouring pixels;
+            grows with the share of noise in the upload.
+        start: Of the first start (public, gray, uniform, normal; by default public of the strong,
+            normal of the paper's objective); further ones are random.
+        signed: Whether steps follow the sign of the objective's gradient.
     """
 
     recovers = frozenset({"images", "labels", "counts"})
@@ -54,8 +62,11 @@ class InvertingGradients(Attack):
         if preset not in _PRESETS:
             raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
         given = {
-            "restarts": restarts, "lr": lr, "total_variation": total_variation, "start": start,
-        }  # fmt: skip
+            "restarts": restarts,
+            "lr": lr,
+            "total_variation": total_variation,
+            "start": start,
+        }
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
         self.restarts, self.lr, self.start = chosen["restarts"], chosen["lr"], chosen["start"]
         self.total_variation, self.signed = chosen["total_variation"], signed
@@ -69,27 +80,30 @@ class InvertingGradients(Attack):
             raise ValueError(f"start must be one of {', '.join(STARTS)}, got '{self.start}'.")
 
     def applies(self, seen: Seen) -> str | None:
-        return nothing_to_match(seen)
+        return nothing_to_match(seen) or lawless(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        matcher = Matcher(
-            seen, ctx, dtype=torch.float32, distance="cosine",
-            total_variation=self.total_variation,
-        )  # fmt: skip
-        granted = known_labels(seen, matcher)
-        known = read_labels(matcher, ctx) if granted is None else Labels(fixed=granted)
+        seen = with_private_parts(seen, ctx)
+        evidence = Evidence(seen, ctx, dtype=torch.float32, distance="cosine")
+        encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
+        smooth = self.total_variation * evidence.noise_share
+        beliefs = [TotalVariation(smooth)] if smooth and encoding.image else []
+        matcher = Matcher(evidence, encoding, beliefs=beliefs)
+        granted = known_labels(seen, ctx.device)
+        known = read_labels(evidence, ctx) if granted is None else Labels(fixed=granted)
         solution = solve(
-            matcher, ctx, waves=[Wave(count=1 + self.restarts, start=self.start)], known=known,
-            stop=torch.full_like(matcher.square, -torch.inf),
-            optimiser=_SignedAdam(
-                matcher=matcher, steps=ctx.budget, lr=self.lr, signed=self.signed
-            ),
-        )  # fmt: skip
+            matcher,
+            ctx,
+            waves=[Wave(count=1 + self.restarts, start=self.start)],
+            known=known,
+            stop=torch.full_like(evidence.square, -torch.inf),
+            optimiser=SignedAdam(matcher=matcher, steps=ctx.budget, lr=self.lr, signed=self.signed),
+        )
         return solution.answer(matcher, known.notes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SignedAdam:
+class SignedAdam:
     """Signed Adam on a matcher's problems with held labels."""
 
     matcher: Matcher
@@ -98,11 +112,10 @@ class _SignedAdam:
     signed: bool
 
     def __call__(self, problems: Problems) -> Minimum:
-        matcher = self.matcher
-        evaluate = matcher.evaluator(problems.victims, problems.held, framed=problems.framed)
-        image = len(matcher.shape) == 3
+        encoding = self.matcher.encoding
+        evaluate, image = self.matcher.evaluator(problems.victims, problems.held), encoding.image
         return descend(
-            Phase(evaluate=evaluate, stop=problems.stop, dtype=matcher.dtype),
+            Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
             problems.start,
             steps=self.steps,
             lr=self.lr,

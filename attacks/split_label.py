@@ -39,6 +39,8 @@ class SplitLabel(Attack):
         doubtful = int((doubt > _DOUBTFUL).sum())
         notes = (f"{doubtful} of {labels.numel()} labels uncertain",) if doubtful else ()
         return Reconstruction(
-            labels=labels.cpu(), label_counts=counts.cpu(), loss=doubt.mean(dim=1).cpu(),
+            labels=labels.cpu(),
+            label_counts=counts.cpu(),
+            loss=doubt.mean(dim=1).cpu(),
             notes=notes,
-        )  # fmt: skip
+        )

@@ -25,6 +25,7 @@ from bench.api import (
     Mechanism,
     Part,
     RandomisedResponse,
+    Round,
     State,
     Unprotected,
 )
@@ -124,14 +125,11 @@ class NoisedPMSFL(PMSFL):
 
     # --- Theorem 3a: score gradients ------------------------------------------------------------
     def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
-        masks = super().draw(variables, const, rng)
-        if self.noise != "local":
-            return masks
-        masked = {n: v for n, v in variables.items() if n in const}
-        return {
-            **masks,
-            **{_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in masked.items()},
-        }
+        drawn = dict(super().draw(variables, const, rng))
+        if self.noise == "local":
+            masked = {n: v for n, v in variables.items() if n in const}
+            drawn |= {_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in masked.items()}
+        return drawn
 
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
         """Under noise `local`: mean of per-sample score gradients clipped to clip_norm, plus
@@ -184,14 +182,31 @@ class NoisedPMSFL(PMSFL):
 
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The upload is Bernoulli(sigma(scores)); noise on scores or theta is in the settings."""
-        sent: tuple[Mechanism, ...] = ()
+        return self.mechanisms_in(Round())
+
+    def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
+        """Bits of noised probabilities. Noise `local` is told as what a round's steps add to
+        every score; how it turns the gradients of later steps is in no law. That samples were
+        clipped is in `gradient`."""
         if self.noise == "smashed":
-            sent = (
+            return (
                 Clip(of="smashed", norm=self.clip_norm, order=1),
                 LaplaceNoise(of="smashed", scale=self.smashed_scale),
+                *super().mechanisms(),
             )
-        return (*sent, BernoulliMask(of="weights", clip=self.clip))
+        if self.noise == "local":
+            step = round.lr * self.lr_scale * self._step_multiplier() * self.clip_norm / round.batch
+            std = step * math.sqrt(round.local_steps)
+            return (BernoulliMask(of="weights", clip=self.clip, score_std=std),)
+        if self.noise == "mask":
+            told = BernoulliMask(
+                of="weights",
+                clip=self.clip,
+                theta_std=self._mask_std(round.parameters),
+                theta_clipped=self._variant == "corrected",
+            )
+            return (told,)
+        return super().mechanisms()
 
     def claim(self, facts: Facts) -> tuple[float, float, str] | None:
         """Theorem 2 or 3 for one release, Theorem 3 with Sec. 5's closing bound; none of them

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from attacks.dlg import DLG
 from attacks.engine.estimate import gradient_estimate
-from attacks.engine.matching import Matcher
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.inverting_gradients import InvertingGradients
@@ -27,6 +26,7 @@ from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from defenses.noise import GaussianUpdate
 from defenses.spm import SPM
 from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.matchers import matcher_for
 
 
 def scored(attack, dataset: Dataset, seen: Seen, truth: Truth, network, defense=None, **ctx):  # type: ignore[no-untyped-def]
@@ -284,7 +284,7 @@ def test_non_finite_uploads_are_refused_by_name(digits: Dataset) -> None:
     seen, _ = seen_under(digits, network, Defense(), clients=2)
     seen.messages[1].parts["head.bias"].values[0] = torch.nan
     with pytest.raises(ValueError, match=r"'head\.bias' of client-\d holds non-finite"):
-        Matcher(seen, context_for(digits, network, Defense()), dtype=torch.float64)
+        matcher_for(seen, context_for(digits, network, Defense()), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(

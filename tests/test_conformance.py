@@ -430,9 +430,7 @@ def noise_finding(noise: Tensor, *, std: float, size: float) -> Finding:
         Pair(given={"w": Part(values=size * signs)}, sent={"w": Part(values=size * signs + n)})
         for n in noise
     ]
-    (found,) = check_mechanisms(
-        (GaussianNoise(of="update", std=std),), lambda of: pairs, proof_is_gaussian=True
-    )
+    (found,) = check_mechanisms((GaussianNoise(of="update", std=std),), lambda of: pairs)
     return found
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax, softmax
 
-from attacks.engine.matching import Matcher
 from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.data.dataset import Dataset
@@ -20,6 +19,7 @@ from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from defenses.depthfl import DepthFL, local_loss, pooled
 from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.matchers import matcher_for
 
 WORK = LocalWork(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
 DEPTHS = ("block1", "block2")
@@ -141,15 +141,16 @@ def test_the_attackers_model_of_the_update_is_exact(digits: Dataset, protocol: s
     network = network_for(digits)
     split = {"cut": "block2", "labels": "shared"} if protocol == "splitfed" else None
     seen, truth = seen_under(digits, network, DepthFL(), protocol=protocol, split=split)
-    matcher = Matcher(seen, context_for(digits, network, DepthFL()), dtype=torch.float64)
-    assert matcher.observation is not None
-    assert any(".exit." in n for n in matcher.observation.values)
+    matcher = matcher_for(seen, context_for(digits, network, DepthFL()), dtype=torch.float64)
+    assert matcher.evidence.uploads is not None
+    observation = matcher.evidence.uploads.observation
+    assert any(".exit." in n for n in observation.values)
     y = torch.nn.functional.one_hot(truth.y, 10).double()
     victims = torch.arange(len(y))
     right = matcher.losses(truth.x.double(), y, victims)
     wrong = matcher.losses(truth.x.double(), y.roll(1, dims=-1), victims)
-    assert float((right / matcher.observation.square).max()) < 1e-9
-    assert float((wrong / matcher.observation.square).min()) > 1e-3
+    assert float((right / observation.square).max()) < 1e-9
+    assert float((wrong / observation.square).min()) > 1e-3
 
 
 def test_dlg_sees_through_it(digits: Dataset, registry: Registry) -> None:

@@ -23,20 +23,28 @@ from attacks.engine.convolutions import (
     WeightGradient,
     by_output,
 )
-from attacks.engine.gradients import Layered, Simulated, Work, as_vector, layered
-from attacks.engine.lbfgs import Evaluate, Minimum, Phase, _Memory, minimise
-from attacks.engine.likelihood import Likelihood
-from attacks.engine.matching import Matcher
+from attacks.engine.curvature import CurvatureMemory
+from attacks.engine.gradients import Layered, ObservedTraining, Simulated, as_vector, layered
+from attacks.engine.lbfgs import Evaluate, Minimum, Phase, minimise
 from attacks.engine.products import Products
 from attacks.idlg import IDLG
 from bench import models
 from bench.contract.defense import Defense, Loss
-from bench.contract.mechanisms import GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.contract.mechanisms import (
+    BernoulliMask,
+    Clip,
+    GaussianNoise,
+    LaplaceNoise,
+    Mechanism,
+    SignPerturbation,
+    SmashedNoise,
+)
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.seeding import generator
 from bench.toolkit import memory
 from tests.conftest import context_for, network_for, seen_under
+from tests.matchers import matcher_for
 
 DOUBLE = torch.float64
 
@@ -151,7 +159,7 @@ def test_accepted_steps_meet_the_strong_wolfe_conditions() -> None:
 
 def test_directions_are_those_of_the_two_loop_recursion() -> None:
     rng = torch.Generator().manual_seed(5)
-    memory = _Memory.empty(1, 4, torch.zeros(1, 6, dtype=DOUBLE))
+    memory = CurvatureMemory.empty(1, 4, torch.zeros(1, 6, dtype=DOUBLE))
     hessian = torch.diag(torch.rand(6, dtype=DOUBLE, generator=rng) + 0.5)
     pairs: list[tuple[Tensor, Tensor]] = []
     for _ in range(7):  # more than fit: the ring forgets the oldest
@@ -296,13 +304,13 @@ NETWORKS = {
 }
 
 
-def work_of(name: str, *, batch: int) -> tuple[models.Network, Work]:
+def work_of(name: str, *, batch: int) -> tuple[models.Network, ObservedTraining]:
     shape, options = NETWORKS[name]
     network = models.build(name, shape=shape, classes=5, settings=options)
     params = {n: v.double() for n, v in network.init(generator(0, "engine")).items()}
     public = torch.rand(32, *shape, dtype=DOUBLE, generator=generator(1, "engine"))
     buffers = network.calibrate(params, public)
-    return network, Work(
+    return network, ObservedTraining(
         start=params, const={}, buffers=buffers, steps=1, batch=batch, lr=0.1, mode="eval"
     )
 
@@ -448,10 +456,10 @@ def test_the_objectives_derivative_is_right(
 ) -> None:
     network = network_for(digits)
     seen, truth = seen_under(digits, network, Defense(), clients=2)
-    matcher = Matcher(seen, context_for(digits, network, Defense()), dtype=DOUBLE, **options)  # type: ignore[arg-type]
+    matcher = matcher_for(seen, context_for(digits, network, Defense()), dtype=DOUBLE, **options)  # type: ignore[arg-type]
     labels = truth.y if held else None
-    evaluate = matcher.evaluator(torch.arange(2), labels, framed=False)
-    size = matcher.pixels + (0 if held else matcher.classes)
+    evaluate = matcher.evaluator(torch.arange(2), labels)
+    size = matcher.encoding.pixels + (0 if held else matcher.encoding.classes)
     z = torch.rand(2, size, dtype=DOUBLE, generator=generator(0, "slope"))
     along = torch.randn(2, size, dtype=DOUBLE, generator=generator(1, "slope"))
     _, gradient = evaluate(z, torch.arange(2))
@@ -465,7 +473,7 @@ def test_the_objectives_derivative_is_right(
 def test_the_truth_has_no_loss(digits: Dataset, options: dict[str, object]) -> None:
     network = network_for(digits)
     seen, truth = seen_under(digits, network, Defense(), clients=3)
-    matcher = Matcher(seen, context_for(digits, network, Defense()), dtype=DOUBLE, **options)  # type: ignore[arg-type]
+    matcher = matcher_for(seen, context_for(digits, network, Defense()), dtype=DOUBLE, **options)  # type: ignore[arg-type]
     y = torch.nn.functional.one_hot(truth.y, 10).double()
     right = matcher.losses(truth.x.double(), y, torch.arange(3))
     wrong = matcher.losses(truth.x.double(), y, torch.tensor([1, 2, 0]))
@@ -483,12 +491,12 @@ def test_withheld_coordinates_do_not_count(digits: Dataset) -> None:
                 part.values[hidden] = 1e3  # must never be read
                 message.parts[name] = replace(part, present=~hidden)  # type: ignore[index]
     for distance in ("likelihood", "cosine"):
-        matcher = Matcher(
+        matcher = matcher_for(
             seen, context_for(digits, network, Defense()), dtype=DOUBLE, distance=distance
         )  # type: ignore[arg-type]
         y = torch.nn.functional.one_hot(truth.y, 10).double()
         loss = matcher.losses(truth.x.double(), y, torch.arange(2))
-        assert bool((loss < 1e-9 * matcher.square).all())
+        assert bool((loss < 1e-9 * matcher.evidence.square).all())
 
 
 @pytest.mark.parametrize("attack", [DLG(restarts=0), IDLG(restarts=1)], ids=["dlg", "idlg"])
@@ -550,19 +558,20 @@ def test_what_never_fits_and_what_is_no_shortage_are_raised() -> None:
 @pytest.mark.parametrize(
     "noise",
     [
-        None,
+        Clip(of="update", norm=1.0),
         GaussianNoise(of="update", std=0.3),
+        SmashedNoise(of="smashed", std=0.3),
         LaplaceNoise(of="update", scale=0.3),
         SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0),
         SignPerturbation(of="weights", keep=1.0, low=1.0, high=2.0),
+        BernoulliMask(of="weights", clip=0.1),
     ],
 )
-def test_the_written_out_derivative_of_every_misfit_is_right(noise) -> None:  # type: ignore[no-untyped-def]
+def test_the_written_out_derivative_of_every_misfit_is_right(noise: Mechanism) -> None:
     rng = torch.Generator().manual_seed(0)
-    value = torch.randn(200, dtype=torch.float64, generator=rng)
-    sent = torch.randn(200, dtype=torch.float64, generator=rng).requires_grad_()
-    likelihood = Likelihood(noise)
-    terms, slopes = likelihood.misfit(sent, likelihood.prepare(value))
+    value = torch.randn(200, dtype=DOUBLE, generator=rng)
+    sent = torch.randn(200, dtype=DOUBLE, generator=rng).requires_grad_()
+    terms, slopes = noise.prepared(value, noise.usual_softness).misfit(sent)
     (expected,) = torch.autograd.grad(terms.sum(), sent)
     assert torch.allclose(slopes, expected, rtol=1e-8, atol=1e-10)
 
@@ -570,8 +579,7 @@ def test_the_written_out_derivative_of_every_misfit_is_right(noise) -> None:  # 
 def test_the_sign_misfit_is_the_mixture_of_both_signs() -> None:
     mechanism = SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0)
     sent, value = torch.tensor([0.4, -0.4]).double(), torch.tensor([0.9, 0.9]).double()
-    likelihood = Likelihood(mechanism)
-    terms, _ = likelihood.misfit(sent, likelihood.prepare(value))
+    terms, _ = mechanism.misfit(sent, value, mechanism.usual_softness)
     magnitude = 0.9 / 2
     spread = magnitude * mechanism.relative_std
     for k in range(2):

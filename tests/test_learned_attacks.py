@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.analytic import Analytic, Layer
+from attacks.analytic import Analytic, LayerGradient
 from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, count_sketch, layer_input, similarity
-from attacks.ridge import Inverter, Ridge, fit
+from attacks.engine.inverter import Inverter
+from attacks.engine.regression import LAMBDAS, fit
+from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
 from bench.contract.defense import Client, Defense, Local, fresh
 from bench.contract.messages import SERVER, Message, Part
@@ -144,9 +146,9 @@ def test_analytic_uses_what_rows_are_visible_per_coordinate() -> None:
     present[0, :, 3] = False  # told by no row: the prior's mean
     spoiled = torch.where(present, weight, torch.nan)
     nothing = torch.zeros_like(weight), torch.zeros_like(bias)
-    layer = Layer(
-        weight=(spoiled,), bias=(bias,), present=present, weight_variance=nothing[0],
-        bias_variance=nothing[1], decided_variances=nothing,
+    layer = LayerGradient(
+        weight=(spoiled,), bias=(bias,), present=present, variances=nothing,
+        decided_variances=nothing,
     )  # fmt: skip
     found, _ = layer.solve(mean=torch.full((7,), 0.5).double(), variance=torch.ones(7).double())
     told = present.any(dim=1)
@@ -188,7 +190,6 @@ def test_left_out_predictions_equal_those_of_refits_without_the_image(
     member = torch.nn.functional.one_hot(strata).double()
     inner = x - (member @ (member.mT @ x / member.sum(0)[:, None]))
     spectrum = torch.linalg.eigvalsh(inner.mT @ inner if features <= rows else inner @ inner.mT)
-    from attacks.ridge import LAMBDAS
 
     def loop(penalty: float) -> Tensor:
         out = torch.empty_like(y)

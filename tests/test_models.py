@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from attacks.engine.gradients import Simulated, Work, layered
+from attacks.engine.gradients import ObservedTraining, Simulated, layered
 from bench.data.dataset import Dataset
 from bench.models import BUILDERS, INITIAL, Network, build
 from bench.models.network import StaticBatchNorm
@@ -332,12 +332,14 @@ def test_transformers_are_traced_and_matched_by_the_general_way(name: str) -> No
             weight, bias = params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]
             assert torch.allclose(layer.output, layer.input @ weight.mT + bias, atol=1e-5)
 
-    work = Work(start=params, const={}, buffers={}, steps=1, batch=2, lr=0.1, mode="eval")
+    training = ObservedTraining(
+        start=params, const={}, buffers={}, steps=1, batch=2, lr=0.1, mode="eval"
+    )
     defense = NoDefense()
-    assert layered(network, defense, work) is None
+    assert layered(network, defense, training) is None
     candidates = x.unflatten(0, (2, 2)).requires_grad_()
     labels = torch.eye(5)[:4].unflatten(0, (2, 2))
-    found = Simulated(network, defense, work)(candidates, labels)
+    found = Simulated(network, defense, training)(candidates, labels)
     for i in range(2):
         alone = grad(
             lambda p, i=i: soft_cross_entropy(network.apply(p, candidates[i].detach()), labels[i])

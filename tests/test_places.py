@@ -13,8 +13,10 @@ import attacks.engine.local as local
 from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, distance
 from attacks.engine.grid import Grid, cells, grid_shape, on_grid, surroundings, uncut
+from attacks.engine.inverter import Inverter
 from attacks.engine.local import FOLDS, Surroundings, fit_local
-from attacks.ridge import Inverter, Ridge, fit
+from attacks.engine.regression import fit
+from attacks.ridge import Ridge
 from bench.contract.attack import Context, Seen
 from bench.contract.defense import Client, Defense, fresh
 from bench.contract.messages import Part

@@ -695,7 +695,7 @@ def test_layers_that_not_all_clients_hold_follow_eq_8(digits: Dataset) -> None:
 def test_probabilities_rounded_to_certainty_tell_no_score() -> None:
     """A float32 probability of exactly 1 has no finite score: it counts as not sent."""
     part = Part(values=torch.tensor([0.0, 0.25, 1.0, float("nan")]))
-    found = _as_scores(part, torch.float64)
+    found = _as_scores(part, BernoulliMask(of="weights", clip=0.1, sampled=False), torch.float64)
     assert found.presence().tolist() == [False, True, False, True]
     assert float(found.values[1]) == pytest.approx(math.log(1 / 3))
     assert bool(found.values[3].isnan())

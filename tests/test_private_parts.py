@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import attacks.engine.channel
-import attacks.engine.matching
+import attacks.engine.deep_leakage
 from attacks.dlg import DLG
-from attacks.engine.matching import Matcher
 from attacks.engine.observation import split_view
 from attacks.engine.private import Drift, with_private_parts, withheld
+from attacks.engine.terms import SmashedDistance
 from attacks.engine.wire_labels import labels_by_slope
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
@@ -31,6 +31,7 @@ from defenses.lg_fedavg import LGFedAvg
 from defenses.pm_sfl import PMSFL
 from defenses.standalone import Standalone
 from tests.conftest import context_for, federation_of, network_for
+from tests.matchers import evidence_for
 
 CUT = "block1"
 
@@ -99,7 +100,7 @@ def test_private_first_stages_are_estimated(
     """Broadcast stages 0.18 and 0.54, estimated 0.99; on another seed 0.06, 0.58 and 0.97."""
     found = []
     for answer in (alone.seen, alone.estimated):  # as if not estimated, and estimated
-        for module in (attacks.engine.channel, attacks.engine.matching):
+        for module in (attacks.engine.channel, attacks.engine.deep_leakage):
             monkeypatch.setattr(module, "with_private_parts", lambda seen, ctx, a=answer: a)
         found.append(similarity(attack, alone.seen, alone.ctx, alone.truth))
     assert found[0] < 0.7
@@ -188,7 +189,7 @@ def test_an_upload_that_withholds_the_first_stages_does_not_silence_the_smashed_
     seen, truth = trained(digits, network, defense, rounds=0)
     ctx = context(digits, network, defense, seen)
     assert similarity(DLG(restarts=0), seen, ctx, truth) > 0.95
-    assert Matcher(seen, ctx, dtype=torch.float32).observation is None
+    assert evidence_for(seen, ctx).uploads is None
 
 
 def test_a_client_that_withholds_what_others_send_is_matched_too(digits: Dataset) -> None:
@@ -203,9 +204,10 @@ def test_a_client_that_withholds_what_others_send_is_matched_too(digits: Dataset
     ]
     seen = replace(seen, messages=tuple(messages))
     ctx = context(digits, network, Defense(), seen)
-    matcher = Matcher(seen, ctx, dtype=torch.float32)
-    assert matcher.observation is not None
-    assert bool((matcher.smashed_unit > 0).all())
+    evidence = evidence_for(seen, ctx)
+    assert evidence.uploads is not None
+    (smashed_term,) = [t for t in evidence.terms if isinstance(t, SmashedDistance)]
+    assert bool((smashed_term.unit > 0).all())
 
 
 def withholds(part: Part) -> Part:

@@ -12,7 +12,6 @@ from torch import Tensor
 from attacks.decoder import Decoder
 from attacks.dlg import DLG
 from attacks.engine.estimate import gradient_estimate
-from attacks.engine.matching import Matcher
 from attacks.engine.observation import split_view
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
@@ -30,6 +29,7 @@ from defenses.dp_cutmix import DPCutMix
 from defenses.pm_sfl import PMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from tests.conftest import context_for, network_for, seen_under
+from tests.matchers import evidence_for
 
 
 def split_under(
@@ -171,9 +171,9 @@ def test_matching_through_masks_allows_for_what_they_leave_unexplained(digits: D
     network, defense = network_for(digits), PMSFL(lr_scale=300.0)
     seen, truth = split_under(digits, network, defense)
     ctx = context_for(digits, network, defense)
-    matcher = Matcher(seen, ctx, dtype=torch.float32)
-    assert matcher.noisy
-    assert matcher.spread is not None
+    evidence = evidence_for(seen, ctx)
+    assert evidence.noisy
+    assert evidence.spread is not None
     # By hand: the variance of fresh activations around the mean weights', on the same images.
     rng = generator(1, "masks")
     start = defense.receive(seen.before, seen.const)
@@ -187,7 +187,7 @@ def test_matching_through_masks_allows_for_what_they_leave_unexplained(digits: D
         for _ in range(64)
     ]  # fmt: skip
     expected = (torch.stack(drawn) - centre).square().mean()
-    assert float(matcher.spread.mean()) == pytest.approx(float(expected), rel=0.15)
+    assert float(evidence.spread.mean()) == pytest.approx(float(expected), rel=0.15)
     scores = []
     for draws in (0, 4):
         answer = DLG(restarts=0, draws=draws).run(seen, ctx)
@@ -225,7 +225,7 @@ def test_probabilities_sent_as_they_are_hide_nothing(digits: Dataset) -> None:
     expected = torch.func.grad(loss)(start, x, y)["head.weight"]
     found = estimate.values["head.weight"][0].float()
     assert float(torch.cosine_similarity(expected.flatten(), found.flatten(), dim=0)) > 0.5
-    assert Matcher(seen, context_for(digits, network, defense), dtype=torch.float32).noise is None
+    assert evidence_for(seen, context_for(digits, network, defense)).noise is None
 
 
 def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Dataset) -> None:
@@ -234,7 +234,7 @@ def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Datas
     seen, _ = split_under(digits, network, defense)
     view = split_view(seen, dtype=torch.float32, device=torch.device("cpu"))
     assert view is not None
-    assert view.norm == 100.0
+    assert [type(m).__name__ for m in view.noises] == ["LaplaceNoise"]
     assert view.std == pytest.approx(2**0.5 * 2 * 100.0 / 50.0)
     q = torch.rand(3, 12, 8, 8) - 0.5
     assert torch.allclose(view.sent(q).flatten(1).abs().sum(dim=1).max(), torch.tensor(100.0))

@@ -65,10 +65,21 @@ def descend(
             final[active], final_loss[active] = best, least
             final_evaluations[active] = evaluations
             active, x, first, second, best, least, evaluations, stop, low, high, going = (
-                t[going] for t in (
-                    active, x, first, second, best, least, evaluations, stop, low, high, going
+                t[going]
+                for t in (
+                    active,
+                    x,
+                    first,
+                    second,
+                    best,
+                    least,
+                    evaluations,
+                    stop,
+                    low,
+                    high,
+                    going,
                 )
-            )  # fmt: skip
+            )
     final[active], final_loss[active], final_evaluations[active] = best, least, evaluations
     return Minimum(
         x=final,

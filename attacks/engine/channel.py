@@ -30,7 +30,7 @@ WIDE = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class ShadowPairs:
     """Features and the public samples that they came from.
 
     blocks: [N * G, ...], G rows per public image, image by image: a row is one play of the
@@ -109,7 +109,7 @@ class Channel:
         self.labels = None if granted is None else torch.tensor(granted).flatten().to(ctx.device)
 
     # --- pairs -----------------------------------------------------------------------------
-    def pairs(self, *, group: int, label: int | None = None) -> Pairs:
+    def pairs(self, *, group: int, label: int | None = None) -> ShadowPairs:
         """`group` plays of each public image.
 
         Play 0 shows the image as it is. Where nothing is random the others show it mirrored,
@@ -121,11 +121,13 @@ class Channel:
         played = y if label is None else torch.full_like(y, label)
         tabular = x.ndim == 2
         group = 1 if tabular and not self.random else group
-        turns = [0 if tabular else (k % 4 if not self.random else (k % 2) * (k // 2 % 3 + 1))
-                 for k in range(group)]  # fmt: skip
+        turns = [
+            0 if tabular else (k % 4 if not self.random else (k % 2) * (k // 2 % 3 + 1))
+            for k in range(group)
+        ]
         rows = [_mirrored(x, turn) for turn in turns]
         blocks = [self._play(r, played) for r in rows]
-        return Pairs(
+        return ShadowPairs(
             blocks={n: _interleave([b[n] for b in blocks]) for n in blocks[0]},
             x=_interleave(rows).to(self.ctx.device),
             y=_interleave([played] * group).to(self.ctx.device),

@@ -70,9 +70,13 @@ class Geometry:
         (kh, kw), (sh, sw), (ph, pw) = self.kernel, self.stride, self.padding
         rest = ((size[2] + 2 * ph - kh) % sh, (size[3] + 2 * pw - kw) % sw)
         return conv_transpose2d(
-            delta, weight, stride=self.stride, padding=self.padding, output_padding=rest,
+            delta,
+            weight,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=rest,
             groups=groups,
-        )  # fmt: skip
+        )
 
     def spread(self, weight: Tensor, delta: Tensor, size: torch.Size) -> Tensor:
         """Transpose of `patches`, of weight' delta: weight [P, O, I * kh * kw], delta
@@ -153,9 +157,13 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry,
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
         problems: int | None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weight)
         ctx.geometry, ctx.size = geometry, x.shape

@@ -29,9 +29,18 @@ from bench.toolkit.losses import NetworkLoss, SplitLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """One observed local training: weights it starts from, steps of `batch` samples, learning
-    rate, normalisation mode and statistics, and the constants of the defense's variables."""
+class ObservedTraining:
+    """One observed local training of a client.
+
+    Attributes:
+        start: Variables that it starts from.
+        const: Constants of the defense's variables.
+        buffers: Normalisation statistics.
+        steps: Local steps.
+        batch: Samples of a step.
+        lr: Learning rate.
+        mode: Of normalisation, train or eval.
+    """
 
     start: State
     const: State
@@ -49,10 +58,13 @@ class Work:
 class Simulated:
     """Mean gradient over the local steps, each on its own slice of the candidate samples."""
 
-    def __init__(self, network: NetworkView, defense: Defense, work: Work) -> None:
-        self.defense, self.work = defense, work
+    def __init__(self, network: NetworkView, defense: Defense, training: ObservedTraining) -> None:
+        self.defense, self.training = defense, training
         self.loss = NetworkLoss(
-            network=network, realize=work.realizing(defense), mode=work.mode, buffers=work.buffers
+            network=network,
+            realize=training.realizing(defense),
+            mode=training.mode,
+            buffers=training.buffers,
         )
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -60,17 +72,17 @@ class Simulated:
         return vmap(self._one)(x, y)
 
     def _one(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        work = self.work
-        variables: State = work.start
+        training = self.training
+        variables: State = training.start
         total: dict[str, Tensor] | None = None
-        for step in range(work.steps):
-            part = slice(step * work.batch, (step + 1) * work.batch)
+        for step in range(training.steps):
+            part = slice(step * training.batch, (step + 1) * training.batch)
             grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
             total = dict(grads) if total is None else {n: total[n] + g for n, g in grads.items()}
-            if step + 1 < work.steps:
-                variables = {n: v - work.lr * grads[n] for n, v in variables.items()}
+            if step + 1 < training.steps:
+                variables = {n: v - training.lr * grads[n] for n, v in variables.items()}
         assert total is not None
-        return {n: g / work.steps for n, g in total.items()}
+        return {n: g / training.steps for n, g in total.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +104,26 @@ class Returned:
     """
 
     def __init__(
-        self, network: NetworkView, defense: Defense, work: Work, cut: str, *,
+        self,
+        network: NetworkView,
+        defense: Defense,
+        training: ObservedTraining,
+        cut: str,
+        *,
         sent: Callable[[Tensor], Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.defense = defense
         stages = network.cuts[: network.cuts.index(cut) + 1]
         prefixes = tuple(f"{stage}." for stage in stages)
-        self.start = {n: v for n, v in work.start.items() if n.startswith(prefixes)}
+        self.start = {n: v for n, v in training.start.items() if n.startswith(prefixes)}
         self.loss = SplitLoss(
-            network=network, realize=work.realizing(defense), mode=work.mode,
-            buffers=work.buffers, cut=cut, sent=sent,
-        )  # fmt: skip
+            network=network,
+            realize=training.realizing(defense),
+            mode=training.mode,
+            buffers=training.buffers,
+            cut=cut,
+            sent=sent,
+        )
 
     def __call__(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], slopes [P, K, ...], soft labels y [P, K, C] -> [P, ...] by name."""
@@ -116,8 +137,8 @@ class Returned:
 class Layered:
     """One local step of the shared weights; see `layered` for when it may be used."""
 
-    def __init__(self, network: NetworkView, work: Work) -> None:
-        self.network, self.work = network, work
+    def __init__(self, network: NetworkView, training: ObservedTraining) -> None:
+        self.network, self.training = network, training
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> mean gradients [P, ...] by name."""
@@ -129,12 +150,12 @@ class Layered:
 
     def deltas(self, x: Tensor, y: Tensor) -> list[Traced]:
         """Every layer with the gradient of each client's mean loss by the layer's output."""
-        work, shared = self.work, SharedConvolutions(len(x))
+        training, shared = self.training, SharedConvolutions(len(x))
         with torch.enable_grad():
             x = x if x.requires_grad else x.detach().requires_grad_()
             with shared:
                 logits, layers = self.network.trace(
-                    work.start, x.flatten(0, 1), mode=work.mode, buffers=work.buffers
+                    training.start, x.flatten(0, 1), mode=training.mode, buffers=training.buffers
                 )
             loss = soft_cross_entropy(logits, y.flatten(0, 1)) * len(x)  # mean over K, sum over P
             outputs = [layer.output for layer in layers]
@@ -145,17 +166,19 @@ class Layered:
         ]
 
 
-def layered(network: NetworkView, defense: Defense, work: Work) -> Layered | None:
+def layered(network: NetworkView, defense: Defense, training: ObservedTraining) -> Layered | None:
     """The fast way, or None where it does not hold: several local steps, a defense with its own
     variables or gradient, samples tied by batch normalisation, or an unknown kind of layer."""
     own = {"variables", "gradient"} & defense.owns
-    if work.steps > 1 or own or (work.mode == "train" and network.normalises):
+    if training.steps > 1 or own or (training.mode == "train" and network.normalises):
         return None
-    sample = next(iter(work.start.values())).new_zeros(1, *network.shape)
+    sample = next(iter(training.start.values())).new_zeros(1, *network.shape)
     with torch.no_grad():
-        _, layers = network.trace(work.start, sample, mode=work.mode, buffers=work.buffers)
+        _, layers = network.trace(
+            training.start, sample, mode=training.mode, buffers=training.buffers
+        )
     covered = {name for layer in layers if _supported(layer) for name in _names(layer)}
-    return Layered(network, work) if covered == set(work.start) else None
+    return Layered(network, training) if covered == set(training.start) else None
 
 
 def _names(layer: Layer) -> list[str]:

@@ -24,7 +24,7 @@ CHUNK = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class ByPlace:
     """left_out [R, *shape]: each training image by a fit without the fold that it is in; loss:
     of those that were judged. predicted [M, *shape]: the victims'."""
 
@@ -43,7 +43,7 @@ def fit_local(
     judged: Tensor,
     judge: Callable[[Tensor], Tensor],
     factors: Sequence[float],
-) -> Local:
+) -> ByPlace:
     """Images [R, C, H, W] and the victims' by their cells' surroundings.
 
     seen, x: R pairs, `group` consecutive ones of the same public image; the cells must cut the
@@ -63,8 +63,8 @@ def fit_local(
     fold = fold.repeat_interleave(group).to(x.device)
     parts = [_moments(look, seen.of(r), y[r], turn[r]) for r in _rows(fold)[:FOLDS]]
     total = Moments(*(sum(t[1:], start=t[0]) for t in zip(*parts, strict=True)))
-    fits = [_Fit(Moments(*(a - b for a, b in zip(total, p, strict=True)))) for p in parts]
-    fits.append(_Fit(total))
+    fits = [PlaceFit(Moments(*(a - b for a, b in zip(total, p, strict=True)))) for p in parts]
+    fits.append(PlaceFit(total))
 
     def left_out(some: Tensor, tried: Sequence[float]) -> Tensor:
         """Blocks [L, J, h * w, P] of the rows `some` (bool [R]), in their order."""
@@ -80,7 +80,7 @@ def fit_local(
     losses = torch.stack([judge(uncut(guess, size, shape)) for guess in tried]).tolist()
     best = [factors[min(range(len(losses)), key=losses.__getitem__)]]
     upright = torch.zeros(len(victims), dtype=torch.int64, device=x.device)
-    return Local(
+    return ByPlace(
         left_out=uncut(left_out(torch.ones_like(judged), best)[0], size, shape),
         predicted=uncut(fits[-1].predict(look, victims, upright, best)[0], size, shape),
         loss=min(losses),
@@ -143,10 +143,12 @@ def _moments(look: Surroundings, grid: Grid, y: Tensor, turn: Tensor) -> Moments
         x, target, member = look(grid.of(some)).double(), y[some].double(), turns[some]
         flat = x.flatten(0, 1)
         part = Moments(
-            gram=flat.mT @ flat, cross=flat.mT @ target.flatten(0, 1),
+            gram=flat.mT @ flat,
+            cross=flat.mT @ target.flatten(0, 1),
             x=torch.einsum("ms,mjf->sjf", member, x),
-            y=torch.einsum("ms,mjp->sjp", member, target), samples=member.sum(dim=0),
-        )  # fmt: skip
+            y=torch.einsum("ms,mjp->sjp", member, target),
+            samples=member.sum(dim=0),
+        )
         out = part if out is None else Moments(*(a + b for a, b in zip(out, part, strict=True)))
     assert out is not None
     return out
@@ -157,7 +159,7 @@ def _chunks(grid: Grid) -> tuple[Tensor, ...]:
     return rows.split(max(1, CHUNK // math.prod(grid.size)))
 
 
-class _Fit:
+class PlaceFit:
     """Solution for all penalties, from the moments."""
 
     def __init__(self, moments: Moments) -> None:

@@ -6,33 +6,32 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
 from bench.api import (
     UPLOAD_KINDS,
-    BernoulliMask,
-    Clip,
-    GaussianNoise,
     Kind,
-    LaplaceNoise,
     Mechanism,
     Message,
     Part,
     Seen,
-    SignPerturbation,
-    SmashedNoise,
     State,
     as_kind,
+    without_law,
 )
 from bench.toolkit.patches import patch_map
-from bench.toolkit.vectors import clip_rows_l1
+
+SMASHED: Final = "smashed"
+SLOPES, PATCHES = "smashed_gradient", "patches"
+"""Kinds of the messages, and names of the one part, with cut-layer activations and the gradient
+returned for them; kind of a mixer's, one part per client."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class ObservedUploads:
     """Uploads of V victims as one kind: values and presence, [V, ...] by name."""
 
     kind: Kind
@@ -49,19 +48,12 @@ class Observation:
         return torch.stack(terms).sum(dim=0)
 
 
+# --- public mechanisms ------------------------------------------------------------------------
 def mechanisms_of(seen: Seen) -> list[Mechanism]:
-    """The public mechanisms that act on uploads, in the order in which they do. Probabilities
-    that are sent as they are do not: `observe` reads them as the scores behind them."""
-    plain = _probabilities(seen)
+    """The public mechanisms that act on uploads, in the order in which they do. One by which
+    scores are sent as they are does not: `observe` reads the scores."""
+    plain = _plain_scores(seen)
     return [m for m in _mechanisms(seen) if m.of in UPLOAD_KINDS and m != plain]
-
-
-def _probabilities(seen: Seen) -> BernoulliMask | None:
-    """The mechanism by which probabilities themselves are sent, or None."""
-    for mechanism in _mechanisms(seen):
-        if isinstance(mechanism, BernoulliMask) and not mechanism.sampled:
-            return mechanism
-    return None
 
 
 def kind_of(mechanism: Mechanism) -> Kind:
@@ -69,23 +61,22 @@ def kind_of(mechanism: Mechanism) -> Kind:
     return cast(Kind, mechanism.of)
 
 
+def noise_of(seen: Seen) -> Mechanism | None:
+    """The last mechanism that makes uploads random, or None if all are deterministic."""
+    return next((m for m in reversed(mechanisms_of(seen)) if m.random), None)
+
+
 def _mechanisms(seen: Seen) -> list[Mechanism]:
     return [Mechanism.from_dict(m) for m in seen.known["mechanisms"]]
 
 
-def noise_of(seen: Seen) -> Mechanism | None:
-    """The last mechanism that makes uploads random, or None if all are deterministic."""
-    noises: list[Mechanism] = []
-    for mechanism in mechanisms_of(seen):
-        match mechanism:
-            case GaussianNoise(std=level) | LaplaceNoise(scale=level):
-                noises += [mechanism] if level > 0 else []
-            case SignPerturbation() | BernoulliMask():
-                noises.append(mechanism)
-    return noises[-1] if noises else None
+def _plain_scores(seen: Seen) -> Mechanism | None:
+    """The mechanism by which what stands for scores is itself sent, or None."""
+    return next((m for m in _mechanisms(seen) if m.scores and not m.random), None)
 
 
-def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Observation:
+# --- uploads ----------------------------------------------------------------------------------
+def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> ObservedUploads:
     """The victims' uploads converted to `kind` (None: as sent), in `dtype`.
 
     Raises ValueError if there is none or if a value is not finite, naming the client.
@@ -95,10 +86,9 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
         raise ValueError("no upload of weights, update or gradient was seen.")
     lr = float(seen.known["lr"])
     base = {n: v.to(dtype) for n, v in seen.before.items()}
-    masks = _probabilities(seen)
-    if masks is not None:
-        base = {n: torch.logit(v.clamp(masks.clip, 1 - masks.clip)) if n in seen.const else v
-                for n, v in base.items()}  # fmt: skip
+    scores = _plain_scores(seen)
+    if scores is not None:
+        base = {n: scores.received(v) if n in seen.const else v for n, v in base.items()}
     rows, zone = [], opened(seen)
     broken: dict[tuple[str, str], Tensor] = {}
     for client in seen.clients:
@@ -106,8 +96,8 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
         wide = message.with_parts(
             {
                 n: Part(values=p.values.to(dtype), present=p.present)
-                if masks is None or n not in seen.const
-                else _as_scores(p, dtype)
+                if scores is None or n not in seen.const
+                else _as_scores(p, scores, dtype)
                 for n, p in message.parts.items()
             }
         )
@@ -119,19 +109,17 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
     if broken and bool(torch.stack(list(broken.values())).any()):  # asked once, for all of them
         name, client = next(which for which, found in broken.items() if bool(found))
         raise ValueError(f"the upload '{name}' of {client} holds non-finite values.")
-    return Observation(
+    return ObservedUploads(
         kind=kind or sent,
         values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},
         present={n: torch.stack([r[n].presence() for r in rows]) for n in rows[0]},
     )
 
 
-def _as_scores(part: Part, dtype: torch.dtype) -> Part:
-    """Probabilities as the scores behind them; one that was rounded to 0 or 1 tells no score."""
-    values = part.values.to(dtype)
-    inside = (values > 0) & (values < 1)
-    shown = part.presence() & (inside | values.isnan())
-    return Part(values=torch.where(inside, torch.logit(values), values), present=shown)
+def _as_scores(part: Part, mechanism: Mechanism, dtype: torch.dtype) -> Part:
+    """What stands for scores as the scores themselves, where it tells them."""
+    values, told = mechanism.read(part.values.to(dtype))
+    return Part(values=values, present=part.presence() & told)
 
 
 def _with_opened(
@@ -149,19 +137,6 @@ def _with_opened(
     return plain.with_parts(parts)
 
 
-def unusable(seen: Seen) -> str | None:
-    """Why the uploads cannot be matched, or None."""
-    if not seen.clients:
-        return "no client took part in the observed round"
-    kind = seen.upload_kind()
-    if kind is None:
-        return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
-    shown = [p for c in seen.clients for p in seen.of(c, kind)[0].parts.values()]
-    if not any(p.present is None or bool(p.present.any()) for p in shown) and not opened(seen):
-        return "no coordinate of any upload is visible"
-    return None
-
-
 def opened(seen: Seen) -> dict[str, Tensor]:
     """Encrypted coordinates of the only client that uploaded, bool by name: the sum that was
     opened is its own, and the state after the round tells it. Empty for several clients, and
@@ -176,11 +151,7 @@ def opened(seen: Seen) -> dict[str, Tensor]:
     return {n: s.covers for n, s in sealed.items() if n in seen.after}
 
 
-SMASHED, SLOPES, PATCHES = "smashed", "smashed_gradient", "patches"
-"""Kinds of the messages, and names of the one part, with cut-layer activations and the gradient
-returned for them; kind of a mixer's, one part per client."""
-
-
+# --- smashed data ------------------------------------------------------------------------------
 def smashed_of(seen: Seen, *, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """First-step activations of every victim's batch and their presence, [V, B, ...] each, or
     None if no smashed data was seen.
@@ -217,26 +188,36 @@ def _patches(seen: Seen, values: Tensor) -> Tensor | None:
 class SplitView:
     """What a split protocol's server knows of V victims' first step.
 
-    values, present [V, B, ...]: smashed data and which of it are the victims' own. slopes
-    [V, B, ...]: the loss's gradient by it that the server returned, 0 where nothing was sent, or
-    None. std: of the noise on it; low, high: the range, and norm: the L1 norm of a sample, to
-    which it was clipped before, or None.
+    Attributes:
+        cut: Stage after which the activations were sent.
+        values: Smashed data [V, B, ...].
+        present: Which of it are the victims' own, bool [V, B, ...].
+        slopes: The loss's gradient by it that the server returned [V, B, ...], 0 where nothing
+            was sent, or None.
+        mechanisms: Public ones that act on it, in the order in which they do.
     """
 
     cut: str
     values: Tensor
     present: Tensor
     slopes: Tensor | None
-    std: float
-    low: float | None
-    high: float | None
-    norm: float | None
+    mechanisms: tuple[Mechanism, ...]
+
+    @property
+    def noises(self) -> tuple[Mechanism, ...]:
+        """The mechanisms that make it random."""
+        return tuple(m for m in self.mechanisms if m.random)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of all its noise."""
+        return math.sqrt(sum(m.variance for m in self.noises))
 
     def sent(self, q: Tensor) -> Tensor:
         """Activations [B, ...] as they were before noise."""
-        if self.low is not None or self.high is not None:
-            q = q.clamp(self.low, self.high)
-        return q if self.norm is None else clip_rows_l1(q, norm=self.norm)
+        for mechanism in self.mechanisms:
+            q = mechanism.apply(q)
+        return q
 
 
 def split_view(seen: Seen, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
@@ -254,18 +235,27 @@ def split_view(seen: Seen, *, dtype: torch.dtype, device: torch.device) -> Split
     if set(seen.clients) <= set(returned):
         slopes = torch.stack([returned[c] for c in seen.clients]).to(values)
         slopes = torch.where(present, slopes, 0.0)
-    acting = [m for m in _mechanisms(seen) if m.of == SMASHED]
-    noises = [m for m in acting if isinstance(m, SmashedNoise)]
-    # Laplace noise by its variance: the objective is Gaussian.
-    laplace = [m.scale for m in acting if isinstance(m, LaplaceNoise)]
-    norms = [m.norm for m in acting if isinstance(m, Clip)]
-    lows = [m.low for m in noises if m.low is not None]
-    highs = [m.high for m in noises if m.high is not None]
     return SplitView(
-        cut=str(seen.known["cut"]), values=values, present=present, slopes=slopes,
-        std=math.sqrt(sum(m.std**2 for m in noises) + sum(2 * b**2 for b in laplace)),
-        low=max(lows, default=None), high=min(highs, default=None), norm=min(norms, default=None),
-    )  # fmt: skip
+        cut=str(seen.known["cut"]),
+        values=values,
+        present=present,
+        slopes=slopes,
+        mechanisms=tuple(m for m in _mechanisms(seen) if m.of == SMASHED),
+    )
+
+
+# --- why an attack does not apply ---------------------------------------------------------------
+def unusable(seen: Seen) -> str | None:
+    """Why the uploads cannot be matched, or None."""
+    if not seen.clients:
+        return "no client took part in the observed round"
+    kind = seen.upload_kind()
+    if kind is None:
+        return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
+    shown = [p for c in seen.clients for p in seen.of(c, kind)[0].parts.values()]
+    if not any(p.present is None or bool(p.present.any()) for p in shown) and not opened(seen):
+        return "no coordinate of any upload is visible"
+    return None
 
 
 def nothing_to_match(seen: Seen) -> str | None:
@@ -273,3 +263,8 @@ def nothing_to_match(seen: Seen) -> str | None:
     if seen.clients and seen.of(seen.clients[0], SMASHED):
         return None
     return unusable(seen)
+
+
+def lawless(seen: Seen) -> str | None:
+    """Why what was seen cannot be compared with candidates as it deserves, or None."""
+    return without_law([m for m in _mechanisms(seen) if m.of in (*UPLOAD_KINDS, SMASHED)])

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,12 +22,11 @@ from torch.func import vmap
 
 from attacks.engine.chunks import in_chunks
 from attacks.engine.lbfgs import Phase, minimise
-from attacks.engine.observation import SplitView, split_view
+from attacks.engine.observation import SMASHED, SplitView, split_view
 from attacks.engine.prior import Frame
 from bench.api import Context, Seen, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
-SMASHED: Final = "smashed"
 STEPS = (100, 300)
 """Steps of the surrogates' training: the clients' own number is not known."""
 _BATCH, _SEED = 32, 0
@@ -272,9 +270,11 @@ class Drift:
         plain = "variables" not in self.ctx.defense.owns
         head = {n: v.to(seen.before[n]) for n, v in one.variables.items() if n in self.head}
         return replace(
-            seen, messages=tuple(messages), known=known,
+            seen,
+            messages=tuple(messages),
+            known=known,
             before={**seen.before, **(head if plain else {})},
-        )  # fmt: skip
+        )
 
     def _noise(self, share: float) -> float:
         return max(share * self.spread, self.view.std)
@@ -293,9 +293,11 @@ class Drift:
             found[part], losses[part] = minimum
 
         in_chunks(
-            work, len(start), bytes_each=_BYTES * start.shape[1] * (2 * _HISTORY + 32),
+            work,
+            len(start),
+            bytes_each=_BYTES * start.shape[1] * (2 * _HISTORY + 32),
             device=self.ctx.device,
-        )  # fmt: skip
+        )
         return found, losses
 
     def _descend(
@@ -320,9 +322,12 @@ class Drift:
 
         stop = vectors.new_full((len(vectors),), -torch.inf)
         minimum = minimise(
-            [Phase(evaluate=evaluate, stop=stop, dtype=torch.float64)], vectors,
-            max_evaluations=_EVALUATIONS, history=_HISTORY, least_gain=_LEAST_GAIN,
-        )  # fmt: skip
+            [Phase(evaluate=evaluate, stop=stop, dtype=torch.float64)],
+            vectors,
+            max_evaluations=_EVALUATIONS,
+            history=_HISTORY,
+            least_gain=_LEAST_GAIN,
+        )
         return minimum.x, minimum.loss
 
     def _decoded(
@@ -346,9 +351,12 @@ class Drift:
         def one(stages: State, images: Tensor) -> Tensor:
             return self.view.sent(
                 self.network.run(
-                    stages, images, last=self.view.cut, mode=str(self.seen.known["mode"]),
+                    stages,
+                    images,
+                    last=self.view.cut,
+                    mode=str(self.seen.known["mode"]),
                     buffers=self.buffers,
                 )
-            )  # fmt: skip
+            )
 
         return vmap(one)(stages, images)

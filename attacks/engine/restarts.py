@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.chunks import in_chunks
+from attacks.engine.encoding import Encoding
 from attacks.engine.lbfgs import Minimum, Redraw
 from attacks.engine.matching import Matcher
 from bench.api import Context, Reconstruction
@@ -22,15 +23,21 @@ _CANDIDATES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Wave:
-    """Starts that run together: `count` per victim. framed: relative to the public prior, the
-    first from its mean, else plain pixels begun as `start` says: `public` takes the public
-    samples that explain the victim's upload best, of 32 drawn with its likely labels; after the
-    first, a gray start is uniform; several samples of one batch never start equal, since equal
-    images cannot part. above: only victims whose loss exceeds this, [V] (None: all).
-    noisy_logits: label logits from N(0, 1), as DLG prints it."""
+    """Starts that run together.
+
+    Relative to the public prior, the first begins at its mean. Several samples of one batch never
+    start equal, since equal images cannot part.
+
+    Attributes:
+        count: Per victim.
+        start: Of plain images: `public` takes the public samples that explain the victim's
+            messages best, of 32 drawn with its likely labels; after the first, a gray start is
+            uniform.
+        above: Only victims whose loss exceeds this, [V] (None: all).
+        noisy_logits: Label logits from N(0, 1), as DLG prints it.
+    """
 
     count: int
-    framed: bool = False
     start: Start = "gray"
     above: Tensor | None = None
     noisy_logits: bool = False
@@ -40,9 +47,12 @@ class Wave:
 class Labels:
     """What is known of the labels of V victims.
 
-    fixed: int64 [V, K], held in every start. ranking: int64 [V, C], the classes of a victim's
-    single sample from the likeliest down: start k tries the k-th. hold: whether a start keeps
-    its guess, or only begins there and optimises a soft label. notes: how they were read.
+    Attributes:
+        fixed: int64 [V, K], held in every start.
+        ranking: int64 [V, C], the classes of a victim's single sample from the likeliest down:
+            start k tries the k-th.
+        hold: Whether a start keeps its guess, or only begins there and optimises a soft label.
+        notes: How they were read.
     """
 
     fixed: Tensor | None = None
@@ -65,13 +75,18 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class Problems:
-    """P starts for an optimiser: whose upload each matches [P], labels held [P, K] or None,
-    whether vectors are relative to the prior, starts [P, N], stop loss [P], and other starts for
-    those without a finite loss."""
+    """P starts for an optimiser.
+
+    Attributes:
+        victims: Whose messages each matches, int64 [P].
+        held: Labels that are held fixed, int64 [P, K], or None.
+        start: Vectors [P, N].
+        stop: Loss [P] at which a problem is solved.
+        redraw: Other starts for those without a finite loss.
+    """
 
     victims: Tensor
     held: Tensor | None
-    framed: bool
     start: Tensor
     stop: Tensor
     redraw: Redraw
@@ -88,15 +103,21 @@ class Optimiser(Protocol):
 class Solution:
     """The best start of every victim so far.
 
-    images [V, K, *shape], labels int64 [V, K], loss [V]. evaluations in all; redrawn: starts
-    replaced for want of a finite loss; solved: victims at or below their stop value.
+    Attributes:
+        images: [V, K, *shape].
+        labels: int64 [V, K].
+        loss: [V].
+        evaluations: In all.
+        redrawn: Starts replaced for want of a finite loss.
+        solved: Victims at or below their stop value.
     """
 
     def __init__(self, matcher: Matcher) -> None:
-        shape = (matcher.victims, matcher.samples, *matcher.shape)
-        self.images = torch.full(shape, torch.nan, dtype=matcher.dtype, device=matcher.device)
-        self.labels = torch.zeros(shape[:2], dtype=torch.int64, device=matcher.device)
-        self.loss = torch.full_like(matcher.square, torch.inf)
+        encoding, square = matcher.encoding, matcher.evidence.square
+        shape = (len(square), encoding.samples, *encoding.shape)
+        self.images = square.new_full(shape, torch.nan)
+        self.labels = torch.zeros(shape[:2], dtype=torch.int64, device=square.device)
+        self.loss = torch.full_like(square, torch.inf)
         self.evaluations = self.redrawn = self.solved = 0
 
     @property
@@ -106,11 +127,11 @@ class Solution:
 
     def answer(self, matcher: Matcher, notes: Sequence[str]) -> Reconstruction:
         """The reconstruction of every victim, images clamped to [0, 1]."""
-        silent = int(matcher.silent.sum())
+        encoding, silent = matcher.encoding, int(matcher.evidence.silent.sum())
         if silent:
             notes = [*notes, f"of {silent} victims nothing was sent but zeros"]
-        images = self.images.clamp(0, 1) if len(matcher.shape) == 3 else self.images
-        counts = torch.nn.functional.one_hot(self.labels, matcher.classes).sum(dim=1)
+        images = self.images.clamp(0, 1) if encoding.image else self.images
+        counts = torch.nn.functional.one_hot(self.labels, encoding.classes).sum(dim=1)
         return Reconstruction(
             images=images.float().cpu(),
             labels=self.labels.cpu(),
@@ -144,12 +165,19 @@ def solve(
 ) -> Solution:
     """Match what was seen of every victim; the start of least loss is the answer.
 
-    stop: [V], loss at which a victim is solved (-inf where none is known, as under noise).
     Every start draws from a generator of its own, so that a problem's numbers do not depend on
     the chunk it ran in.
+
+    Args:
+        matcher: The objective.
+        ctx: The attack's.
+        waves: Of starts, one after another.
+        known: What is known of the labels.
+        stop: Loss [V] at which a victim is solved, -inf where none is known, as under noise.
+        optimiser: Solves the problems of a wave.
     """
     solution = Solution(matcher)
-    everyone = (~matcher.silent).nonzero().squeeze(1)
+    everyone = (~matcher.evidence.silent).nonzero().squeeze(1)
     for number, wave in enumerate(waves):
         who = everyone if wave.above is None else everyone[~(solution.loss <= wave.above)[everyone]]
         if len(who):
@@ -169,14 +197,15 @@ def _play(
     who: Tensor,
     solution: Solution,
 ) -> None:
+    encoding, device = matcher.encoding, who.device
     chosen = who.repeat_interleave(wave.count)
-    turn = torch.arange(wave.count, device=who.device).repeat(len(who))
+    turn = torch.arange(wave.count, device=device).repeat(len(who))
     held = known.held(chosen, turn)
     guess = known.guessed(chosen, turn)
-    same = wave.framed and known.ranking is not None
+    same = encoding.framed and known.ranking is not None
     # Every start has its own generator: (victim, turn) alone decides what it draws.
-    draws = [_Draw(_own(ctx.rng), matcher, wave, first=t == 0, same=same) for t in turn.tolist()]
-    if wave.start == "public" and not wave.framed:
+    draws = [_Draw(_own(ctx.rng), encoding, wave, first=t == 0, same=same) for t in turn.tolist()]
+    if wave.start == "public" and not encoding.framed:
         labels = held if held is not None else guess
         start, public = _public_starts(matcher, ctx, chosen, labels, wave.count, solution)
         guess = public if guess is None else guess
@@ -185,34 +214,35 @@ def _play(
     if held is None:
         logits = torch.stack([d.logits() for d in draws])
         if guess is not None:
-            logits = logits.unflatten(1, (matcher.samples, -1))
+            logits = logits.unflatten(1, (encoding.samples, -1))
             logits = logits.scatter(2, guess.cpu()[..., None], _GUESS_LOGIT).flatten(1)
         start = torch.cat([start, logits.to(start)], dim=1)
-    start = start.to(dtype=matcher.dtype, device=matcher.device)
+    start = start.to(dtype=encoding.dtype, device=device)
     found: list[Minimum] = []
 
     def work(part: slice) -> None:
         def redraw(rows: Tensor) -> Tensor:
             again = torch.stack([draws[part][i].again() for i in rows.tolist()])
-            return torch.cat([again.to(start), start[part][rows, matcher.pixels :]], dim=1)
+            return torch.cat([again.to(start), start[part][rows, encoding.pixels :]], dim=1)
 
         found.append(
             optimiser(
                 Problems(
-                    victims=chosen[part], held=None if held is None else held[part],
-                    framed=wave.framed, start=start[part], stop=stop[chosen[part]], redraw=redraw,
+                    victims=chosen[part],
+                    held=None if held is None else held[part],
+                    start=start[part],
+                    stop=stop[chosen[part]],
+                    redraw=redraw,
                 )
             )
-        )  # fmt: skip
+        )
 
-    in_chunks(
-        work, len(chosen), bytes_each=optimiser.bytes_each(start.shape[1]), device=matcher.device
-    )
+    in_chunks(work, len(chosen), bytes_each=optimiser.bytes_each(start.shape[1]), device=device)
     x, loss = torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
     solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
     solution.redrawn += sum(f.redrawn for f in found)
-    labels = matcher.labels_in(x).argmax(dim=-1) if held is None else held
-    solution.take(chosen, loss, matcher.images(x, held, framed=wave.framed), labels)
+    labels = encoding.labels_in(x).argmax(dim=-1) if held is None else held
+    solution.take(chosen, loss, encoding.images(x, held), labels)
 
 
 def _public_starts(
@@ -223,43 +253,48 @@ def _public_starts(
     count: int,
     solution: Solution,
 ) -> tuple[Tensor, Tensor]:
-    """Public samples that explain the uploads best: vectors [P, K * D], their labels [P, K].
+    """Public samples that explain the messages best: vectors [P, K * D], their labels [P, K].
 
-    chosen: [P] victims, `count` rows each; labels: [P, K] to draw the samples by, or None.
+    Args:
+        matcher: The objective.
+        ctx: The attack's.
+        chosen: Victims [P], `count` rows each.
+        labels: To draw the samples by [P, K], or None.
+        count: Starts per victim.
+        solution: Whose evaluations are counted.
     """
-    aux_x, aux_y = ctx.aux_x.to(matcher.device), ctx.aux_y.cpu()
+    encoding, device = matcher.encoding, chosen.device
+    aux_x, aux_y = ctx.aux_x.to(device), ctx.aux_y.cpu()
     candidates = max(_CANDIDATES, count)
-    shape = (len(chosen) // count, candidates, matcher.samples)
+    shape = (len(chosen) // count, candidates, encoding.samples)
     rng = _own(ctx.rng)
     if labels is None:
         picks = torch.randint(len(aux_y), shape, generator=rng)
     else:
         # By class where it has public samples: a random place in the class's sorted stretch.
-        order, have = aux_y.argsort(stable=True), torch.bincount(aux_y, minlength=matcher.classes)
+        order, have = aux_y.argsort(stable=True), torch.bincount(aux_y, minlength=encoding.classes)
         wanted = labels[::count].cpu()[:, None].expand(shape)
         size, first = have[wanted], (have.cumsum(0) - have)[wanted]
         place = first + (torch.rand(shape, generator=rng) * size).long()
         anyone = torch.randint(len(aux_y), shape, generator=rng)
         picks = torch.where(size > 0, order[place.clamp_max(len(aux_y) - 1)], anyone)
     given = aux_y[picks] if labels is None else wanted
-    losses = torch.empty(shape[:2], dtype=matcher.dtype, device=matcher.device)
+    losses = torch.empty(shape[:2], dtype=encoding.dtype, device=device)
 
     def work(part: slice) -> None:
-        rows = picks[part].to(matcher.device)
+        rows = picks[part].to(device)
         victims = chosen[::count][part].repeat_interleave(candidates)
-        x = aux_x[rows.flatten(0, 1)].to(matcher.dtype)
-        y = torch.nn.functional.one_hot(given[part].flatten(0, 1), matcher.classes).to(x)
+        x = aux_x[rows.flatten(0, 1)].to(encoding.dtype)
+        y = torch.nn.functional.one_hot(given[part].flatten(0, 1), encoding.classes).to(x)
         losses[part] = matcher.losses(x, y, victims).unflatten(0, (-1, candidates))
 
-    in_chunks(
-        work, shape[0], bytes_each=candidates * 8 * matcher.working_numbers,
-        device=matcher.device,
-    )  # fmt: skip
+    bytes_each = candidates * 8 * matcher.working_numbers
+    in_chunks(work, shape[0], bytes_each=bytes_each, device=device)
     solution.evaluations += losses.numel()
     best = losses.nan_to_num(torch.inf, posinf=torch.inf).argsort(dim=1)[:, :count].cpu()
     rows = torch.arange(shape[0])[:, None]
-    images = aux_x[picks[rows, best].flatten(0, 1).to(matcher.device)].flatten(1)
-    return matcher.vectors(images.to(matcher.dtype)), given[rows, best].flatten(0, 1)
+    images = aux_x[picks[rows, best].flatten(0, 1).to(device)].flatten(1)
+    return encoding.vectors(images.to(encoding.dtype)), given[rows, best].flatten(0, 1)
 
 
 def _own(rng: torch.Generator) -> torch.Generator:
@@ -271,42 +306,42 @@ class _Draw:
     """Where one start begins, from its own generator."""
 
     def __init__(
-        self, rng: torch.Generator, matcher: Matcher, wave: Wave, *, first: bool, same: bool
+        self, rng: torch.Generator, encoding: Encoding, wave: Wave, *, first: bool, same: bool
     ) -> None:
-        self.rng, self.matcher, self.wave, self.first, self.same = rng, matcher, wave, first, same
+        self.rng, self.encoding, self.wave = rng, encoding, wave
+        self.first, self.same = first, same
 
     def images(self) -> Tensor:
         """[K * D]. Relative to the prior: its mean first, then draws from it, or its mean alone
         where the starts already differ in their guessed label (same). Tabular features start at
         0, their mean."""
-        matcher, start = self.matcher, self.wave.start
-        shape, several = (matcher.pixels,), matcher.samples > 1
-        if self.wave.framed:
+        encoding, start = self.encoding, self.wave.start
+        shape, several = (encoding.pixels,), encoding.samples > 1
+        if encoding.framed:
             near_mean = self.first or self.same
-            return torch.randn(shape, generator=self.rng) * (
-                (0.1 if several else 0.0) if near_mean else 1.0
-            )
-        tabular = len(matcher.shape) != 3
-        if start == "normal" or (tabular and (start == "uniform" or several or not self.first)):
-            return torch.randn(shape, generator=self.rng)
-        if tabular:
-            return torch.zeros(shape)
-        if start == "uniform" or several or not self.first:
-            return matcher.vectors(torch.rand(shape, generator=self.rng))
-        return matcher.vectors(torch.full(shape, 0.5))
+            return self._normal(shape) * ((0.1 if several else 0.0) if near_mean else 1.0)
+        if start == "normal":
+            return self._normal(shape)
+        plain = start != "uniform" and self.first and not several
+        if not encoding.image:
+            return torch.zeros(shape) if plain else self._normal(shape)
+        if plain:
+            return encoding.vectors(torch.full(shape, 0.5))
+        return encoding.vectors(torch.rand(shape, generator=self.rng))
 
     def again(self) -> Tensor:
         """A milder start [K * D] in place of one whose loss was not finite."""
-        drawn = 0.1 * torch.randn(self.matcher.pixels, generator=self.rng)
-        if self.wave.framed or len(self.matcher.shape) != 3:
+        drawn = 0.1 * self._normal((self.encoding.pixels,))
+        if self.encoding.framed or not self.encoding.image:
             return drawn
-        return self.matcher.vectors((0.5 + drawn).clamp(0, 1))
+        return self.encoding.vectors((0.5 + drawn).clamp(0, 1))
 
     def logits(self) -> Tensor:
         """[K * C] label logits: even for one sample, perturbed for several."""
-        shape = (self.matcher.samples * self.matcher.classes,)
+        shape = (self.encoding.samples * self.encoding.classes,)
         if self.wave.noisy_logits:
-            return torch.randn(shape, generator=self.rng)
-        if self.matcher.samples > 1:
-            return 0.1 * torch.randn(shape, generator=self.rng)
-        return torch.zeros(shape)
+            return self._normal(shape)
+        return 0.1 * self._normal(shape) if self.encoding.samples > 1 else torch.zeros(shape)
+
+    def _normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self.rng)

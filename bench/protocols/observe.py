@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.events import Round
-from bench.contract.messages import SERVER, State, detached
+from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, State, detached
 from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.federation import Federation
@@ -100,7 +100,14 @@ def observe(
         x=torch.stack([by_id[v].x[chosen[v]] for v in present]).cpu(),
         y=torch.stack([by_id[v].y[chosen[v]] for v in present]).cpu(),
     )
-    known_round = Round(clients=len(present), batch=threat.batch, local_steps=threat.local_steps)
+    messages = result.wire.seen_by(SERVER)
+    known_round = Round(
+        clients=len(present),
+        batch=threat.batch,
+        local_steps=threat.local_steps,
+        lr=protocol.lr,
+        parameters=_uploaded(messages),
+    )
     known: dict[str, Any] = {
         "batch": threat.batch,
         "local_steps": threat.local_steps,
@@ -125,11 +132,17 @@ def observe(
         buffers=detached(copy.buffers),
         before=detached(result.before),
         after=detached(copy.state) if threat.hears_broadcast else None,
-        messages=result.wire.seen_by(SERVER),
+        messages=messages,
         clients=tuple(present),
         known=known,
     )
     return seen, truth
+
+
+def _uploaded(messages: Sequence[Message]) -> int:
+    """Values of the largest upload, at least 1."""
+    uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
+    return max([1, *(sum(p.values.numel() for p in m.parts.values()) for m in uploads)])
 
 
 def _distinct(indices: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from attacks.decoder import Corrector, Data, Decoder, initial
 from attacks.engine.channel import Channel, distance
-from attacks.ridge import Inverter
+from attacks.engine.inverter import Inverter
 from bench.data.dataset import Dataset
 from bench.seeding import generator
 from tests.test_learned_attacks import smashed

@@ -42,6 +42,13 @@ class _Gaussian(Mechanism):
         return (self.std * (1.0 if self.of == "gradient" else 1 / step)) ** 2
 
 
+def _weighed(sent: Tensor, seen: Tensor, *, precision: float) -> tuple[Tensor, Tensor]:
+    """As `_normal`, rounded as the weighed squared distance of noise-free smashed data is."""
+    rest = sent - seen
+    weighed = rest * precision
+    return weighed * rest, 2 * weighed
+
+
 def _normal(sent: Tensor, seen: Tensor, *, variance: float) -> tuple[Tensor, Tensor]:
     rest = (sent - seen) / variance
     return rest.square() * (variance / 2), rest
@@ -81,6 +88,13 @@ class SmashedNoise(_Gaussian):
     def apply(self, values: Tensor) -> Tensor:
         open_ = self.low is None and self.high is None
         return values if open_ else values.clamp(self.low, self.high)
+
+    def prepared(
+        self, seen: Tensor, softness: float = 0.0, *, base: Tensor | None = None
+    ) -> Prepared:
+        if not self.random:
+            return super().prepared(seen, softness, base=base)
+        return Prepared(partial(_weighed, precision=1 / (2 * self.variance)), (seen,))
 
 
 @dataclass(frozen=True, kw_only=True)

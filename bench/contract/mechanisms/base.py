@@ -111,6 +111,10 @@ class Mechanism:
         """The deterministic part, before anything is drawn, of rows [P, ...]."""
         return values
 
+    def shrinkage(self, values: Tensor) -> Tensor | None:
+        """Factors [P] by which `apply` scales whole rows [P, ...], None where it does not."""
+        return None
+
     def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
         """One draw of what is sent for rows [P, ...].
 
@@ -272,7 +276,11 @@ class Clip(Mechanism):
     def random(self) -> bool:
         return False
 
+    def shrinkage(self, values: Tensor) -> Tensor:
+        flat = values.flatten(1)
+        # The square root's slope is infinite at 0, and 0 is never clipped.
+        length = flat.abs().sum(1) if self.order == 1 else (flat.square().sum(1) + TINY).sqrt()
+        return (self.norm / length.clamp_min(TINY)).clamp_max(1.0)
+
     def apply(self, values: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(values.flatten(1), ord=self.order, dim=1)
-        factor = (self.norm / length.clamp_min(TINY)).clamp_max(1.0)
-        return values * factor.view(-1, *[1] * (values.dim() - 1))
+        return values * self.shrinkage(values).view(-1, *[1] * (values.dim() - 1))

@@ -16,7 +16,7 @@ from bench.sandbox.conformance.findings import (
     passed,
     skipped,
 )
-from bench.sandbox.conformance.guarantees import check_audit, check_guarantee, rests_on_gaussians
+from bench.sandbox.conformance.guarantees import check_audit, check_guarantee
 from bench.sandbox.conformance.noise import check_mechanisms
 from bench.sandbox.conformance.playground import Ground, fitting, grounds, play
 from bench.sandbox.conformance.probes import Probes, mechanisms_of
@@ -129,6 +129,4 @@ def _declared(own: Examination, probes: Probes) -> list[Finding]:
     mechanisms = mechanisms_of(probes)
     if not mechanisms:
         return [skipped("declared noise", "mechanisms() declares none")]
-    return check_mechanisms(
-        mechanisms, probes.pairs, proof_is_gaussian=rests_on_gaussians(own.defense)
-    )
+    return check_mechanisms(mechanisms, probes.pairs)

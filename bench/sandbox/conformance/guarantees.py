@@ -31,14 +31,6 @@ def _facts(defense: Defense) -> Facts:
     return Facts(parameters=1000, clients=company(defense), batch=BATCH, records=SAMPLES)
 
 
-def rests_on_gaussians(defense: Defense) -> bool:
-    """Whether an event of the proof is Gaussian with a finite sensitivity."""
-    return any(
-        isinstance(e, Gaussian) and math.isfinite(e.sensitivity)
-        for e in defense.guarantee(_facts(defense))
-    )
-
-
 def check_guarantee(defense: Defense) -> list[Finding]:
     """Whether every event's level of noise is one that `mechanisms` declares, and whether its
     sensitivity covers the declared clip."""

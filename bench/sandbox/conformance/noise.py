@@ -1,12 +1,11 @@
-"""Whether the noise that a defense draws is the noise that `mechanisms` declares.
+"""Whether what a defense draws is what `mechanisms` declares.
 
-Residuals of real uploads (what left the hook less what entered it, clipped as declared) are held
-against the declared law. A level counts as wrong if it is off by more than TOLERANCE beyond what
-chance allows at FALSE_ALARM; every test of a check shares that bound. That noise and flipped signs
-are independent is tested as far as correlation shows it, between draws at any one distance, which
-takes in uploads of one length after another; not seen are draws that depend on each other without
-being correlated, and those whose distance changes; of sampled bits the means alone are tested. A
-level that float32 rounds away is skipped, never passed.
+What left a hook is held against what the declared mechanism samples of what entered it. A level
+counts as wrong if it is off by more than TOLERANCE beyond what chance allows at FALSE_ALARM; every
+test of a check shares that bound. That draws are independent is tested as far as correlation shows
+it, between draws at any one distance, which takes in uploads of one length after another; not seen
+are draws that depend on each other without being correlated, those whose distance changes, and
+rare ones. A level that float32 rounds away is skipped, never passed.
 """
 
 from __future__ import annotations
@@ -14,26 +13,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from bench.contract.mechanisms import (
-    BernoulliMask,
-    Clip,
-    GaussianNoise,
-    LabelNoise,
-    LaplaceNoise,
-    Mechanism,
-    SignPerturbation,
-    SmashedNoise,
-)
+from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
 from bench.sandbox.conformance.findings import Finding, failed, passed, skipped
 from bench.sandbox.conformance.spying import flat
-from bench.toolkit.vectors import clip
 
 FALSE_ALARM = 1e-6
 """Chance that an honest plugin fails any test of this file."""
@@ -48,54 +37,66 @@ _RARE = 1000
 """Fewer kept or flipped signs coincide at some distance by chance."""
 _SHAPE_SAMPLES = 20_000
 """Of a shape's test: more would find what float32 rounds off."""
+_DRAWS = 8
+"""Draws of the declared mechanism for each value that was sent."""
+_BEYOND = 10
+"""Values beyond all declared draws that are no chance: one is so with probability 1 / 9."""
+_VALUES = 400_000
+"""Values of a mechanism's test, about."""
+_BINS = 64
+_CHANGE = "Declare what is drawn, or draw what is declared: mechanisms() is what attackers know."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What entered a hook and what left it. broadcast: variables that the upload is relative to;
-    lr: learning rate; end: where training ended."""
+    """What entered a hook and what left it.
+
+    Attributes:
+        given: What entered, by name.
+        sent: What left.
+        base: Variables that an upload is relative to.
+    """
 
     given: Mapping[str, Part]
     sent: Mapping[str, Part]
-    end: State | None = None
+    base: State | None = None
 
 
-def upload_pair(message: Message, out: Message, *, base: State, lr: float, kind: str,
-                end: State) -> Pair:  # fmt: skip
+def upload_pair(message: Message, out: Message, *, base: State, lr: float, kind: str) -> Pair:
     """An upload before and after the defense, both expressed as the mechanism's kind."""
     return Pair(
         given=as_kind(message, kind, base=base, lr=lr).parts,  # type: ignore[arg-type]
         sent=as_kind(out, kind, base=base, lr=lr).parts,  # type: ignore[arg-type]
-        end=end,
+        base=base,
     )
 
 
 def check_mechanisms(
-    mechanisms: Sequence[Mechanism],
-    pairs_of: Callable[[str], Sequence[Pair]],
-    *,
-    proof_is_gaussian: bool,
+    mechanisms: Sequence[Mechanism], pairs_of: Callable[[str], Sequence[Pair]]
 ) -> list[Finding]:
-    """One finding per declared mechanism. pairs_of: many uploads, smashed data or labels by what
-    a mechanism acts on. proof_is_gaussian: whether the ledger's proof rests on Gaussian events,
-    so that another law than the declared one is a failure and not a remark."""
+    """One finding per declared mechanism.
+
+    Args:
+        mechanisms: All that the defense declares, in the order in which they act.
+        pairs_of: Many uploads, smashed data or labels, by what a mechanism acts on.
+    """
     found = []
-    layers = Counter(_channel(m) for m in mechanisms if not isinstance(m, Clip))
+    layers = Counter(_channel(m) for m in mechanisms if not _scales(m))
     for mechanism in mechanisms:
         name = f"declared {type(mechanism).__name__} of {mechanism.of}"
+        pairs = pairs_of(mechanism.of) if layers[_channel(mechanism)] <= 1 else ()
         if layers[_channel(mechanism)] > 1:
             why = "several mechanisms act on it one after another; check each defense alone"
             found.append(skipped(name, why))
-            continue
-        test = _TESTS_OF.get(type(mechanism))
-        pairs = pairs_of(mechanism.of)
-        if test is None:
-            found.append(skipped(name, "no test for this kind of mechanism"))
+        elif mechanism.random and type(mechanism).sample is Mechanism.sample:
+            found.append(skipped(name, "it does not say what it samples"))
         elif not pairs:
             found.append(skipped(name, f"no {mechanism.of} left a client in the checked rounds"))
+        elif _scales(mechanism):
+            found.append(_scaling(name, mechanism, pairs))
         else:
-            clips = [m for m in mechanisms if isinstance(m, Clip) and m.of == mechanism.of]
-            found.append(test(name, mechanism, clips, pairs, proof_is_gaussian))
+            clips = [m for m in mechanisms if _scales(m) and m.of == mechanism.of]
+            found.append(_drawn(name, mechanism, clips, pairs))
     return found
 
 
@@ -103,85 +104,136 @@ def _channel(mechanism: Mechanism) -> str:
     return "upload" if mechanism.of in UPLOAD_KINDS else mechanism.of
 
 
-# --- residuals --------------------------------------------------------------------------------
+def _scales(mechanism: Mechanism) -> bool:
+    """Whether it scales whole rows and does nothing else."""
+    return mechanism.shrinkage(torch.zeros(1, 1)) is not None
 
 
-def _visible(pair: Pair) -> tuple[Tensor, Tensor]:
-    """What entered and what left, where it was sent."""
+# --- what entered and what left ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """A pair as rows [P, ...], float64: an upload is one row, of smashed data a sample is one.
+
+    there: which values were sent. What was not sent of an upload is 0 in `given`.
+    """
+
+    given: Tensor
+    sent: Tensor
+    there: Tensor
+    base: State | None
+
+
+def _rows(pair: Pair, of: str) -> _Rows:
     names = [n for n in pair.sent if n in pair.given]
     there = {n: pair.sent[n].presence() & pair.given[n].presence() for n in names}
-    given = flat([pair.given[n].values[there[n]] for n in names])
-    return given, flat([pair.sent[n].values[there[n]] for n in names])
-
-
-def _clipped(pair: Pair, clips: Sequence[Clip]) -> Pair:
-    """What entered as the declared clips leave it: the coordinates that were sent, together."""
-    given = {
-        n: Part(values=p.values.detach().double(), present=pair.sent[n].presence() & p.presence())
-        for n, p in pair.given.items()
-        if n in pair.sent
-    }
-    for mechanism in clips:
-        if mechanism.of == "smashed":  # sample by sample
-            given = {n: replace(p, values=_rows(p.values, mechanism)) for n, p in given.items()}
-        elif any(bool(p.presence().any()) for p in given.values()):
-            given = clip(given, norm=mechanism.norm, order=mechanism.order)
-    return Pair(given=given, sent=pair.sent, end=pair.end)
-
-
-def _rows(values: Tensor, m: Clip) -> Tensor:
-    lengths = torch.linalg.vector_norm(values.flatten(1), ord=m.order, dim=1).clamp_min(1e-30)
-    return values * (m.norm / lengths).clamp_max(1.0).view(-1, *[1] * (values.dim() - 1))
-
-
-def _residuals(pairs: Sequence[Pair], clips: Sequence[Clip]) -> tuple[Tensor, float]:
-    """Residuals of all pairs, and the largest size of what entered."""
-    rests, size = [], 0.0
-    for pair in pairs:
-        given, sent = _visible(_clipped(pair, clips))
-        rests.append(sent - given)
-        size = max(size, float(given.abs().max()) if len(given) else 0.0)
-    return torch.cat(rests), size
+    if of not in UPLOAD_KINDS:
+        (name,) = names
+        given, sent = (p[name].values.detach().double() for p in (pair.given, pair.sent))
+        return _Rows(given=given, sent=sent, there=there[name], base=None)
+    given = flat([torch.where(there[n], pair.given[n].values, 0.0) for n in names])
+    sent = flat([pair.sent[n].values for n in names])
+    shown = torch.cat([there[n].flatten() for n in names])
+    base = None if pair.base is None else {n: pair.base[n] for n in names}
+    return _Rows(given=given[None], sent=sent[None], there=shown[None], base=base)
 
 
 # --- tests ------------------------------------------------------------------------------------
 
 
+def _drawn(
+    name: str, mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair]
+) -> Finding:
+    rng = torch.Generator().manual_seed(0)
+    centres, sents, draws = [], [], []
+    total = 0
+    for pair in pairs:
+        rows = _rows(pair, mechanism.of)
+        entered = rows.given
+        for clip in clips:
+            entered = clip.apply(entered)
+        drawn = [mechanism.sample(entered, rng, base=rows.base) for _ in range(_DRAWS)]
+        centre = torch.sigmoid(entered) if mechanism.scores else mechanism.apply(entered)
+        centres.append(centre[rows.there])
+        sents.append(rows.sent[rows.there])
+        draws.append(torch.stack([d[rows.there] for d in drawn]))
+        total += len(sents[-1])
+        if total > _VALUES:
+            break
+    centre, sent, draw = torch.cat(centres), torch.cat(sents), torch.cat(draws, dim=1)
+    if not len(sent):
+        return skipped(name, f"no {mechanism.of} left a client in the checked rounds")
+    slack = _ROUNDING * float(centre.abs().max()) + 1e-12
+    rest, expected = sent - centre, draw - centre
+    std = float(expected.std()) if mechanism.random else 0.0
+    found = _level(name, rest, expected, std=std, slack=slack)
+    if found is not None:
+        return found
+    if 0 < std <= _SEEN_FROM * slack:
+        size = float(centre.abs().max())
+        return skipped(
+            name, f"a std of {std:.4g} cannot be told from rounding beside values of {size:.4g}"
+        )
+    if std > 0:
+        # A sign, or a bit, is drawn relative to that of the value.
+        sign = torch.where(centre - (0.5 if mechanism.scores else 0.0) < 0, -1.0, 1.0)
+        some = centre != 0
+        views = {
+            "noise": (rest, expected, centre, slack),
+            "noise along the value": (rest * sign, expected * sign, centre * sign, slack),
+            "share of the value": (
+                (sent / centre)[some], (draw / centre)[:, some], None, 1e-3,
+            ),
+        }  # fmt: skip
+        for what, (left, declared, by, rounding) in views.items():
+            if by is not None:
+                found = _together(name, _standardised(left, declared, by), what)
+            found = found or _shape(name, left, declared, what, rounding)
+            if found is not None:
+                return found
+    return passed(name, f"std {float(rest.std()):.4g} of {len(rest)} draws, declared {std:.4g}")
+
+
 def _level(
-    name: str, rest: Tensor, *, std: float, size: float, what: str
-) -> Finding | None:  # fmt: skip
-    """A failure if the residuals' mean is not 0, their std not the declared one, or they hang
-    together."""
+    name: str, rest: Tensor, expected: Tensor, *, std: float, slack: float
+) -> Finding | None:
+    """A failure if the residuals' mean or std is not that of the declared draws."""
     n = len(rest)
     drawn = float(rest.std()) if n > 1 else 0.0
-    slack = _rounding(size)
-    change = "Declare what is drawn, or draw what is declared: mechanisms() is what attackers know."
     if std == 0.0:
-        if float(rest.abs().max()) > slack:
-            return failed(
-                name, f"{what} is declared without noise, but values moved by up to "
-                f"{float(rest.abs().max()):.4g}.", change, "mechanisms",
-            )  # fmt: skip
-        return None
+        moved = float((rest - expected).abs().max())
+        if moved <= slack:
+            return None
+        why = f"it is declared without noise, but values are off by up to {moved:.4g}."
+        return failed(name, why, _CHANGE, "mechanisms")
     fourth = float((rest - rest.mean()).pow(4).mean())
-    chance = _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * max(drawn, 1e-30))
+    # The declared draws are as many times more, with chance of their own.
+    more = math.sqrt(1 + 1 / len(expected))
+    chance = more * _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * max(drawn, 1e-30))
     if abs(drawn - std) > TOLERANCE * std + chance + slack:
         return failed(
-            name, f"{what} is declared with a std of {std:.4g}, but {n} draws have "
-            f"{drawn:.4g}.", change, "mechanisms",
+            name, f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}.",
+            _CHANGE, "mechanisms",
         )  # fmt: skip
-    bias = abs(float(rest.mean()))
-    if bias > _Z * drawn / math.sqrt(n) + TOLERANCE * std + slack:
+    bias = abs(float(rest.mean() - expected.mean()))
+    if bias > more * _Z * drawn / math.sqrt(n) + TOLERANCE * std + slack:
         return failed(
-            name, f"{what} has a mean of {bias:.4g}, where 0 is declared.",
-            "Clip as declared and add noise of mean 0.", "mechanisms",
+            name, f"the mean of {n} draws is off by {bias:.4g}.",
+            "Clip as declared, and draw with the declared mean.", "mechanisms",
         )  # fmt: skip
-    return _together(name, rest, what) if std > _SEEN_FROM * slack else None
+    return None
 
 
-def _rounding(size: float) -> float:
-    """What float32 and a change of the upload's kind may do to values of that size."""
-    return _ROUNDING * size + 1e-12
+def _standardised(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
+    """`left` without the mean and std that the declared draws have beside values like `by`."""
+    edges = by.quantile(torch.linspace(0, 1, _BINS + 1, dtype=by.dtype)[1:-1]).unique()
+    groups = torch.bucketize(by, edges, right=True)
+    count = torch.bincount(groups, minlength=len(edges) + 1).clamp_min(1)
+    mean = torch.zeros(len(count), dtype=by.dtype).index_add_(0, groups, declared.mean(0)) / count
+    away = (declared - mean[groups]).square().mean(0)
+    variance = torch.zeros_like(mean).index_add_(0, groups, away) / count
+    return (left - mean[groups]) / variance.clamp_min(1e-30).sqrt()[groups]
 
 
 def _together(name: str, rest: Tensor, what: str) -> Finding | None:
@@ -190,6 +242,9 @@ def _together(name: str, rest: Tensor, what: str) -> Finding | None:
     centred = rest.double() - rest.double().mean()
     power = float(centred.square().sum())
     if n < 3 or power == 0:
+        return None
+    tail = n * float(centred.pow(4).sum()) / power**2
+    if tail > 10 and n < _RARE * tail:
         return None
     # Padded to twice the length, so that the end is not held against the beginning.
     spectrum = torch.fft.rfft(centred, n=2 * n).abs().square()
@@ -206,175 +261,53 @@ def _together(name: str, rest: Tensor, what: str) -> Finding | None:
     )  # fmt: skip
 
 
-def _shape(rest: Tensor, law: str, scale: float) -> bool:
-    """Whether the residuals follow the law."""
-    sample = rest[torch.linspace(0, len(rest) - 1, min(len(rest), _SHAPE_SAMPLES)).long()]
-    cdf = (stats.norm if law == "Gaussian" else stats.laplace)(scale=scale).cdf
-    found = stats.kstest(sample.numpy(), cdf)
+def _shape(name: str, left: Tensor, declared: Tensor, what: str, rounding: float) -> Finding | None:
+    """A failure if the law differs from that of the declared draws (Kolmogorov-Smirnov)."""
+    if not len(left):
+        return None
+    some = torch.linspace(0, len(left) - 1, min(len(left), _SHAPE_SAMPLES)).long()
+    one, many = left[some], declared[:, some].flatten()
+    beyond = int(((one < many.min() - rounding) | (one > many.max() + rounding)).sum())
+    # Equal values that were rounded differently stay so close that a little noise hides it.
+    rng = torch.Generator().manual_seed(0)
+    one, many = (v + rounding * torch.randn(v.shape, generator=rng) for v in (one, many))
+    found = stats.ks_2samp(one.numpy(), many.numpy(), method="asymp").statistic
     # A level within the tolerance moves the cdf by less than a quarter of it.
-    chance = math.sqrt(math.log(2 * _TESTS / FALSE_ALARM) / (2 * len(sample)))
-    return bool(found.statistic <= TOLERANCE / 4 + chance)
+    weight = 1 / len(one) + 1 / len(many)
+    chance = math.sqrt(math.log(2 * _TESTS / FALSE_ALARM) / 2 * weight)
+    if beyond < _BEYOND and found <= TOLERANCE / 4 + chance:
+        return None
+    shown = f"{beyond} values lie beyond" if beyond >= _BEYOND else "does not follow"
+    return failed(
+        name, f"the std is as declared, but the law is not: the {what} of {len(left)} draws "
+        f"{'has' if beyond >= _BEYOND else ''} {shown} what it would be.",
+        "Declare the law that is drawn, in mechanisms() and guarantee().", "mechanisms",
+    )  # fmt: skip
 
 
-def _additive(
-    name: str, law: str, scale: float, rest: Tensor, size: float, proof_is_gaussian: bool
-) -> Finding:
-    std = scale if law == "Gaussian" else scale * 2**0.5
-    wrong = _level(name, rest, std=std, size=size, what=f"{law} noise")
-    if wrong is not None:
-        return wrong
-    if 0 < std <= _SEEN_FROM * _rounding(size):
-        return skipped(
-            name, f"a std of {std:.4g} cannot be told from rounding beside values of {size:.4g}"
-        )  # fmt: skip
-    if std > 0 and not _shape(rest, law, scale):
-        reason = f"the std is as declared, but the law is not {law}"
-        if proof_is_gaussian:
-            return failed(
-                name, f"{reason}, on which the proof of guarantee() rests.",
-                "Declare the law that is drawn, in mechanisms() and guarantee().", "mechanisms",
-            )  # fmt: skip
-        return skipped(name, f"{reason}; attackers model it so, and no proof rests on it")
-    return passed(name, f"std {float(rest.std()):.4g} of {len(rest)} draws, declared {std:.4g}")
-
-
-def _gaussian(name: str, m: Mechanism, clips: Sequence[Clip], pairs: Sequence[Pair],
-              proof: bool) -> Finding:  # fmt: skip
-    assert isinstance(m, (GaussianNoise, LabelNoise))
-    rest, size = _residuals(pairs, clips)
-    return _additive(name, "Gaussian", m.std, rest, size, proof)
-
-
-def _laplace(name: str, m: Mechanism, clips: Sequence[Clip], pairs: Sequence[Pair],
-             proof: bool) -> Finding:  # fmt: skip
-    assert isinstance(m, LaplaceNoise)
-    rest, size = _residuals(pairs, clips)
-    return _additive(name, "Laplace", m.scale, rest, size, True)
-
-
-def _smashed(name: str, m: Mechanism, clips: Sequence[Clip], pairs: Sequence[Pair],
-             proof: bool) -> Finding:  # fmt: skip
-    assert isinstance(m, SmashedNoise)
-    rests, size = [], 0.0
-    for pair in pairs:
-        given, sent = _visible(pair)
-        if m.low is not None or m.high is not None:
-            given = given.clamp(m.low, m.high)
-        rests.append(sent - given)
-        size = max(size, float(given.abs().max()) if len(given) else 0.0)
-    return _additive(name, "Gaussian", m.std, torch.cat(rests), size, proof)
-
-
-def _clip(name: str, m: Mechanism, clips: Sequence[Clip], pairs: Sequence[Pair],
-          proof: bool) -> Finding:  # fmt: skip
-    """Along the input the upload has the input's length, or the clip where that is longer: what
-    is added to it has mean 0."""
-    assert isinstance(m, Clip)
-    if m.of == "smashed":
+def _scaling(name: str, mechanism: Mechanism, pairs: Sequence[Pair]) -> Finding:
+    """Along what the mechanism leaves of a long upload lies that itself: what is added to it has
+    mean 0."""
+    if mechanism.of not in UPLOAD_KINDS:
         return skipped(name, "it is part of the noise's test")
-    shown, expected, spread = [], [], []
+    shown, spread = [], []
     for pair in pairs:
-        given, sent = _visible(pair)
-        length = float(torch.linalg.vector_norm(given, ord=m.order)) if len(given) else 0.0
-        if length <= m.norm:
+        rows = _rows(pair, mechanism.of)
+        left = mechanism.apply(rows.given)
+        square = float(left.square().sum())
+        if square == 0 or torch.equal(left, rows.given):
             continue
-        square = float(given.square().sum())
-        shown.append(float(given @ sent) / square * length)
-        expected.append(m.norm)
-        rest = sent - given * (m.norm / length)
-        spread.append(float(rest.std()) / math.sqrt(square) * length if len(rest) > 1 else 0.0)
+        sent = rows.sent[rows.there]
+        shown.append(float(left[rows.there] @ sent) / square)
+        rest = sent - left[rows.there]
+        spread.append(float(rest.std()) / math.sqrt(square) if len(rest) > 1 else 0.0)
     if not shown:
         return skipped(name, "no checked upload was longer than the clip")
     mean, chance = sum(shown) / len(shown), _Z * math.hypot(*spread) / len(shown)
-    if abs(mean - m.norm) > TOLERANCE * m.norm + chance:
+    if abs(mean - 1) > TOLERANCE + chance:
         return failed(
-            name, f"uploads longer than the declared clip of {m.norm:.4g} (L{m.order}) come out "
-            f"with a length of {mean:.4g} along what was given.",
+            name, f"uploads that the declared {mechanism} shortens come out {mean:.4g} times as "
+            "long, along what was given.",
             "Clip all sent coordinates together to the declared norm, before the noise.", "upload",
         )  # fmt: skip
-    return passed(name, f"length {mean:.4g} of {len(shown)} long uploads")
-
-
-def _signs(name: str, m: Mechanism, clips: Sequence[Clip], pairs: Sequence[Pair],
-           proof: bool) -> Finding:  # fmt: skip
-    assert isinstance(m, SignPerturbation)
-    factors = []
-    for pair in pairs:
-        given, sent = _visible(pair)
-        factors.append((sent / given)[given != 0])
-    factor = torch.cat(factors)
-    n, kept = len(factor), int((factor > 0).sum())
-    share, sizes = kept / n, factor.abs()
-    chance = _Z * math.sqrt(max(m.keep * (1 - m.keep), 1.0 / n) / n)
-    change = "Declare the keep probability and range that are drawn."
-    if abs(share - m.keep) > chance + 1e-9:
-        return failed(
-            name, f"signs are declared to be kept with probability {m.keep:.4g}, but {share:.4g} "
-            f"of {n} were.", change, "mechanisms",
-        )  # fmt: skip
-    low, high = float(sizes.min()), float(sizes.max())
-    if low < m.low * (1 - 1e-3) or high > m.high * (1 + 1e-3):
-        return failed(
-            name, f"magnitudes are declared to grow by [{m.low:.4g}, {m.high:.4g}], but "
-            f"[{low:.4g}, {high:.4g}] was drawn.", change, "mechanisms",
-        )  # fmt: skip
-    if m.high > m.low:
-        off = abs(float(sizes.mean()) - m.mean_scale)
-        if off > _Z * (m.high - m.low) / math.sqrt(12 * n) + 1e-3 * m.high:
-            return failed(
-                name, f"magnitudes are declared uniform on [{m.low:.4g}, {m.high:.4g}], but their "
-                f"mean is {float(sizes.mean()):.4g}.", change, "mechanisms",
-            )  # fmt: skip
-    if min(kept, n - kept) >= _RARE:
-        wrong = _together(name, (factor > 0).double(), "which signs are kept")
-        if wrong is not None:
-            return wrong
-    return passed(name, f"{share:.4g} of {n} signs kept, declared {m.keep:.4g}")
-
-
-def _bits(name: str, m: Mechanism, clips: Sequence[Clip], pairs: Sequence[Pair],
-          proof: bool) -> Finding:  # fmt: skip
-    assert isinstance(m, BernoulliMask)
-    sent, chances = [], []
-    for pair in pairs:
-        assert pair.end is not None
-        for key, part in pair.sent.items():
-            there = part.presence()
-            sent.append(part.values[there])
-            chances.append(torch.sigmoid(pair.end[key].double())[there])
-    bits, p = flat(sent), flat(chances)
-    if not m.sampled:
-        if float((bits - p).abs().max()) > 1e-5:
-            return failed(
-                name, "what is sent is not the declared probability sigmoid(score).",
-                "Send the probabilities, or declare sampled = True.", "mechanisms",
-            )  # fmt: skip
-        return passed(name, f"{len(bits)} probabilities")
-    if not bool(((bits == 0) | (bits == 1)).all()):
-        return failed(
-            name, "values other than the declared bits 0 and 1 are sent.",
-            "Send Bernoulli(sigmoid(score)) bits, or declare sampled = False.", "mechanisms",
-        )  # fmt: skip
-    # Two directions: all bits together, and towards the likelier value.
-    for weight in (torch.ones_like(p), p - 0.5):
-        off = float((weight * (bits - p)).sum())
-        chance = _Z * math.sqrt(float((weight.square() * p * (1 - p)).sum()))
-        if abs(off) > chance + TOLERANCE * float((weight.abs() * p).sum()):
-            return failed(
-                name, f"the bits' mean is {float(bits.mean()):.4g}, but their declared "
-                f"probabilities have {float(p.mean()):.4g}.",
-                "Draw every bit with probability sigmoid(score).", "mechanisms",
-            )  # fmt: skip
-    return passed(name, f"{len(bits)} bits")
-
-
-_Test = Callable[[str, Mechanism, Sequence[Clip], Sequence[Pair], bool], Finding]
-_TESTS_OF: Mapping[type[Mechanism], _Test] = {
-    Clip: _clip,
-    GaussianNoise: _gaussian,
-    LabelNoise: _gaussian,
-    LaplaceNoise: _laplace,
-    SmashedNoise: _smashed,
-    SignPerturbation: _signs,
-    BernoulliMask: _bits,
-}
+    return passed(name, f"{mean:.4g} of the declared length, of {len(shown)} long uploads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +58,10 @@ class Probes:
 
     @property
     def known(self) -> Round:
-        """What is public of the rounds that the pairs come from."""
+        """What is public of the rounds that the pairs come from. Uploads that are made alone
+        follow no training, as a learning rate of 0 says."""
         if self.alone and not self._in_steps():
-            return Round()
+            return Round(lr=0.0, parameters=sum(math.prod(s) for s in _SHAPES.values()))
         return Round(clients=company(self.defense), batch=BATCH)
 
     def _in_steps(self) -> bool:
@@ -204,7 +206,7 @@ def _uploads(
 ) -> list[Pair]:
     first = next(m for m in given if m.kind in UPLOAD_KINDS)
     return [
-        upload_pair(first, m, base=local.broadcast, lr=local.lr, kind=kind, end=local.end)
+        upload_pair(first, m, base=local.broadcast, lr=local.lr, kind=kind)
         for m in sent
         if m.kind in UPLOAD_KINDS
     ]

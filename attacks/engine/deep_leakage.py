@@ -1,0 +1,199 @@
+"""Matching by L-BFGS, with labels optimised or held: what DLG and iDLG have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from attacks.engine.encoding import Encoding
+from attacks.engine.evidence import Evidence, Layers
+from attacks.engine.labels import known_labels
+from attacks.engine.lbfgs import Minimum, Phase, minimise
+from attacks.engine.matching import Matcher
+from attacks.engine.private import with_private_parts
+from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
+from attacks.engine.terms import Prior
+from bench.api import Attack, Context, Reconstruction, Seen
+
+Preset = Literal["strong", "paper"]
+Precision = Literal["auto", "float32", "float64"]
+_PRESETS: dict[str, dict[str, Any]] = {
+    "strong": {"restarts": 2, "history": 30, "start": "public", "precision": "auto"},
+    "paper": {"restarts": 0, "history": 100, "start": "normal", "precision": "float32"},
+}
+_TRAPPED = 1e-4
+"""Share of |observation|^2 above which a start is taken to have met a local minimum; below, it
+was only cut short by its budget, and others would be too."""
+_ROUGH = 1e-11
+"""Share of |observation|^2 down to which float32 resolves a squared distance."""
+
+
+class DeepLeakage(Attack):
+    """Settings and run of `dlg` and `idlg`, which differ in the labels that they begin with.
+
+    Args:
+        preset: `paper` (normal start and logits, history 100, float32, no restart) or `strong`;
+            the other settings replace its values.
+        restarts: Further starts of a victim that the first did not solve.
+        history: Curvature pairs.
+        tolerance: Solved at this share of |observation|^2.
+        start: public (the public sample that explains the messages best), gray, uniform or
+            normal; under noise `strong` starts around the public mean instead.
+        precision: auto is float32 and then float64 from where float32 gets no further; under
+            noise, which no attack resolves so finely, float32.
+        layers: `even`, or `relative`: every tensor's distance in units of its own observed norm.
+        bounds: Keep images in [0, 1] by a change of variables.
+        draws: Of a defense's random weights over which the distance to smashed data is averaged;
+            0: their mean stands for them, and what it leaves unexplained counts as noise (the
+            stronger of the two).
+    """
+
+    recovers = frozenset({"images", "labels", "counts"})
+
+    def __init__(
+        self,
+        *,
+        preset: Preset = "strong",
+        restarts: int | None = None,
+        history: int | None = None,
+        tolerance: float = 1e-14,
+        start: Start | None = None,
+        precision: Precision | None = None,
+        layers: Layers = "even",
+        bounds: bool = False,
+        draws: int = 0,
+    ) -> None:
+        if preset not in _PRESETS:
+            raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
+        given = {"restarts": restarts, "history": history, "start": start, "precision": precision}
+        chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
+        self.preset, self.layers, self.bounds, self.tolerance = preset, layers, bounds, tolerance
+        self.restarts, self.history = chosen["restarts"], chosen["history"]
+        self.start, self.precision = chosen["start"], chosen["precision"]
+        self.draws = draws
+        least = {"restarts": 0, "history": 1, "draws": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be >= {bound}, got {getattr(self, name)}.")
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance must lie in (0, 1), got {tolerance}.")
+        for name, value, allowed in (
+            ("start", self.start, STARTS),
+            ("precision", self.precision, ("auto", "float32", "float64")),
+            ("layers", layers, ("even", "relative")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got '{value}'.")
+
+    def labels(self, evidence: Evidence, ctx: Context) -> Labels:
+        """What is known of labels that the threat does not grant."""
+        raise NotImplementedError
+
+    def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        seen = with_private_parts(seen, ctx)
+        evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype))
+        first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
+        noisy, square = first.noisy, first.square
+        matcher = cache(lambda dtype: self._matcher(evidence(dtype), ctx))
+        optimiser = QuasiNewton(
+            matcher=matcher,
+            dtypes=self._dtypes(noisy=noisy),
+            evaluations=ctx.budget,
+            history=self.history,
+            least_gain=1e-5 if noisy else 1e-7,
+        )
+        granted = known_labels(seen, ctx.device)
+        known = self.labels(first, ctx) if granted is None else Labels(fixed=granted)
+        # Under noise no loss is "solved": the likelihood has no known minimum.
+        stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
+        solution = solve(
+            matcher(first.dtype),
+            ctx,
+            waves=self._waves(square, noisy=noisy),
+            known=known,
+            stop=stop,
+            optimiser=optimiser,
+        )
+        notes = [*known.notes]
+        if not noisy:
+            notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")
+        if solution.redrawn:
+            notes.append(f"{solution.redrawn} starts diverged and were replaced")
+        return solution.answer(matcher(first.dtype), notes)
+
+    def _evidence(self, seen: Seen, ctx: Context, dtype: torch.dtype) -> Evidence:
+        return Evidence(seen, ctx, dtype=dtype, layers=self.layers, draws=self.draws)
+
+    def _matcher(self, evidence: Evidence, ctx: Context) -> Matcher:
+        """Under noise the strong attack looks around the public mean, and a prior weighs in."""
+        framed = evidence.noisy and self.preset != "paper"
+        encoding = Encoding(
+            ctx,
+            samples=evidence.clients.samples,
+            dtype=evidence.dtype,
+            framed=framed,
+            bounded=self.bounds,
+        )
+        return Matcher(evidence, encoding, beliefs=[Prior()] if framed else [])
+
+    def _dtypes(self, *, noisy: bool) -> Sequence[torch.dtype]:
+        if self.precision == "auto":
+            return (torch.float32,) if noisy else (torch.float32, torch.float64)
+        return (torch.float64,) if self.precision == "float64" else (torch.float32,)
+
+    def _waves(self, square: Tensor, *, noisy: bool) -> list[Wave]:
+        everyone = Wave(
+            count=1 + self.restarts, start=self.start, noisy_logits=self.preset == "paper"
+        )
+        if noisy or self.preset == "paper":
+            return [everyone]
+        first = [Wave(count=1, start=self.start)]
+        again = [Wave(count=self.restarts, start=self.start, above=_TRAPPED * square)]
+        return first + (again if self.restarts else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuasiNewton:
+    """L-BFGS on a matcher's problems, in one precision or two.
+
+    Attributes:
+        matcher: The objective in a precision.
+        dtypes: One, or float32 and float64 to change over where float32 gets no further.
+        evaluations: Per problem.
+        history: Curvature pairs.
+        least_gain: See `minimise`.
+    """
+
+    matcher: Callable[[torch.dtype], Matcher]
+    dtypes: Sequence[torch.dtype]
+    evaluations: int
+    history: int
+    least_gain: float
+
+    def __call__(self, problems: Problems) -> Minimum:
+        phases = []
+        for dtype in self.dtypes:
+            matcher, stop = self.matcher(dtype), problems.stop
+            if len(self.dtypes) > 1 and dtype == torch.float32:
+                square = matcher.evidence.square[problems.victims]
+                stop = stop.maximum(_ROUGH * square.to(stop))
+            evaluate = matcher.evaluator(problems.victims, problems.held)
+            phases.append(Phase(evaluate=evaluate, stop=stop, dtype=dtype))
+        return minimise(
+            phases,
+            problems.start,
+            max_evaluations=self.evaluations,
+            history=self.history,
+            least_gain=self.least_gain,
+            redraw=problems.redraw,
+        )
+
+    def bytes_each(self, numbers: int) -> int:
+        matcher = self.matcher(self.dtypes[-1])
+        width = torch.finfo(self.dtypes[-1]).bits // 8
+        return width * (2 * self.history * numbers + matcher.working_numbers)

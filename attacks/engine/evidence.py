@@ -1,0 +1,253 @@
+"""What was seen of the victims, as the terms of an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attacks.engine.clients import Clients, column, moves
+from attacks.engine.estimate import gradient_estimate
+from attacks.engine.observation import (
+    SMASHED,
+    ObservedUploads,
+    SplitView,
+    kind_of,
+    mechanisms_of,
+    noise_of,
+    observe,
+    opened,
+    split_view,
+)
+from attacks.engine.terms import (
+    SmashedDistance,
+    SmashedLikelihood,
+    Term,
+    UploadCosine,
+    UploadLikelihood,
+    Uploads,
+)
+from bench.api import Context, GaussianNoise, Kind, Mechanism, Seen, SmashedNoise
+
+Distance = Literal["likelihood", "cosine"]
+Layers = Literal["even", "relative"]
+_TINY = 1e-30
+_EXACT = 1e-3
+"""Noise that stands for none beside a noisy channel, in units of the upload's root mean square."""
+_DRAWN = 1.0
+"""What mean weights leave unexplained of an upload made under drawn ones, in the same unit."""
+
+
+class Evidence:
+    """Uploads and smashed data of the victims of one `Seen`, weighed against each other.
+
+    The objective is the negative log-likelihood of what was observed under the defense's public
+    mechanisms (Kerckhoffs). Without noise it is the squared distance of gradients (DLG, Eq. 3).
+    The cosine distance of gradients is the alternative. Smashed data, where it was seen, is
+    matched jointly. A channel without noise is exact, so that a noisy one adds nothing to it: a
+    noisy upload beside exact smashed data is dropped, and an exact upload beside noisy smashed
+    data gets a noise far below it. So does exact smashed data of which a part is missing, since
+    only the prior can fill that in.
+
+    Args:
+        seen: With what the clients kept to themselves estimated (see `with_private_parts`).
+        ctx: The attack's.
+        dtype: Of all tensors, on the context's device.
+        distance: `likelihood` (squared distance without noise) or `cosine` of the uploads.
+        layers: `even`, or `relative`: every tensor's squared distance in units of its own
+            observed square (likelihood without noise only).
+        draws: Where a defense draws its weights at random, expectation of the smashed data's
+            distance over so many draws; 0: mean weights stand for the drawn ones, and what they
+            leave unexplained counts as noise.
+
+    Attributes:
+        clients: Candidate clients.
+        view: What was seen at the cut, or None.
+        returned: The gradient by the slopes that the server returned, or None.
+        noise: What makes the uploads random, or None.
+        spread: Variance of activations over the defense's random weights, or None.
+        uploads: What the victims uploaded, or None where it adds nothing.
+        terms: Of the objective.
+    """
+
+    def __init__(
+        self,
+        seen: Seen,
+        ctx: Context,
+        *,
+        dtype: torch.dtype,
+        distance: Distance = "likelihood",
+        layers: Layers = "even",
+        draws: int = 0,
+    ) -> None:
+        self.seen, self.ctx, self.dtype, self.distance = seen, ctx, dtype, distance
+        self.clients = Clients(seen, ctx, dtype=dtype)
+        # Beside coordinates that were opened, and are exact, noised ones add nothing.
+        zone = opened(seen)
+        mechanisms = [] if zone else mechanisms_of(seen)
+        self.noise: Mechanism | None = None if zone else noise_of(seen)
+        self.view = split_view(seen, dtype=dtype, device=ctx.device)
+        self.returned = None if self.view is None else self.clients.returned(self.view)
+        self.spread: Tensor | None = None
+        if self.view is not None:
+            self.spread = self.clients.spread(self.view, ctx.aux_x, least=_EXACT)
+        names = None if self.returned is None else set(self.returned.start)
+        kind = kind_of(mechanisms[-1]) if mechanisms else "gradient"
+        observation = self._observed(kind, zone, names)
+        if self.view is not None and distance == "likelihood":
+            self.view, observation = self._weighed(self.view, observation)
+        self.uploads: Uploads | None = None
+        if observation is not None:
+            self.uploads = Uploads(
+                self.clients,
+                observation,
+                returned=self.returned,
+                slopes=None if self.view is None else self.view.slopes,
+                clips=moves(mechanisms) if distance == "likelihood" else (),
+                law=self.noise,
+            )
+        self.terms: Sequence[Term] = [
+            *self._upload_terms(relative=layers == "relative"),
+            *self._smashed_terms(draws=draws),
+        ]
+
+    # --- what was seen --------------------------------------------------------------------------
+    def _observed(
+        self, kind: Kind, zone: dict[str, Tensor], names: set[str] | None
+    ) -> ObservedUploads | None:
+        """Uploads as `kind`, of the tensors `names` alone (None: of all), or None."""
+        if self.seen.upload_kind() is None:
+            return None
+        if self.distance == "cosine":
+            found = gradient_estimate(self.seen, dtype=self.dtype)
+        else:
+            found = observe(self.seen, kind, dtype=self.dtype)
+        if zone:
+            shown = {n: p & zone.get(n, p.new_zeros(())) for n, p in found.present.items()}
+            found = replace(found, present=shown)
+        # With the returned slopes the first stages' upload needs no labels, and the head's tells
+        # nothing of the images that the features do not.
+        kept = [n for n in found.values if names is None or n in names]
+        # An upload of nothing would be the unit of the smashed data's distance, 0.
+        if self.view is not None and not any(bool(found.present[n].any()) for n in kept):
+            return None
+        device = self.ctx.device
+        return ObservedUploads(
+            kind=found.kind,
+            values={n: found.values[n].to(device) for n in kept},
+            present={n: found.present[n].to(device) for n in kept},
+        )
+
+    def _weighed(
+        self, view: SplitView, observation: ObservedUploads | None
+    ) -> tuple[SplitView, ObservedUploads | None]:
+        """Smashed data and upload in one likelihood; `noise` with them."""
+        if not view.noises and not bool(view.present.all()):
+            square = _square(view) / view.present.flatten(1).sum(dim=1).clamp_min(1)
+            rms = float(square.mean().sqrt())
+            exact = SmashedNoise(of=SMASHED, std=_EXACT * max(rms, _TINY))
+            view = replace(view, mechanisms=(*view.mechanisms, exact))
+        random = bool(view.noises) or self.spread is not None
+        if not random and self.noise is not None:
+            self.noise, observation = None, None
+        elif random and self.noise is None and observation is not None:
+            size = sum(v[0].numel() for v in observation.values.values())
+            rms = float((observation.square.mean() / size).sqrt())
+            # A step under drawn weights is no exact function of the mean ones.
+            share = _EXACT if self.spread is None else _DRAWN
+            self.noise = GaussianNoise(of=observation.kind, std=share * max(rms, _TINY))
+        return view, observation
+
+    # --- terms ----------------------------------------------------------------------------------
+    def _upload_terms(self, *, relative: bool) -> list[Term]:
+        if self.uploads is None:
+            return []
+        if self.distance == "cosine":
+            return [UploadCosine(self.uploads)]
+        return [UploadLikelihood(self.uploads, relative=relative)]
+
+    def _smashed_terms(self, *, draws: int) -> list[Term]:
+        view = self.view
+        if view is None:
+            return []
+        tried = [self.clients.weights]
+        if draws and self.spread is not None:
+            tried = self.clients.realised(draws)
+        # One noise has its own law; several, and drawn weights, go by their variance.
+        noises = view.noises if self.distance == "likelihood" else ()
+        if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):
+            return [SmashedLikelihood(self.clients, view, tried, law=noises[-1])]
+        return [SmashedDistance(self.clients, view, tried, unit=self._unit(view))]
+
+    def _unit(self, view: SplitView) -> Tensor:
+        """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as
+        much as the upload's."""
+        square = _square(view)
+        if self._drawn and self.distance == "likelihood":
+            variance = view.std**2 + (0.0 if self.spread is None else self.spread)
+            each = torch.as_tensor(1 / (2 * variance)).to(square)
+            return each.expand(len(square), 1, *view.values.shape[2:])
+        if self.uploads is None:
+            scale = torch.ones_like(square)
+        elif self.distance == "cosine":
+            scale = 1 / square.clamp_min(_TINY)
+        else:
+            # A client may have withheld all that others sent.
+            unit = self.uploads.observation.square
+            scale = torch.where(unit > 0, unit / square.clamp_min(_TINY), 1.0)
+        return column(scale, view.values)
+
+    # --- what it amounts to ---------------------------------------------------------------------
+    @property
+    def noisy(self) -> bool:
+        """Whether the objective is a likelihood with noise, so that a prior weighs in and no
+        loss is known to be the least."""
+        return self.noise is not None or self._drawn
+
+    @property
+    def _drawn(self) -> bool:
+        """Whether smashed data is random, by its noise or the defense's weights."""
+        return self.view is not None and (bool(self.view.noises) or self.spread is not None)
+
+    @cached_property
+    def square(self) -> Tensor:
+        """[V], the unit of the objective without noise: |upload|^2, once more for smashed data."""
+        if self.distance == "cosine":
+            return torch.ones(len(self.seen.clients), dtype=self.dtype, device=self.ctx.device)
+        if self.uploads is not None:
+            return self.uploads.observation.square * (1 if self.view is None else 2)
+        assert self.view is not None
+        return _square(self.view)
+
+    @cached_property
+    def silent(self) -> Tensor:
+        """Bool [V]: nothing but zeros was seen of the victim, so nothing can be matched."""
+        upload = 0.0 if self.uploads is None else self.uploads.observation.square
+        smashed = 0.0 if self.view is None else _square(self.view)
+        return torch.as_tensor(upload + smashed == 0, device=self.ctx.device)
+
+    @cached_property
+    def noise_share(self) -> float:
+        """|upload|^2 by the part of it that is no noise, at most 100: how much more a prior
+        should weigh (the noise's level is public)."""
+        if self.noise is None or self.uploads is None:
+            return 1.0
+        sent = observe(self.seen, kind_of(self.noise), dtype=torch.float64)
+        observation = self.uploads.observation
+        signal = self.noise.signal_share(
+            square=float(sent.square.mean()),
+            coordinates=sum(int(p[0].sum()) for p in sent.present.values()),
+            gradient_square=float(observation.square.mean()),
+            base={n: self.seen.before[n] for n in observation.values},
+            step=self.clients.step,
+        )
+        return 1 / max(signal, 0.01)
+
+
+def _square(view: SplitView) -> Tensor:
+    """Squared norm [V] of smashed data, of the victims' own part."""
+    return torch.where(view.present, view.values, 0.0).flatten(1).square().sum(dim=1)

@@ -1,0 +1,300 @@
+"""Inversion by ridge regressions on pairs played through the defense: of `ridge`, and the base
+of `decoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.engine.channel import Blocks, Channel, ShadowPairs, distance
+from attacks.engine.local import FOLDS, fit_local
+from attacks.engine.observation import SMASHED
+from attacks.engine.regression import LAMBDAS, fit
+from bench.api import Context, Reconstruction, Seen
+
+NARROW = 2048
+"""Width up to which smashed data gets four times the pairs: a regression costs little then."""
+DRAWS = 16
+"""Most plays of a public image, where each draws other noise on its smashed data."""
+SOLVED = 1e-3
+"""Loss below which no other regression is tried."""
+SHADOWED = 300_000_000
+"""Uploaded coordinates (plays * upload size) that shadow rounds may take, beyond one play of
+each public image."""
+
+
+# --- features ---------------------------------------------------------------------------------
+
+
+def scales(blocks: Blocks) -> dict[str, float]:
+    """Root of each block's total variance over the pairs; 1 where nothing varies."""
+    powers = {n: float(b.double().var(dim=0).sum().sqrt()) for n, b in blocks.items()}
+    return {n: p if p > 1e-12 else 1.0 for n, p in powers.items()}
+
+
+def feature_sets(blocks: Blocks) -> dict[str, tuple[str, ...]]:
+    """Names of blocks that a regression may use together.
+
+    inputs: what linear layers were given, which no label disturbs. raw: the message itself in
+    one common scale, best under noise of equal size everywhere. all: every block at unit power.
+    """
+    inputs = tuple(n for n in blocks if n.startswith("input "))
+    raw = tuple(n for n in blocks if not n.startswith("input "))
+    if not inputs:
+        return {"raw": raw}
+    return {"inputs": inputs, "raw": raw, "all": tuple(blocks)}
+
+
+def joined(blocks: Blocks, choice: str, scale: dict[str, float]) -> Tensor:
+    """The chosen set as one float64 matrix [M, F]."""
+    names = feature_sets(blocks)[choice]
+    common = max((scale[n] for n in names if not n.startswith("presence ")), default=1.0)
+    factors = [
+        common if choice == "raw" and not n.startswith("presence ") else scale[n] for n in names
+    ]
+    return torch.cat([blocks[n].double() / f for n, f in zip(names, factors, strict=True)], dim=1)
+
+
+# --- the inverter -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Some of the victims' samples with the answer of the regression that serves them.
+
+    rows: int64 [M'], which samples. predicted [M', P]: their images. pairs: what the fit was
+    trained on. left_out [R, P]: each pair's image by a fit without it. judged: bool [R], rows
+    like the samples; loss: of their left-out images.
+    """
+
+    rows: Tensor
+    predicted: Tensor
+    pairs: ShadowPairs
+    left_out: Tensor
+    judged: Tensor
+    loss: float
+
+
+class Inverter:
+    """Ridge regressions from a channel to images, on pairs played through the defense.
+
+    How a network turns an image into a gradient depends on the label. So the victims' labels are
+    read first (by a ridge classifier, unless granted), and for each of them all public images
+    are played under that label. Every class of images has its own intercept in that regression:
+    the less the message says, the closer the answer is to the label's class mean. Where labels
+    cannot be read well enough, or that would cost too many plays, one regression serves all.
+
+    Smashed data that lies on a grid over the image, such as tokens, is also inverted place by
+    place (`fit_local`), and by a regression from those answers to the whole image: the one of
+    least left-out loss is the answer.
+    """
+
+    def __init__(self, channel: Channel, ctx: Context, *, rows: int) -> None:
+        self.channel, self.ctx, self.rows = channel, ctx, rows
+        self.shape = tuple(ctx.network.shape)
+        self.variance = float(ctx.aux_x.double().var(dim=0).mean())
+        # Smashed data is cheap to play and mostly narrow; a large network's uploads are neither.
+        width = sum(b.shape[1] for b in channel.blocks.values())
+        narrow = channel.per_sample and width <= NARROW
+        limit = (
+            4 * rows
+            if narrow
+            else rows
+            if channel.per_sample
+            else min(rows, SHADOWED // channel.sent)
+        )
+        most = DRAWS if channel.per_sample and channel.random else 4
+        self.group = min(most, max(1, limit // len(ctx.aux_x)))
+        self.pooled = channel.pairs(group=self.group)
+        self.scale = scales(self.pooled.blocks)
+        self.samples = len(next(iter(channel.blocks.values())))
+        self.labels, self.accuracy = self._read_labels()
+        self.pieces = self._pieces()
+
+    def predict(self) -> tuple[Tensor, Tensor]:
+        """Images [M, *shape] and expected loss [M] of the victims' samples."""
+        images = torch.empty(self.samples, *self.shape, dtype=torch.float64, device=self.ctx.device)
+        loss = torch.empty(self.samples, device=self.ctx.device)
+        for piece in self.pieces:
+            images[piece.rows] = piece.predicted.double().view(-1, *self.shape)
+            loss[piece.rows] = piece.loss
+        return images.float(), loss
+
+    def standard(self, blocks: Blocks) -> Blocks:
+        """The blocks centred on the public pairs, each block's features at unit mean square."""
+        out = {}
+        for name, value in blocks.items():
+            reference = self.pooled.blocks[name]
+            unit = self.scale[name] / reference.shape[1] ** 0.5
+            out[name] = (value - reference.mean(dim=0)) / unit
+        return out
+
+    # --- labels --------------------------------------------------------------------------------
+    def _read_labels(self) -> tuple[Tensor, float]:
+        """Labels int64 [M] and the share that is right on public images left out."""
+        if self.channel.labels is not None:
+            return self.channel.labels, 1.0
+        pairs = self.pooled
+        target = torch.nn.functional.one_hot(pairs.y, self.ctx.network.classes).double()
+
+        def wrong(left_out: Tensor) -> Tensor:
+            return (left_out.argmax(dim=1) != pairs.y[pairs.real]).double().mean()
+
+        fits = {}
+        for choice in feature_sets(pairs.blocks):
+            x = joined(pairs.blocks, choice, self.scale)
+            fits[choice] = fit(
+                x, target, group=pairs.group, strata=pairs.turn, judged=pairs.real, judge=wrong
+            )
+        choice = min(fits, key=lambda c: fits[c].loss)
+        victims = joined(self.channel.blocks, choice, self.scale)
+        return fits[choice](victims, 0).argmax(dim=1), 1 - fits[choice].loss
+
+    # --- regressions ---------------------------------------------------------------------------
+    def _pieces(self) -> list[Piece]:
+        everything = torch.arange(self.samples, device=self.ctx.device)
+        sets = tuple(feature_sets(self.pooled.blocks))
+        pooled, _ = self._best(self.pooled, everything, self.pooled.turn, 0, sets)
+        if self.channel.per_sample:
+            return [self._by_place(pooled)]
+        labels = self.labels.unique()
+        if len(labels) * len(self.ctx.aux_x) * self.channel.sent > SHADOWED:
+            return [pooled]
+        pieces: list[Piece] = []
+        for label in labels.tolist():
+            rows = everything[self.labels == label]
+            # Mirrored images add little to a regression of its own; draws of noise do.
+            group = self.group if self.channel.random else 1
+            pairs = self.channel.pairs(group=group, label=label)
+            strata = pairs.own * 4 + pairs.turn
+            piece, choice = self._best(pairs, rows, strata, 4 * label, sets)
+            sets = (choice,)  # one label settles the set for all: trying costs a fit each
+            if not self._promise(piece, pooled, label):
+                piece = replace(pooled, rows=rows, predicted=pooled.predicted[rows])
+            pieces.append(piece)
+        return pieces
+
+    def _by_place(self, flat: Piece) -> Piece:
+        """`flat`, the regression that all places share, or a flat one on top of this one's
+        left-out answers: whichever loses least."""
+        pairs, shown = flat.pairs, f"presence {SMASHED}"
+        if flat.loss < SOLVED or len(pairs.x) < 2 * FOLDS * pairs.group:
+            return flat
+        seen = self.channel.grid(pairs.blocks)
+        victims = self.channel.grid(self.channel.blocks)
+        if seen is None or victims is None or not seen.tiles(self.shape):
+            return flat
+        judge = self._judge(pairs, flat.judged)
+        found = fit_local(
+            seen,
+            pairs.x,
+            victims,
+            group=pairs.group,
+            turn=pairs.turn,
+            judged=flat.judged,
+            judge=judge,
+            factors=LAMBDAS,
+        )
+        local = replace(
+            flat,
+            predicted=found.predicted.flatten(1),
+            left_out=found.left_out.flatten(1),
+            loss=found.loss,
+        )
+        if local.loss < SOLVED:
+            return local
+        features, targets = {"local": local.left_out}, {"local": local.predicted}
+        if shown in pairs.blocks:
+            features[shown], targets[shown] = pairs.blocks[shown], self.channel.blocks[shown]
+        scale = scales(features)
+        stacked = fit(
+            joined(features, "raw", scale),
+            pairs.x.flatten(1),
+            group=pairs.group,
+            strata=pairs.turn,
+            judged=flat.judged,
+            judge=judge,
+        )
+        above = replace(
+            flat,
+            predicted=stacked(joined(targets, "raw", scale), 0),
+            left_out=stacked.left_out,
+            loss=stacked.loss,
+        )
+        return min((flat, local, above), key=lambda piece: piece.loss)
+
+    def _judge(self, pairs: ShadowPairs, judged: Tensor) -> Callable[[Tensor], Tensor]:
+        truth = pairs.x[judged]
+
+        def judge(left_out: Tensor) -> Tensor:
+            guess = left_out.float().view_as(truth)
+            return distance(guess, truth, variance=self.variance).mean()
+
+        return judge
+
+    def _best(
+        self, pairs: ShadowPairs, rows: Tensor, strata: Tensor, stratum: int, sets: Sequence[str]
+    ) -> tuple[Piece, str]:
+        judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
+        judge, pieces = self._judge(pairs, judged), {}
+        for choice in sets:
+            features = joined(pairs.blocks, choice, self.scale)
+            found = fit(
+                features,
+                pairs.x.flatten(1),
+                group=pairs.group,
+                strata=strata,
+                judged=judged,
+                judge=judge,
+            )
+            victims = joined(self.channel.blocks, choice, self.scale)[rows]
+            pieces[choice] = Piece(
+                rows=rows,
+                predicted=found(victims, stratum),
+                pairs=pairs,
+                left_out=found.left_out,
+                judged=judged,
+                loss=found.loss,
+            )
+        choice = min(pieces, key=lambda c: pieces[c].loss)
+        return pieces[choice], choice
+
+    def _promise(self, piece: Piece, pooled: Piece, label: int) -> bool:
+        """Whether the label's own regression promises no more loss than the shared one.
+
+        A label read wrongly is charged with the class's mean image on images of other classes.
+        """
+        own = (pooled.pairs.y == label) & pooled.judged
+        others = pooled.pairs.x[(pooled.pairs.y != label) & pooled.judged]
+        if not bool(own.any()) or len(others) == 0:
+            return True
+        guess = pooled.left_out[own].float().view(-1, *self.shape)
+        shared = float(distance(guess, pooled.pairs.x[own], variance=self.variance).mean())
+        mean = pooled.pairs.x[own].mean(dim=0).expand_as(others)
+        wrong = float(distance(mean, others, variance=self.variance).mean())
+        return self.accuracy * piece.loss + (1 - self.accuracy) * wrong <= shared
+
+
+def reconstruction(
+    seen: Seen,
+    images: Tensor,
+    loss: Tensor,
+    inverter: Inverter,
+    *,
+    evaluations: int = 0,
+    notes: tuple[str, ...] = (),
+) -> Reconstruction:
+    """Samples in rows -> one answer per victim."""
+    victims = len(seen.clients)
+    if images.ndim == 4:
+        images = images.clamp(0, 1)
+    return Reconstruction(
+        images=images.view(victims, -1, *inverter.shape).cpu(),
+        labels=inverter.labels.view(victims, -1).cpu(),
+        loss=loss.view(victims, -1).mean(dim=1).cpu(),
+        evaluations=evaluations,
+        notes=notes,
+    )

@@ -1,0 +1,103 @@
+"""Label counts of the victims' batches, read from the head's gradient of their uploads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
+from attacks.engine.estimate import gradient_estimate
+from attacks.engine.wire_labels import network_weights
+from bench.api import Context, Seen, State
+from bench.toolkit.batches import class_means
+
+SHRINK, REFINE = 0.1, 3
+"""The strong values of iLRG's settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCounts:
+    """Label counts of V batches.
+
+    Attributes:
+        counts: int64 [V, C].
+        silent: Victims that showed no head gradient but 0, bool [V].
+        notes: How much of the head was visible, and how far the counts are to be trusted.
+    """
+
+    counts: Tensor
+    silent: Tensor
+    notes: tuple[str, ...]
+
+
+def restored_counts(
+    seen: Seen, ctx: Context, *, shrink: float = SHRINK, refine: int = REFINE
+) -> BatchCounts:
+    """What iLRG makes of the uploads; shrink, refine: see `attacks.ilrg.ILRG`."""
+    weights = network_weights(seen, ctx)
+    weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
+    head = _head_gradient(seen, weight, bias)
+    found = restore(
+        head,
+        weight=weight,
+        bias=bias,
+        total=int(seen.known["batch"]) * int(seen.known["local_steps"]),
+        public=_public_classes(weights, seen, ctx),
+        shrink=shrink,
+        refine=refine,
+    )
+    return BatchCounts(counts=found.counts, silent=found.silent, notes=_notes(found, head))
+
+
+def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
+    """What the victims sent of the head; a tensor that was not sent is wholly hidden."""
+    estimate = gradient_estimate(seen)
+    values, visible = [], []
+    for name, like in zip(seen.network["head"], (weight, bias), strict=True):
+        shape = (len(seen.clients), *like.shape)
+        values.append(estimate.values.get(name, like.new_zeros(()).expand(shape)))
+        present = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
+        visible.append(None if bool(present.all()) else present)
+    return HeadGradient(
+        weight=values[0], bias=values[1], weight_seen=visible[0], bias_seen=visible[1]
+    )
+
+
+def _public_classes(weights: State, seen: Seen, ctx: Context) -> PublicClasses:
+    """Class means over the public samples (of all of them, for a class without any)."""
+    buffers = {n: v.to(ctx.device) for n, v in seen.buffers.items()}
+    weight, bias = (weights[n].double() for n in ctx.network.head)
+    with torch.no_grad():
+        features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
+        features = features.double()
+        probability = torch.softmax(features @ weight.T + bias, dim=-1)
+    labels, classes = ctx.aux_y.cpu(), ctx.network.classes
+    return PublicClasses(
+        features=class_means(features.cpu(), labels, classes=classes),
+        probability=class_means(probability.cpu(), labels, classes=classes),
+        share=torch.bincount(labels, minlength=classes).double() / len(labels),
+    )
+
+
+def _notes(found: Restored, head: HeadGradient) -> tuple[str, ...]:
+    victims, classes = found.counts.shape
+    notes = []
+    if int(found.rows.min()) < classes:
+        notes.append(f"{int(found.rows.min())} of {classes} head rows visible")
+    if head.weight_seen is not None:
+        notes.append(f"{float(head.weight_seen.double().mean()):.0%} of head weights visible")
+    if head.bias_seen is not None:
+        notes.append("hidden bias gradients estimated from the weights'")
+    if bool(found.silent.any()):
+        notes.append(
+            f"{int(found.silent.sum())} of {victims} victims showed no head gradient but 0"
+        )
+    doubtful = found.doubtful
+    if bool(doubtful.any()):
+        notes.append(
+            f"counts uncertain: {int(doubtful.sum())} of {victims} victims solved to "
+            f"{float(found.doubt[doubtful].mean()):.2f} of an instance from whole counts"
+        )
+    return tuple(notes)

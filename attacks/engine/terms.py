@@ -1,0 +1,332 @@
+"""The terms of an objective: what was uploaded, what was smashed, what images look like.
+
+Each term says how badly P candidates explain it, as losses and differentiable outputs with the
+losses' derivatives by them, so that one backward pass serves all terms. A term about the victims
+is first bound to those that the candidates stand for, which computes its constants once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from attacks.engine.clients import Clients
+from attacks.engine.gradients import Layered, Returned, as_vector
+from attacks.engine.observation import ObservedUploads, SplitView
+from attacks.engine.products import Products
+from bench.api import Mechanism, Prepared, State, squared_distance
+from bench.toolkit.vectors import flatten
+
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """P candidates: images x [P, K, *shape], soft labels y [P, K, C], and the images as the
+    optimiser's vectors [P, K * D]."""
+
+    x: Tensor
+    y: Tensor
+    vectors: Tensor
+
+
+class Misfit(NamedTuple):
+    """Losses [P] without a graph, a differentiable output [P, ...], the losses' slope by it."""
+
+    loss: Tensor
+    output: Tensor
+    slope: Tensor
+
+
+Compare = Callable[[Candidate], Sequence[Misfit]]
+
+
+class Term(Protocol):
+    """One summand of an objective."""
+
+    def against(self, victims: Tensor) -> Compare:
+        """The comparison of candidates with the victims, int64 [P], that they stand for."""
+        ...
+
+
+# --- uploads ----------------------------------------------------------------------------------
+
+
+class Uploads:
+    """What the victims uploaded, and what candidates would have.
+
+    Attributes:
+        clients: Candidate clients.
+        observation: Uploads of V victims as one kind.
+        returned: The gradient by returned slopes, which needs no labels, or None.
+        slopes: What the server returned to the victims [V, B, ...], with `returned`.
+        clips: Mechanisms whose deterministic part is played, in order.
+        law: The mechanism whose likelihood compares, or None for the squared distance.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        observation: ObservedUploads,
+        *,
+        returned: Returned | None,
+        slopes: Tensor | None,
+        clips: Sequence[Mechanism],
+        law: Mechanism | None,
+    ) -> None:
+        self.clients, self.observation, self.law = clients, observation, law
+        self.returned, self.slopes, self.clips = returned, slopes, clips
+        self.whole = all(bool(p.all()) for p in observation.present.values())
+
+    def sent(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
+        """Uploads before noise in the observation's kind, for the names observed.
+
+        Args:
+            x: Samples [P, K, *shape].
+            y: Soft labels [P, K, C].
+            victims: int64 [P], whose returned slopes are used in place of the labels, and whose
+                absent coordinates a clip leaves out; None: any victim's.
+
+        Returns:
+            [P, ...] by name.
+        """
+        if self.returned is not None and self.slopes is not None and victims is not None:
+            gradient = self.returned(x, self.slopes[victims], y)
+        else:
+            gradient = self.clients.gradients(x, y)
+        if self.clips:
+            shown = self._shown(victims)
+            for clip in self.clips:
+                gradient = self.clients.applied(gradient, clip, shown)
+        named = {n: gradient[n] for n in self.observation.values}
+        return self.clients.as_sent(named, self.observation.kind)
+
+    def _shown(self, victims: Tensor | None) -> Mapping[str, Tensor]:
+        if self.whole:
+            return {}
+        present = self.observation.present
+        if victims is None:
+            return {n: p.any(dim=0, keepdim=True) for n, p in present.items()}
+        return {n: p[victims] for n, p in present.items()}
+
+    def prepared(self, values: Tensor, base: Tensor) -> Prepared:
+        """Observed values [V, ...] as the law compares them; base: what of them was broadcast."""
+        if self.law is None:
+            return squared_distance(values)
+        return self.law.prepared(values, self.law.usual_softness, base=base)
+
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """Bool [V, D] of the coordinates, or None if all are."""
+        visible = flatten(self.observation.present)
+        return None if bool(visible.all()) else visible
+
+    @cached_property
+    def values(self) -> Tensor:
+        """[V, D], 0 where nothing was seen."""
+        values = flatten(self.observation.values)
+        return values if self.visible is None else torch.where(self.visible, values, 0.0)
+
+    def mask(self, victims: Tensor) -> Tensor | None:
+        """1 where a coordinate of the victims was seen, else 0 [P, D]; None if all were."""
+        return None if self.visible is None else self.visible[victims].to(self.values.dtype)
+
+
+class UploadLikelihood:
+    """Negative log-likelihood of the uploads under the public mechanism; the squared distance
+    where nothing is random.
+
+    Args:
+        uploads: Of the victims.
+        relative: Every tensor's squared distance in units of its own observed square.
+    """
+
+    def __init__(self, uploads: Uploads, *, relative: bool = False) -> None:
+        self.uploads, self.relative = uploads, relative
+
+    def against(self, victims: Tensor) -> Compare:
+        uploads, prepared = self.uploads, self.prepared[victims]
+        names = list(uploads.observation.values)
+        weight = None if self.weight is None else self.weight[victims]
+        factors = [f for f in (uploads.mask(victims), weight) if f is not None]
+
+        def compare(candidate: Candidate) -> Sequence[Misfit]:
+            sent = as_vector(uploads.sent(candidate.x, candidate.y, victims), names)
+            loss, slope = prepared.misfit(sent.detach())
+            for factor in factors:
+                loss, slope = loss * factor, slope * factor
+            return (Misfit(loss.sum(dim=1), sent, slope),)
+
+        return compare
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        before = self.uploads.clients.before
+        base = torch.cat([before[n].flatten() for n in self.uploads.observation.values])
+        return self.uploads.prepared(self.uploads.values, base)
+
+    @cached_property
+    def weight(self) -> Tensor | None:
+        """[V, D] weights of squared distances, or None for 1."""
+        if not self.relative or self.uploads.law is not None:
+            return None
+        observation, pieces = self.uploads.observation, []
+        for name, value in observation.values.items():
+            seen = torch.where(observation.present[name], value, 0.0).flatten(1)
+            square = seen.square().sum(dim=1, keepdim=True)
+            # A tensor that was all zero says only that: give it the mean weight, not infinity.
+            pieces.append(torch.where(square > 0, 1 / square.clamp_min(_TINY), 0.0).expand_as(seen))
+        return torch.cat(pieces, dim=1) * (observation.square / len(pieces))[:, None]
+
+
+class UploadCosine:
+    """1 - cosine of the angle between visible values.
+
+    Source: Geiping et al., arXiv:2003.14053, Eq. 4.
+    """
+
+    def __init__(self, uploads: Uploads) -> None:
+        self.uploads = uploads
+
+    def against(self, victims: Tensor) -> Compare:
+        seen = self.uploads.observation.square[victims].clamp_min(_TINY)
+        products = self._products(victims)
+
+        def compare(candidate: Candidate) -> Sequence[Misfit]:
+            inner, square = products(candidate)
+            away = 1 - inner / ((square + _TINY) * seen).sqrt()
+            return (Misfit(away.detach(), away, torch.ones_like(away)),)
+
+        return compare
+
+    def _products(self, victims: Tensor) -> Callable[[Candidate], tuple[Tensor, Tensor]]:
+        """Inner products [P] with what was seen, and squared lengths [P]."""
+        uploads, by_layer = self.uploads, self.by_layer
+        if by_layer is not None:
+            return lambda candidate: by_layer(candidate.x, candidate.y, victims)
+        values, mask = uploads.values[victims], uploads.mask(victims)
+        names = list(uploads.observation.values)
+
+        def multiplied(candidate: Candidate) -> tuple[Tensor, Tensor]:
+            sent = as_vector(uploads.sent(candidate.x, candidate.y, victims), names)
+            if mask is not None:
+                sent = sent * mask
+            return (sent * values).sum(dim=1), sent.square().sum(dim=1)
+
+        return multiplied
+
+    @cached_property
+    def by_layer(self) -> Products | None:
+        """Inner products layer by layer, where every coordinate of every layer was seen."""
+        uploads, clients = self.uploads, self.uploads.clients
+        if not isinstance(clients.gradients, Layered) or uploads.visible is not None:
+            return None
+        seen = uploads.observation.values
+        if set(seen) != set(clients.start):
+            return None
+        return Products(clients.gradients, seen, samples=clients.samples)
+
+
+# --- smashed data -----------------------------------------------------------------------------
+
+
+class _Smashed:
+    """The first step's smashed data, as P candidates would have made it.
+
+    Args:
+        clients: Candidate clients.
+        view: What was seen at the cut.
+        draws: Network weights under which activations are made.
+    """
+
+    def __init__(self, clients: Clients, view: SplitView, draws: Sequence[State]) -> None:
+        self.clients, self.view, self.draws = clients, view, draws
+
+    def activations(self, x: Tensor) -> list[Tensor]:
+        """Before noise, x [P, K, *shape] -> [P, B, ...], once per draw of the weights."""
+        first = x[:, : self.clients.training.batch]
+        return [
+            self.clients.cut(self.view, weights, first.flatten(0, 1)).unflatten(0, first.shape[:2])
+            for weights in self.draws
+        ]
+
+
+class SmashedDistance(_Smashed):
+    """Weighed squared distance, its mean over the draws.
+
+    Args:
+        unit: Weights [V, 1, ...].
+    """
+
+    def __init__(
+        self, clients: Clients, view: SplitView, draws: Sequence[State], *, unit: Tensor
+    ) -> None:
+        super().__init__(clients, view, draws)
+        self.unit = unit
+
+    def against(self, victims: Tensor) -> Compare:
+        values, present = self.view.values[victims], self.view.present[victims]
+        unit = self.unit[victims] / len(self.draws)
+
+        def misfit(cut: Tensor) -> Misfit:
+            rest = torch.where(present, cut.detach() - values, 0.0)
+            weighed = rest * unit
+            return Misfit((weighed * rest).flatten(1).sum(dim=1), cut, 2 * weighed)
+
+        return lambda candidate: [misfit(cut) for cut in self.activations(candidate.x)]
+
+
+class SmashedLikelihood(_Smashed):
+    """Negative log-likelihood under the mechanism that made the smashed data random."""
+
+    def __init__(
+        self, clients: Clients, view: SplitView, draws: Sequence[State], *, law: Mechanism
+    ) -> None:
+        super().__init__(clients, view, draws)
+        self.prepared = law.prepared(view.values, law.usual_softness)
+
+    def against(self, victims: Tensor) -> Compare:
+        prepared, present = self.prepared[victims], self.view.present[victims]
+
+        def misfit(cut: Tensor) -> Misfit:
+            loss, slope = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))
+            return Misfit(loss.flatten(1).sum(dim=1), cut, slope)
+
+        return lambda candidate: [misfit(cut) for cut in self.activations(candidate.x)]
+
+
+# --- what images look like --------------------------------------------------------------------
+
+
+class Prior:
+    """|z|^2 / 2 of vectors relative to the public prior (see `Frame`)."""
+
+    def against(self, victims: Tensor) -> Compare:
+        def compare(candidate: Candidate) -> Sequence[Misfit]:
+            z = candidate.vectors
+            at = z.detach()
+            return (Misfit(at.square().sum(dim=1) / 2, z, at),)
+
+        return compare
+
+
+class TotalVariation:
+    """Anisotropic total variation per pixel of images, times a weight."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def against(self, victims: Tensor) -> Compare:
+        def compare(candidate: Candidate) -> Sequence[Misfit]:
+            x = candidate.x
+            across = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(dim=1)
+            down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(dim=1)
+            rough = self.weight * (across + down)
+            return (Misfit(rough.detach(), rough, torch.ones_like(rough)),)
+
+        return compare

@@ -1,0 +1,33 @@
+"""Objectives as attacks build them, for tests of the engine."""
+
+from __future__ import annotations
+
+import torch
+
+from attacks.engine.encoding import Encoding
+from attacks.engine.evidence import Distance, Evidence, Layers
+from attacks.engine.matching import Matcher
+from attacks.engine.private import with_private_parts
+from attacks.engine.terms import TotalVariation
+from bench.contract.attack import Context, Seen
+
+
+def evidence_for(
+    seen: Seen, ctx: Context, *, dtype: torch.dtype = torch.float32,
+    distance: Distance = "likelihood", layers: Layers = "even", draws: int = 0,
+) -> Evidence:  # fmt: skip
+    """What was seen, with what clients kept to themselves estimated."""
+    found = with_private_parts(seen, ctx)
+    return Evidence(found, ctx, dtype=dtype, distance=distance, layers=layers, draws=draws)
+
+
+def matcher_for(
+    seen: Seen, ctx: Context, *, dtype: torch.dtype, distance: Distance = "likelihood",
+    layers: Layers = "even", total_variation: float = 0.0, bounded: bool = False,
+) -> Matcher:  # fmt: skip
+    """The objective over plain images."""
+    evidence = evidence_for(seen, ctx, dtype=dtype, distance=distance, layers=layers)
+    samples = evidence.clients.samples
+    encoding = Encoding(ctx, samples=samples, dtype=dtype, bounded=bounded)
+    beliefs = [TotalVariation(total_variation)] if total_variation else []
+    return Matcher(evidence, encoding, beliefs=beliefs)
