@@ -93,8 +93,8 @@ class FedMLHE(EncryptedZone):
 
     The sensitivity of a parameter is the mean over a client's samples of |d/dy (d loss / dw)|, y
     being the true class's entry of the label: for cross entropy the absolute gradient on the
-    sample. The clients' maps, each over its largest value, are sent encrypted in the first round, and the mask
-    of the largest sums holds from then on.
+    sample. The clients' maps, each over its largest value, are sent encrypted in the first round,
+    and the mask of the largest sums holds from then on.
 
     Args:
         share: Of the parameters, that are encrypted, in [0, 1]; the rest is sent as it is.

@@ -32,8 +32,8 @@ class MaskCrypt(EncryptedZone):
     """Encrypts the parameters that the clients' priority lists name first, no others.
 
     A client's priority is |gradient * (trained - broadcast)|: how much the loss would tell whoever
-    replaced the value by the one he knows. Each round the lists are exchanged and merged in turn, one entry
-    of every client after the other, until the share is full.
+    replaced the value by the one he knows. Each round the lists are exchanged and merged in turn,
+    one entry of every client after the other, until the share is full.
 
     Args:
         share: Of the parameters, that are encrypted, in [0, 1]; the rest is sent as it is.
