@@ -278,7 +278,7 @@ def marked(text: str) -> str:
 def others(kinds: Sequence[str], _: str) -> str:
     (kind,) = kinds
     parts = []
-    for plugin in (n for n in registry().names(kind.removesuffix("s")) if on_no_page(n)):
+    for plugin in (n for n in registry().names(kind.removesuffix("s")) if without_page(n)):
         cls = plugin_class(plugin)
         defaults = [
             [
@@ -293,7 +293,7 @@ def others(kinds: Sequence[str], _: str) -> str:
     return "\n".join(parts)
 
 
-def on_no_page(plugin: str) -> bool:
+def without_page(plugin: str) -> bool:
     return page_of(plugin).startswith("index.md#")
 
 
