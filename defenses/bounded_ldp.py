@@ -94,7 +94,10 @@ def piecewise_variance(v: float, *, epsilon: float) -> float:
 class _PerValue(Defense):
     """Release every value of the upload by itself, with `epsilon` each.
 
-    radius: half the widest interval that values are clipped to; it scales the noise.
+    Args:
+        epsilon: Budget of one value, in (0, 700].
+        radius: Half the widest interval that values are clipped to; it scales the noise.
+        target: What is clipped and perturbed: update, gradient or weights.
     """
 
     def __init__(self, *, epsilon: float, radius: float, target: Target) -> None:
@@ -142,10 +145,13 @@ class _PerValue(Defense):
         """Replacing one record may change every value of every upload."""
         return (
             RandomisedResponse(
-                epsilon=self.epsilon, coordinates=facts.parameters, covers="values",
-                unit="record", count=facts.releases,
+                epsilon=self.epsilon,
+                coordinates=facts.parameters,
+                covers="values",
+                unit="record",
+                count=facts.releases,
             ),
-        )  # fmt: skip
+        )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         square = self.radius**2
@@ -162,7 +168,10 @@ class _PerValue(Defense):
 class _Bounded(_PerValue):
     """The interval is [-bound, bound] for every value.
 
-    bound: > 0, in the target's own scale. target: what is clipped and perturbed.
+    Args:
+        epsilon: Budget of one value, in (0, 700].
+        bound: > 0, in the target's own scale.
+        target: What is clipped and perturbed: update, gradient or weights.
     """
 
     def __init__(self, *, epsilon: float, bound: float, target: Target = "update") -> None:
@@ -253,11 +262,13 @@ class SunAdaptive(Duchi):
     w in [c-r, c+r] becomes c +- r (E+1)/(E-1), with the plus sign with probability
     ((w-c)(E-1) + r(E+1)) / (2r(E+1)).
 
-    slack: radius over the largest distance of a broadcast weight from the tensor's mean, > 0;
-    at 1 a weight that training moves outwards from the edge is clipped back to it. floor: least
-    radius, > 0; a tensor of equal values, e.g. fresh biases, has no spread. max_radius: largest
-    radius, >= floor; without it every round's noise widens the next one's range by
-    (E+1)/(E-1), so that training diverges.
+    Args:
+        epsilon: Budget of one value, in (0, 700].
+        slack: Radius over the largest distance of a broadcast weight from the tensor's mean,
+            > 0; at 1 a weight that training moves outwards from the edge is clipped back to it.
+        floor: Least radius, > 0; a tensor of equal values, e.g. fresh biases, has no spread.
+        max_radius: Largest radius, >= floor; without it every round's noise widens the next
+            one's range by (E+1)/(E-1), so that training diverges.
 
     Departures. LDP-FL's c and r are set per layer and public, how is left to experience; here
     they follow the broadcast weights (slack, floor and max_radius are ours), since a range from

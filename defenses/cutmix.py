@@ -44,12 +44,18 @@ class CutMix(DPCutMix):
 class VanillaCutMix(CutMix):
     """CutMix by bounding boxes on the smashed data's positions, whatever the size of a patch.
 
-    positions: a square number; tokens N of [B, N, D], row by row, or pixels H * H of a map
-    [B, C, H, H]. group: clients mixed together; one gets the grid, each further one pastes a box
-    over what is there (see `deal_boxes`; more than a pair is ours). mixing: "uniform" lambda =
-    1 / group, or "dirichlet" with concentration alpha: for a pair Yun et al.'s Beta(alpha, alpha),
-    of which they take alpha = 1. Client i's label is weighed with the share of positions that it
-    kept in the end. As in the other rows, every step is mixed; Yun et al. mix a share of them.
+    Client i's label is weighed with the share of positions that it kept in the end. As in the
+    other rows, every step is mixed; Yun et al. mix a share of them.
+
+    Args:
+        positions: A square number; tokens N of [B, N, D], row by row, or pixels H * H of a map
+            [B, C, H, H].
+        group: Clients mixed together; one gets the grid, each further one pastes a box over what
+            is there (see `deal_boxes`; more than a pair is ours).
+        mixing: "uniform" lambda = 1 / group, or "dirichlet" with concentration alpha: for a pair
+            Yun et al.'s Beta(alpha, alpha), of which they take alpha = 1.
+        alpha: See `mixing`.
+
     Source: Yun et al., arXiv:1905.04899, on smashed data: "SL w. Vanilla CutMix".
     """
 
@@ -89,7 +95,7 @@ class VanillaCutMix(CutMix):
 class Cutout(CutMix):
     """The uploads of CutMix, each run on its own: no partner fills the blank patches.
 
-    group: a client keeps about one in `group` patches. Settings: see `DPCutMix`.
+    A client keeps about one in `group` patches. Settings: see `DPCutMix`.
     Source: DP-CutMixSL, Sec. 2 (Cutout smashed data), after DeVries and Taylor 2017.
     """
 

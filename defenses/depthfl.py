@@ -21,7 +21,11 @@ class DepthFL(Defense):
     sum_i sum_(j != i) KL(p_j || p_i) over its D classifiers, the teachers p_j taken as constants;
     under fedavg and fedsgd the network's own head is the last of them. Classifiers are averaged
     over the clients that have them, like the layers that they follow.
-    weight: of the local losses, >= 0. distillation: >= 0.
+
+    Args:
+        weight: Of the local losses, >= 0.
+        distillation: Of the divergences between classifiers, >= 0.
+
     Departures: a classifier is one linear layer on the mean over places (or tokens), without a
     bottleneck; no ramp-up of the distillation; plain FedAvg; accuracy is that of the whole
     network, not of the classifiers' ensemble. Under a split protocol the server's part is the
@@ -49,8 +53,8 @@ class DepthFL(Defense):
             for stage in (s for s in network.cuts if s in stages):
                 x = network.run(params, x, first=stage, last=stage, mode="train")
                 features = pooled(x).shape[1]
-                for name, shape in (("weight", (network.classes, features)),
-                                    ("bias", (network.classes,))):  # fmt: skip
+                shapes = {"weight": (network.classes, features), "bias": (network.classes,)}
+                for name, shape in shapes.items():
                     uniform = uniform_like(x.new_zeros(shape), rng=rng)
                     found[f"{stage}.{_EXIT}.{name}"] = (2 * uniform - 1) / features**0.5
         return found
@@ -63,9 +67,12 @@ class DepthFL(Defense):
 
         def total(variables: State, x: Tensor, y: Tensor) -> Tensor:
             local = local_loss(
-                torch.stack(_logits(loss, variables, x)), loss.targets(y), teachers,
-                exits=exits, distillation=self.distillation,
-            )  # fmt: skip
+                torch.stack(_logits(loss, variables, x)),
+                loss.targets(y),
+                teachers,
+                exits=exits,
+                distillation=self.distillation,
+            )
             return loss(variables, x, y) + self.weight * local
 
         return grad(total)(variables, x, y)

@@ -86,16 +86,13 @@ class DPCutMix(GroupMixing):
             raise ValueError(f"noise must be eq1 (on all values) or b3 (masked), got '{noise}'.")
         self.patches, self.noise = patches, noise
         super().__init__(
-            group=group,
-            most=patches,
             clip=clip,
             low=low,
             smashed_std=smashed_std,
             label_std=label_std,
-            mixing=mixing,
-            alpha=alpha,
             smashed_size=smashed_size,
         )
+        self.mixes(group=group, mixing=mixing, alpha=alpha, most=patches)
 
     @property
     def variant(self) -> str:

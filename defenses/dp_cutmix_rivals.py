@@ -65,15 +65,13 @@ class DPMixSL(GroupMixing):
         smashed_size: int | None = None,
     ) -> None:
         super().__init__(
-            group=group,
             clip=clip,
             low=low,
             smashed_std=smashed_std,
             label_std=label_std,
-            mixing=mixing,
-            alpha=alpha,
             smashed_size=smashed_size,
         )
+        self.mixes(group=group, mixing=mixing, alpha=alpha)
 
     def third_parties(self, seed: int) -> Mapping[str, Party]:
         deal = partial(deal_ratios, mixing=self.mixing, alpha=self.alpha)

@@ -12,10 +12,15 @@ from defenses.noise import GaussianUpdate
 class DPFedAvg(GaussianUpdate):
     """Client updates clipped to L2 norm clip_norm, with Gaussian noise that protects their sum.
 
-    noise_multiplier: std of the sum's noise over clip_norm. shared_by: clients of a round that
-    bear it together, each with a std of noise_multiplier clip_norm / sqrt(shared_by); 1 gives
-    each upload the whole noise. The original server adds it once and sees updates without any;
-    against that server nothing would be proven. Here the proof is for the noise of one upload.
+    The original server adds the noise once and sees updates without any; against that server
+    nothing would be proven. Here the proof is for the noise of one upload.
+
+    Args:
+        noise_multiplier: Std of the sum's noise over clip_norm, >= 0.
+        clip_norm: L2 norm of one client's update, > 0.
+        shared_by: Clients of a round that bear the noise together, each with a std of
+            noise_multiplier clip_norm / sqrt(shared_by); 1 gives each upload the whole noise.
+
     Source: Geyer, Klein, Nabi, arXiv:1712.07557; McMahan et al., arXiv:1710.06963.
     """
 
@@ -35,7 +40,9 @@ class DPFedAvg(GaussianUpdate):
         """For the model, against those who see no upload: adding or removing one client, with
         amplification by the sampling of clients."""
         epsilon = subsampled_gaussian_epsilon(
-            noise_multiplier=self.noise_multiplier, rate=facts.participation,
-            steps=facts.rounds, delta=facts.delta,
-        )  # fmt: skip
+            noise_multiplier=self.noise_multiplier,
+            rate=facts.participation,
+            steps=facts.rounds,
+            delta=facts.delta,
+        )
         return epsilon, facts.delta, "client"

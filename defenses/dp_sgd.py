@@ -19,9 +19,13 @@ _NOISE = "noise."
 class DPSGD(Defense):
     """Every step: mean of per-sample gradients clipped to L2 norm clip_norm, plus Gaussian noise.
 
-    noise_multiplier: the noise's std on the sum of a batch over clip_norm. The clip and noise are
-    those of opacus' optimizer; its module hooks do not see vmapped clients, its accountant is
-    used for the claim.
+    The clip and noise are those of opacus' optimizer; its module hooks do not see vmapped clients,
+    its accountant is used for the claim.
+
+    Args:
+        noise_multiplier: The noise's std on the sum of a batch over clip_norm, >= 0.
+        clip_norm: L2 norm of one sample's gradient, > 0.
+
     Departure: batches are cut from shuffled epochs, not Poisson-sampled as the accountant
     supposes; the proof therefore counts how often a record can be used, without amplification.
     Source: Abadi et al., arXiv:1607.00133, Algorithm 1.
@@ -63,19 +67,23 @@ class DPSGD(Defense):
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Subsampled Gaussian for adding or removing a record, sampled at batch / records."""
         epsilon = subsampled_gaussian_epsilon(
-            noise_multiplier=self.noise_multiplier, rate=min(1.0, facts.batch / facts.records),
-            steps=facts.releases * facts.local_steps, delta=facts.delta,
-        )  # fmt: skip
+            noise_multiplier=self.noise_multiplier,
+            rate=min(1.0, facts.batch / facts.records),
+            steps=facts.releases * facts.local_steps,
+            delta=facts.delta,
+        )
         return epsilon, facts.delta, "record"
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing a record moves the clipped sum of each batch it is in by up to 2 clip_norm."""
         return (
             Gaussian(
-                sensitivity=2 * self.clip_norm, std=self.noise_multiplier * self.clip_norm,
-                unit="record", count=uses_of_a_record(facts),
+                sensitivity=2 * self.clip_norm,
+                std=self.noise_multiplier * self.clip_norm,
+                unit="record",
+                count=uses_of_a_record(facts),
             ),
-        )  # fmt: skip
+        )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {

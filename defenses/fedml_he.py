@@ -91,11 +91,15 @@ class MapHolder(KeyHolder):
 class FedMLHE(EncryptedZone):
     """Encrypts a common mask of the parameters most sensitive to the labels, no others.
 
-    share: of the parameters that are encrypted, in [0, 1]; the rest is sent as it is. The
-    sensitivity of a parameter is the mean over a client's samples of |d/dy (d loss / dw)|, y being
-    the true class's entry of the label: for cross entropy the absolute gradient on the sample. The
-    clients' maps, each over its largest value, are sent encrypted in the first round, and the mask
-    of the largest sums holds from then on.
+    The sensitivity of a parameter is the mean over a client's samples of |d/dy (d loss / dw)|, y
+    being the true class's entry of the label: for cross entropy the absolute gradient on the
+    sample. The clients' maps, each over its largest value, are sent encrypted in the first round,
+    and the mask of the largest sums holds from then on.
+
+    Args:
+        share: Of the parameters, that are encrypted, in [0, 1]; the rest is sent as it is.
+        parameters: See `EncryptedZone`.
+
     Departures: the key server adds the maps (there, the aggregation server adds ciphertexts);
     under split protocols the update's absolute value stands for the map.
     Source: Jin et al., arXiv:2303.10837, Sec. 2.4.

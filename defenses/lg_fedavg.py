@@ -27,11 +27,13 @@ _HEAD = "head"
 class LGFedAvg(Defense):
     """Local representations, a common top: the first stages are never uploaded.
 
-    keep: the stages that stay with a client, by name ("block1,block2"), or as a share in (0, 1]
-    by depth of those below the head that it trains and that have parameters, rounded up. At 1
-    that is the whole representation: under a split protocol the client's bottom, of which the
-    server trains no copy. LG-FedAvg's experiments keep about half of it; PM-SFL's baseline
-    keeps layers of the bottom.
+    Args:
+        keep: The stages that stay with a client, by name ("block1,block2"), or as a share in
+            (0, 1] by depth of those below the head that it trains and that have parameters,
+            rounded up. At 1 that is the whole representation: under a split protocol the
+            client's bottom, of which the server trains no copy. LG-FedAvg's experiments keep
+            about half of it; PM-SFL's baseline keeps layers of the bottom.
+
     Departures: both parts are trained together, as in the paper's main algorithm, without its
     auxiliary losses; a new client is not met with an ensemble.
     Source: Liang et al., arXiv:2001.01523, Algorithm 1.

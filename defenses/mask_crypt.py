@@ -31,10 +31,14 @@ def ranks(values: Masks, share: float) -> dict[str, Tensor]:
 class MaskCrypt(EncryptedZone):
     """Encrypts the parameters that the clients' priority lists name first, no others.
 
-    share: of the parameters that are encrypted, in [0, 1]; the rest is sent as it is. A client's
-    priority is |gradient * (trained - broadcast)|: how much the loss would tell whoever replaced
-    the value by the one he knows. Each round the lists are exchanged and merged in turn, one entry
-    of every client after the other, until the share is full.
+    A client's priority is |gradient * (trained - broadcast)|: how much the loss would tell whoever
+    replaced the value by the one he knows. Each round the lists are exchanged and merged in turn,
+    one entry of every client after the other, until the share is full.
+
+    Args:
+        share: Of the parameters, that are encrypted, in [0, 1]; the rest is sent as it is.
+        parameters: See `EncryptedZone`.
+
     Departure: the gradient is the mean of the local training's, not one at its end.
     Source: Hu, Li, MaskCrypt, IEEE TDSC 2024 (gradient-guided mask selection, mask consensus).
     """

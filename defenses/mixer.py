@@ -203,15 +203,7 @@ def _sent(part: Part) -> Tensor:
 
 
 class GroupMixing(NoisedSmashed):
-    """Base of defenses that mix a group's noised smashed data into one batch of the server.
-
-    Args:
-        group: Clients mixed together.
-        most: Largest group, that of one patch (`dealt`) each; None: any.
-        mixing: `uniform`, or `dirichlet` with concentration alpha.
-        alpha: In [0.01, 1e6].
-        clip: See `NoisedSmashed`, as the rest.
-    """
+    """Base of defenses that mix a group's noised smashed data into one batch of the server."""
 
     owns = frozenset({"mix"})
     zero_strength = MappingProxyType(
@@ -220,26 +212,15 @@ class GroupMixing(NoisedSmashed):
     dealt = "patches"
     """What masks are dealt over; the setting that counts it."""
 
-    def __init__(
-        self,
-        *,
-        group: int,
-        mixing: Mixing,
-        alpha: float,
-        clip: float,
-        smashed_std: float,
-        label_std: float,
-        low: float,
-        smashed_size: int | None,
-        most: int | None = None,
-    ) -> None:
-        super().__init__(
-            clip=clip,
-            low=low,
-            smashed_std=smashed_std,
-            label_std=label_std,
-            smashed_size=smashed_size,
-        )
+    def mixes(self, *, group: int, mixing: Mixing, alpha: float, most: int | None = None) -> None:
+        """Checks and keeps the settings of mixing.
+
+        Args:
+            group: Clients mixed together.
+            mixing: `uniform`, or `dirichlet` with concentration alpha.
+            alpha: In [0.01, 1e6].
+            most: Largest group, that of one patch (`dealt`) each; None: any.
+        """
         if group < 1 or (most is not None and group > most):
             limit = "" if most is None else f" and <= {self.dealt} ({most})"
             raise ValueError(f"group must be >= 1{limit} (clients mixed together), got {group}.")

@@ -31,7 +31,9 @@ from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_val
 class _ClippedNoise(Defense):
     """Clip the update to `clip_norm` in the norm of `order`, add noise to every coordinate.
 
-    noise_multiplier: noise parameter (std or scale) over clip_norm.
+    Args:
+        noise_multiplier: Noise parameter (std or scale) over clip_norm, >= 0.
+        clip_norm: Norm of one client's update, > 0.
     """
 
     order = 2
@@ -99,10 +101,12 @@ class GaussianUpdate(_ClippedNoise):
         """Replacing one record moves a clipped update by up to 2 clip_norm."""
         return (
             Gaussian(
-                sensitivity=2 * self.clip_norm, std=self.level, unit="record",
+                sensitivity=2 * self.clip_norm,
+                std=self.level,
+                unit="record",
                 count=facts.releases,
             ),
-        )  # fmt: skip
+        )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {
@@ -139,10 +143,12 @@ class LaplaceUpdate(_ClippedNoise):
         """Replacing one record moves a clipped update by up to 2 clip_norm in L1."""
         return (
             Laplace(
-                sensitivity=2 * self.clip_norm, scale=self.level, unit="record",
+                sensitivity=2 * self.clip_norm,
+                scale=self.level,
+                unit="record",
                 count=facts.releases,
             ),
-        )  # fmt: skip
+        )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {

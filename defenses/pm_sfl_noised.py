@@ -40,7 +40,7 @@ _NOISE = "noise."
 
 
 class NoisedPMSFL(PMSFL):
-    """PM-SFL, and Theorem 2's and 3's noise on what its clients compute or send.
+    """Trained random masks over frozen weights, uploaded as sampled bits; noised if asked for.
 
     Args:
         clip: See `PMSFL`, like all settings up to `growth_rounds`.

@@ -33,11 +33,14 @@ from defenses.pm_sfl import PMSFL, Variant
 class SplitFedDP(Defense):
     """Laplace noise on smashed data and noise on the update, each of the budget epsilon.
 
-    epsilon: budget of one sample's smashed data in one step, and of one update. Smashed data:
-    each sample's is clipped to L1 norm smashed_clip, Laplace scale 2 smashed_clip / epsilon.
-    update_noise: of the update, clipped to norm update_clip: `gaussian`, L2 clip, std 2 update_clip
-    sqrt(2 ln(1.25 / delta)) / epsilon (proven for epsilon <= 1; the ledger accounts exactly),
-    or `laplace`, L1 clip, scale 2 update_clip / epsilon.
+    Args:
+        epsilon: Budget of one sample's smashed data in one step, and of one update, > 0.
+        smashed_clip: L1 norm of one sample's smashed data; Laplace scale 2 smashed_clip / epsilon.
+        update_clip: Norm of one client's update, L2 or L1 by its noise.
+        delta: Of the update's Gaussian noise, in (0, 1).
+        update_noise: `gaussian`, std 2 update_clip sqrt(2 ln(1.25 / delta)) / epsilon (proven for
+            epsilon <= 1; the ledger accounts exactly), or `laplace`, scale
+            2 update_clip / epsilon.
 
     PM-SFL says only that noise goes on what clients send, with epsilon = 0.1 in all. Of that,
     labels sent in the clear (shared labels) and the losses' gradients by the features (private
@@ -146,9 +149,15 @@ class SplitFedDP(Defense):
 class SplitFedPM(PMSFL):
     """Probabilistic masks without personal ones, adaptive splitting or noise: plain SplitFed.
 
-    sends: `probabilities`, as the paper says of this baseline (32 bits each), or `bits`, PM-SFL's
-    fresh masks. Of layers that only some clients hold, their mean counts alone (no Eq. 8). clip,
-    variant, lr_scale: see `PMSFL`, of which this is the case personal = 0.
+    Of layers that only some clients hold, their mean counts alone (no Eq. 8).
+
+    Args:
+        clip: See `PMSFL`, of which this is the case personal = 0.
+        variant: See `PMSFL`.
+        lr_scale: See `PMSFL`.
+        sends: `probabilities`, as the paper says of this baseline (32 bits each), or `bits`,
+            PM-SFL's fresh masks.
+
     Source: PM-SFL, Sec. 6.2.
     """
 

@@ -13,6 +13,7 @@ fact that has no line, or a line that belongs to none, ends the build.
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     commands             every command with its arguments and options
     catalogue KIND       what `leakbench list KIND` says
+    others KIND          sections, from their docstrings, of plugins that no page has settings of
     cuts                 stages after which each network may be cut
 """
 
@@ -283,14 +284,37 @@ def marked(text: str) -> str:
     return re.sub(r"([\\*_<\[\]])", r"\\\1", text)
 
 
+def others(kinds: Sequence[str], _: str) -> str:
+    (kind,) = kinds
+    parts = []
+    for plugin in (n for n in registry().names(kind.removesuffix("s")) if without_page(n)):
+        cls = plugin_class(plugin)
+        defaults = [
+            [
+                f"`{name}`",
+                kind_of(p.annotation),
+                "required" if p.default is p.empty else shown(p.default),
+            ]
+            for name, p in parameters(cls).items()
+        ]
+        parts.append(f"## {plugin}\n\n{code(inspect.getdoc(cls) or '')}")
+        parts.append(table(["setting", "type", "default"], defaults) if defaults else "")
+    return "\n".join(parts)
+
+
+def without_page(plugin: str) -> bool:
+    return page_of(plugin).startswith("index.md#")
+
+
 def page_of(plugin: str) -> str:
-    """`page.md#name` of the page, in the same folder, that has the plugin's settings."""
+    """`page.md#name` of the page, in the same folder, that has the plugin's settings; the
+    folder's first page where none has."""
     for folder in ("defenses", "attacks"):
         for path in sorted((ROOT / "docs" / folder).glob("*.md")):
             for match in BLOCK.finditer(path.read_text()):
                 if match[1] == "settings" and plugin in match[2].split():
                     return f"{path.name}#{plugin}"
-    raise ValueError(f"no page has the settings of '{plugin}'.")
+    return f"index.md#{plugin}"
 
 
 def commands(_: Sequence[str], __: str) -> str:
@@ -413,6 +437,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "facts": facts,
     "flags": flags,
     "ledger": ledger,
+    "others": others,
     "results": results,
     "board": board,
     "commands": commands,

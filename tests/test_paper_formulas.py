@@ -1,3 +1,148 @@
 """`leakbench ledger --paper`: what the five papers print, and what holds of it."""
 
 from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.contract.events import Facts, Formula
+from bench.registry import Registry
+
+FACTS = Facts(parameters=1000, rounds=10, clients=10, batch=5, records=50, local_steps=2)
+NOISED: dict[str, Any] = {"clip": 0.2, "smashed_std": 0.25, "label_std": 0.25}
+PAPERS: dict[str, dict[str, Any]] = {
+    "spm": {"epsilon": 1.9},
+    "pm_sfl": {"noise": "mask", "epsilon": 1.0},
+    "dp_cutmix": {"patches": 64, "group": 10, **NOISED},
+    "ms_pafl": {"epsilon": 1.0},
+    "selective_shield": {"noise_multiplier": 2.0},
+}
+
+
+def formulas(registry: Registry, name: str, facts: Facts = FACTS, **more: Any) -> list[Formula]:
+    return list(registry.defense(name, PAPERS[name] | more).paper_formulas(facts))
+
+
+def by_equation(found: list[Formula], equation: str) -> Formula:
+    return next(f for f in found if f.equation == equation)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_each_paper_prints_formulas_with_a_sentence_on_what_holds(
+    registry: Registry, name: str
+) -> None:
+    found = formulas(registry, name)
+    assert len(found) >= 2
+    for formula in found:
+        assert formula.name
+        assert formula.equation
+        assert not math.isnan(formula.value)
+        assert formula.holds.endswith(".")
+    assert len({(f.equation, f.name) for f in found}) == len(found)
+
+
+def test_printed_and_real_values_are_those_of_the_reference(registry: Registry) -> None:
+    """CLAIMS: SPM at 1.9; PM-SFL's Theorem 2 at d = 1 and 3b at d = 100; Eq. 6 at n = 10, T = 10
+    rounds of sigma = 2; MS-PAFL's Corollary 1 at p = .1, q = .2."""
+    spm = formulas(registry, "spm")
+    variance = by_equation(spm, "Eq. A17")
+    assert (variance.value, variance.really) == pytest.approx((0.60134, 0.63628), rel=1e-4)
+    assert by_equation(spm, "Theorem 1").really == pytest.approx(0.869892, rel=1e-5)
+    smashed = formulas(
+        registry,
+        "pm_sfl",
+        Facts(parameters=1, rounds=100, local_steps=5),
+        noise="smashed",
+        clip=0.1,
+    )
+    amplified = by_equation(smashed, "Theorem 2")
+    assert (amplified.value, amplified.really) == pytest.approx((0.934702, 500.0), rel=1e-5)
+    masks = formulas(registry, "pm_sfl", Facts(parameters=100), clip=0.1, variant="printed")
+    assert by_equation(masks, "Theorem 3b").really == pytest.approx(13.7449, rel=1e-4)
+    cut = formulas(
+        registry, "dp_cutmix", smashed_std=math.sqrt(16 / 255), label_std=math.sqrt(16 / 255)
+    )
+    divergence = by_equation(cut, "Eq. 6")
+    assert (divergence.value, divergence.really) == pytest.approx((2.86875, 33.27), rel=1e-3)
+    shield = by_equation(formulas(registry, "selective_shield"), "Lemma 2, 3")
+    assert shield.value == pytest.approx(8.07836, rel=1e-5)
+    pafl = formulas(
+        registry,
+        "ms_pafl",
+        Facts(parameters=1, clients=100, batch=10, records=50),
+        check_in=0.1,
+    )
+    assert by_equation(pafl, "Eq. 20 (Corollary 1)").value == pytest.approx(0.0480116, rel=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 100.0, 700.0])
+def test_formulas_neither_overflow_nor_fail_at_extreme_budgets(
+    registry: Registry, epsilon: float
+) -> None:
+    for name in ("spm", "pm_sfl", "ms_pafl"):
+        for formula in formulas(registry, name, epsilon=epsilon):
+            assert not math.isnan(formula.value), (name, formula)
+
+
+def test_settings_of_which_the_paper_says_nothing_have_no_formula(registry: Registry) -> None:
+    assert registry.defense("none", {}).paper_formulas(FACTS) == ()
+    quiet = formulas(registry, "dp_cutmix", smashed_std=0.0, label_std=0.0)
+    assert quiet == []
+    assert formulas(registry, "selective_shield", noise_multiplier=0.0) == []
+    probabilities = registry.defense("splitfed_pm", {"sends": "probabilities"})
+    assert [f.equation for f in probabilities.paper_formulas(FACTS)] == ["Eq. 4, 17"]
+
+
+def test_a_composed_defense_prints_all_members_formulas_by_name(registry: Registry) -> None:
+    both = registry.defense("spm+selective_shield", {"spm.epsilon": 1.0})
+    names = [f.name for f in both.paper_formulas(FACTS)]
+    assert len(names) == len(formulas(registry, "spm")) + len(
+        formulas(registry, "selective_shield")
+    )
+    assert {n.split(":")[0] for n in names} == {"spm", "selective_shield"}
+
+
+def leakbench(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+
+
+def test_the_command_prints_formulas_as_text_and_json() -> None:
+    arguments = ("ledger", "spm", "--set", "epsilon=1.9", "--facts", "parameters=1000", "--paper")
+    code, text = leakbench(*arguments)
+    assert code == 0
+    assert "Eq. A17, variance of an upload: 0.601337 (really 0.636279)" in text
+    assert "It is the variance of no law" in text
+    document = json.loads(leakbench(*arguments, "--json")[1])
+    assert document["eps_claimed"] == 1.9
+    found = {f["equation"]: f for f in document["paper"]}
+    assert found["Theorem 2"] == {
+        "name": "epsilon of the uploaded parameters",
+        "equation": "Theorem 2",
+        "value": 1.9,
+        "really": 1900.0,
+        "holds": found["Theorem 2"]["holds"],
+    }
+    assert "paper" not in json.loads(leakbench(*arguments[:-1], "--json")[1])
+    assert "no formula at this setting" in leakbench("ledger", "none", "--paper")[1]
+
+
+def test_facts_that_a_plugin_refuses_are_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "picky.py"
+    file.write_text(
+        "from bench.api import Defense\n"
+        "class Picky(Defense):\n"
+        "    def guarantee(self, facts):\n"
+        "        raise ValueError(f'rounds must be even, got {facts.rounds}.')\n"
+    )
+    code, text = leakbench(
+        "ledger", "picky", "--plugin", str(file), "--facts", "parameters=1,rounds=3"
+    )
+    assert code == 2
+    assert text == "leakbench: picky has no ledger at these facts: rounds must be even, got 3."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import py_compile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,20 +25,14 @@ class MyAttack(Attack):
     recovers = frozenset({"counts"})
 '''
 
-DEFENSES = [
-    "cutmix", "cutout", "depthfl", "dp_cutmix", "dp_fedavg", "dp_mixsl", "dp_sgd", "dp_sl",
-    "duchi", "fedml_he", "gaussian", "laplace", "lg_fedavg", "mask_crypt", "mixup", "ms_pafl",
-    "none", "pm_piecewise", "pm_sfl", "pnpm", "selective_shield", "splitfed_dp", "splitfed_pm",
-    "spm", "standalone", "sun_adaptive", "vanilla_cutmix",
-]  # fmt: skip
 
-
-def test_installed_plugins_are_found(registry: Registry) -> None:
-    assert registry.names("defense") == DEFENSES
-    assert registry.names("attack") == [
-        "analytic", "decoder", "dlg", "idlg", "ilrg", "inverting_gradients", "prior_only", "ridge",
-        "split_label",
-    ]  # fmt: skip
+def test_installed_plugins_are_those_of_the_entry_points(registry: Registry) -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    for kind in ("defense", "attack"):
+        named = project["entry-points"][f"leakbench.{kind}s"]
+        assert registry.names(kind) == sorted(named)  # type: ignore[arg-type]
+        for name, place in named.items():
+            assert registry.usable[kind, name].origin.startswith(place)  # type: ignore[index]
     assert registry.broken == []
     assert all(p.summary for p in registry.usable.values())
 
@@ -62,7 +57,7 @@ def test_a_broken_file_is_listed_with_its_reason_and_breaks_nothing(
     path.write_text(text)
     found = discover((path,))
     assert {p.name for p in found.broken} == {"bad"}
-    assert found.names("defense") == DEFENSES
+    assert found.names("defense") == discover().names("defense")
     with pytest.raises(ValueError, match=r"'bad' .* is broken: \w+Error"):
         found.get("defense", "bad")
 

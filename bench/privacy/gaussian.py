@@ -44,6 +44,8 @@ def exact_gaussian_epsilon(*, mu: float, delta: float) -> float:
         found = gaussian_delta(mu=mu, epsilon=epsilon)
         return math.log(max(found, 1e-300)) - math.log(delta)
 
+    if excess(high) > 0:  # at huge mu the two differ by less than rounding
+        return high
     root = optimize.brentq(excess, 0.0, max(high, 1e-12), xtol=1e-12, rtol=1e-12)
     return float(root)
 
