@@ -254,22 +254,18 @@ def _override(data: dict[str, Any], override: str) -> None:
     ((path, value),) = parse_pairs([override], "--set").items()
     keys = path.split(".")
     place: Any = data
-    for key in keys[:-1]:
-        if isinstance(place, list) and key.isdigit() and int(key) < len(place):
-            place = place[int(key)]
+    for depth, name in enumerate(keys, start=1):
+        key: str | int = name
+        if isinstance(place, list) and name.isdigit() and int(name) < len(place):
+            key = int(name)
+        elif not isinstance(place, dict):
+            raise UserError(f"--set {path}: the suite has no place '{name}'.")
+        if depth == len(keys):
+            place[key] = value
         elif isinstance(place, dict):
             place = place.setdefault(key, {})
         else:
-            raise UserError(f"--set {path}: the suite has no place '{key}'.")
-    last = keys[-1]
-    if isinstance(place, list):
-        if not last.isdigit() or int(last) >= len(place):
-            raise UserError(f"--set {path}: the suite has no place '{last}'.")
-        place[int(last)] = value
-    elif isinstance(place, dict):
-        place[last] = value
-    else:
-        raise UserError(f"--set {path}: the suite has no place '{last}'.")
+            place = place[key]
     if keys[0] == "protocol" and len(keys) == 2:
         for task in data.get("tasks", []):
             if isinstance(task, dict) and isinstance(task.get("protocol"), dict):

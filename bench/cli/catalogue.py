@@ -42,10 +42,10 @@ def list_(
             pad_edge=False,
         )
         for entry in entries:
-            note = entry["summary"]
-            if entry["broken"]:
-                note = f"[red]broken:[/red] {entry['broken']}"
-            table.add_row(entry["name"], note, entry["settings"])
+            broken = f"[red]broken:[/red] {entry['broken']}"
+            table.add_row(
+                entry["name"], broken if entry["broken"] else entry["summary"], entry["settings"]
+            )
         console.print(table)
         console.print()
 
@@ -58,41 +58,36 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
 
     registry = discover(files)
 
-    def entry(
-        name: str, what: Any, settings: Any = None, broken: str | None = None
-    ) -> dict[str, Any]:
-        doc = what if isinstance(what, str) else inspect.getdoc(getattr(what, "func", what))
-        return {
-            "name": name,
-            "summary": (doc or "").strip().split("\n")[0],
-            "settings": settings or "",
-            "broken": broken,
-        }
+    def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
+        return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
+
+    def made(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
+        doc = inspect.getdoc(getattr(maker, "func", maker)) or ""
+        return entry(name, doc.split("\n")[0], settings)
 
     def of_kind(kind: Any) -> list[dict[str, Any]]:
-        classes: dict[str, Any] = {n: registry.usable[kind, n].cls for n in registry.names(kind)}
-        good = [
-            entry(n, c, _settings(c))
-            | {"source": c.source, "recovers": sorted(getattr(c, "recovers", ()))}
-            for n, c in classes.items()
-        ]
-        bad = [
-            entry(p.name, p.origin, broken=f"{p.origin}: {p.broken}")
+        found = []
+        for plugin in [registry.usable[kind, name] for name in registry.names(kind)]:
+            cls: Any = plugin.cls
+            recovers = sorted(getattr(cls, "recovers", ()))
+            more = {"source": cls.source, "recovers": recovers}
+            found.append(entry(plugin.name, plugin.summary, _settings(cls), **more))
+        return found + [
+            entry(p.name, p.origin.split("\n")[0], broken=f"{p.origin}: {p.broken}")
             for p in registry.broken
             if p.kind == kind
         ]
-        return good + bad
 
-    embedded = [
-        entry(n, f, "embedded" if n in data.NO_DOWNLOAD else "--data-dir or --download")
-        for n, f in data.LOADERS.items()
+    asked = "--data-dir or --download"
+    datasets = [
+        made(n, f, "embedded" if n in data.NO_DOWNLOAD else asked) for n, f in data.LOADERS.items()
     ]
-    paths = [entry(f"{n}:PATH", f, "your own") for n, f in data.PATH_LOADERS.items()]
     return {
         "defenses": of_kind("defense"),
         "attacks": of_kind("attack"),
-        "datasets": embedded + paths,
-        "models": [entry(n, f) for n, f in models.BUILDERS.items()],
+        "datasets": datasets
+        + [made(f"{n}:PATH", f, "your own") for n, f in data.PATH_LOADERS.items()],
+        "models": [made(n, f) for n, f in models.BUILDERS.items()],
         "suites": [entry(n, suite.read_suite(n).description) for n in suite.shipped()],
     }
 

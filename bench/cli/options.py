@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -50,14 +50,7 @@ DefenseSet = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     text = f"warning: {message}"
     errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 

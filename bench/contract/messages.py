@@ -122,16 +122,12 @@ def as_kind(message: Message, kind: Kind, *, base: State, lr: float) -> Message:
     parts = {}
     for name, part in message.parts.items():
         value = part.values
-        update = {
-            "weights": value - base[name],
-            "update": value,
-            "gradient": value * scale,
-        }[message.kind]
-        converted = {
-            "weights": update + base[name],
-            "update": update,
-            "gradient": update / scale,
-        }[kind]
+        update = {"weights": value - base[name], "update": value, "gradient": value * scale}[
+            message.kind
+        ]
+        converted = {"weights": update + base[name], "update": update, "gradient": update / scale}[
+            kind
+        ]
         parts[name] = replace(part, values=converted)
     return replace(message, kind=kind, parts=parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve, from_arrays
+from bench.data.dataset import Dataset, from_arrays, split_by_class
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -18,16 +18,8 @@ def digits(*, seed: int, size: int = 16) -> Dataset:
 
     raw = load_digits()
     images = (raw.images / 16.0).astype(np.float32)
-    y = raw.target
-    test, aux, train = carve(y, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", "digits"))
-    return from_arrays(
-        name="digits",
-        train=(images[train], y[train]),
-        test=(images[test], y[test]),
-        aux=(images[aux], y[aux]),
-        class_names=tuple(str(c) for c in range(10)),
-        size=size,
-    )
+    names = tuple(str(c) for c in range(10))
+    return split_by_class("digits", images, raw.target, names, seed=seed, size=size)
 
 
 def lfw_subset(*, seed: int, size: int = 25) -> Dataset:
@@ -35,32 +27,16 @@ def lfw_subset(*, seed: int, size: int = 25) -> Dataset:
     from skimage import data
 
     images = data.lfw_subset().astype(np.float32)
-    y = np.repeat([1, 0], 100)
-    test, aux, train = carve(
-        y, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", "lfw_subset")
-    )
-    return from_arrays(
-        name="lfw_subset",
-        train=(images[train], y[train]),
-        test=(images[test], y[test]),
-        aux=(images[aux], y[aux]),
-        class_names=("no face", "face"),
-        size=size,
-    )
+    labels = np.repeat([1, 0], 100)
+    names = ("no face", "face")
+    return split_by_class("lfw_subset", images, labels, names, seed=seed, size=size)
 
 
-PHOTOGRAPHS = (
-    "astronaut",
-    "cat",
-    "coffee",
-    "rocket",
-    "retina",
-    "immunohistochemistry",
-    "hubble_deep_field",
-    "stereo_motorcycle",
-    "china",
-    "flower",
+_NAMES = (
+    "astronaut cat coffee rocket retina immunohistochemistry hubble_deep_field "
+    "stereo_motorcycle china flower"
 )
+PHOTOGRAPHS = tuple(_NAMES.split())
 """Ten colour photographs of scikit-image and scikit-learn; each is a class."""
 
 

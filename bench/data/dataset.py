@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.errors import UserError
+from bench.seeding import numpy_generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,24 @@ def from_arrays(
         aux_x=ax,
         aux_y=ay,
         class_names=class_names,
+    )
+
+
+def split_by_class(
+    name: str,
+    images: np.ndarray,
+    labels: np.ndarray,
+    class_names: tuple[str, ...],
+    *,
+    seed: int,
+    size: int | None = None,
+) -> Dataset:
+    """A data set of images of which a fifth of every class is test and a fifth auxiliary."""
+    stream = numpy_generator(seed, "split", name.partition(":")[0])
+    parts = carve(labels, fractions=(0.2, 0.2), rng=stream)
+    test, aux, train = ((images[p], labels[p]) for p in parts)
+    return from_arrays(
+        name=name, train=train, test=test, aux=aux, class_names=class_names, size=size
     )
 
 

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve, from_arrays
+from bench.data.dataset import Dataset, carve, from_arrays, split_by_class
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
-def read_npz(
-    path: Path,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
     """Read a packaged data set.
 
     Images are uint8 [N, H, W] or [N, H, W, 1 or 3]; labels are integers [N].
@@ -111,12 +109,6 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
         except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
             raise UserError(f"cannot read the image {file} ({error}).") from error
         images.append(np.asarray(square))
-    x, y = np.stack(images), np.array([label for _, label in files])
-    test, aux, train = carve(y, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", "folder"))
-    return from_arrays(
-        name=f"folder:{path}",
-        train=(x[train], y[train]),
-        test=(x[test], y[test]),
-        aux=(x[aux], y[aux]),
-        class_names=tuple(c.name for c in classes),
-    )
+    labels = np.array([label for _, label in files])
+    names = tuple(c.name for c in classes)
+    return split_by_class(f"folder:{path}", np.stack(images), labels, names, seed=seed)

@@ -14,12 +14,7 @@ def iid(labels: np.ndarray, *, clients: int, rng: np.random.Generator) -> list[n
 
 
 def dirichlet(
-    labels: np.ndarray,
-    *,
-    clients: int,
-    alpha: float,
-    rng: np.random.Generator,
-    minimum: int = 1,
+    labels: np.ndarray, *, clients: int, alpha: float, rng: np.random.Generator, minimum: int = 1
 ) -> list[np.ndarray]:
     """Label-skewed shares: every class is dealt by proportions from a Dirichlet distribution.
 

@@ -84,9 +84,7 @@ def score(
         guess_y = guess_y.gather(1, order.to(guess_y.device))
         values["label_accuracy"] = (guess_y == y).double().mean(dim=1)
     return Scores(
-        values={k: v.tolist() for k, v in values.items()},
-        failed=int(failed.sum()),
-        images=matched,
+        values={k: v.tolist() for k, v in values.items()}, failed=int(failed.sum()), images=matched
     )
 
 

@@ -14,17 +14,13 @@ from bench.models.network import Initial, Network, Stages, uniform
 from bench.names import did_you_mean
 
 BUILDERS: Mapping[str, Callable[..., Stages]] = {
-    "logistic": dense.logistic,
-    "mlp3": dense.mlp3,
-    "mlp_spm": dense.mlp_spm,
-    "lenet": convolutional.lenet,
-    "cnn_selective_shield": convolutional.cnn_selective_shield,
-    "cnn_spm": convolutional.cnn_spm,
-    "resnet18": residual.resnet18,
-    "vgg16": convolutional.vgg16,
-    "vit_small": transformers.vit_small,
-    "vit_tiny": transformers.vit_tiny,
-    "pit_tiny": transformers.pit_tiny,
+    builder.__name__: builder
+    for builder in (
+        *(dense.logistic, dense.mlp3, dense.mlp_spm, convolutional.lenet),
+        *(convolutional.cnn_selective_shield, convolutional.cnn_spm, residual.resnet18),
+        *(convolutional.vgg16, transformers.vit_small, transformers.vit_tiny),
+        transformers.pit_tiny,
+    )
 }
 INITIAL: Mapping[str, Initial] = {
     "vit_small": transformers.SMALL_INITIAL,
@@ -35,11 +31,7 @@ INITIAL: Mapping[str, Initial] = {
 
 
 def build(
-    name: str,
-    *,
-    shape: tuple[int, ...],
-    classes: int,
-    settings: Mapping[str, Any] | None = None,
+    name: str, *, shape: tuple[int, ...], classes: int, settings: Mapping[str, Any] | None = None
 ) -> Network:
     """Build a network.
 

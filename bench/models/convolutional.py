@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from bench.errors import UserError
-from bench.models.network import Stages, StaticBatchNorm
+from bench.models.network import Stages, StaticBatchNorm, chain
 
 
 def _image(shape: tuple[int, ...], what: str, multiple: int) -> int:
@@ -20,6 +20,12 @@ def _image(shape: tuple[int, ...], what: str, multiple: int) -> int:
     return shape[0]
 
 
+def _halved(inputs: int, outputs: int, **norm: nn.Module) -> nn.Module:
+    """A 3x3 convolution whose output, normalised if asked for, is pooled to half the sides."""
+    conv = nn.Conv2d(inputs, outputs, 3, padding=1)
+    return chain(conv=conv, **norm, relu=nn.ReLU(), pool=nn.MaxPool2d(2))
+
+
 def lenet(*, shape: tuple[int, ...], classes: int) -> Stages:
     """LeNet of DLG: three 5x5 convolutions of 12 channels with sigmoids, strides 2, 2, 1.
 
@@ -29,11 +35,7 @@ def lenet(*, shape: tuple[int, ...], classes: int) -> Stages:
     channels = _image(shape, "lenet", 4)
 
     def block(inputs: int, stride: int) -> nn.Module:
-        return nn.Sequential(
-            OrderedDict(
-                conv=nn.Conv2d(inputs, 12, 5, stride=stride, padding=2), sigmoid=nn.Sigmoid()
-            )
-        )
+        return chain(conv=nn.Conv2d(inputs, 12, 5, stride=stride, padding=2), sigmoid=nn.Sigmoid())
 
     return OrderedDict(
         block1=block(channels, 2),
@@ -50,23 +52,12 @@ def cnn_selective_shield(*, shape: tuple[int, ...], classes: int) -> Stages:
     Source: SelectiveShield, Table 7. Its BatchNorm2d is static here (see StaticBatchNorm).
     """
     channels = _image(shape, "cnn_selective_shield", 4)
-
-    def block(inputs: int, outputs: int) -> nn.Module:
-        return nn.Sequential(
-            OrderedDict(
-                conv=nn.Conv2d(inputs, outputs, 3, padding=1),
-                norm=StaticBatchNorm(outputs),
-                relu=nn.ReLU(),
-                pool=nn.MaxPool2d(2),
-            )
-        )
-
     width = 64 * (shape[1] // 4) * (shape[2] // 4)
     return OrderedDict(
-        block1=block(channels, 32),
-        block2=block(32, 64),
+        block1=_halved(channels, 32, norm=StaticBatchNorm(32)),
+        block2=_halved(32, 64, norm=StaticBatchNorm(64)),
         flatten=nn.Flatten(),
-        hidden=nn.Sequential(OrderedDict(linear=nn.Linear(width, 256), relu=nn.ReLU())),
+        hidden=chain(linear=nn.Linear(width, 256), relu=nn.ReLU()),
         head=nn.Identity(),
     )
 
@@ -78,23 +69,13 @@ def cnn_spm(*, shape: tuple[int, ...], classes: int) -> Stages:
     "128 channels, 8 height, 8 width" from 32x32).
     """
     channels = _image(shape, "cnn_spm", 4)
-
-    def block(inputs: int, outputs: int) -> nn.Module:
-        return nn.Sequential(
-            OrderedDict(
-                conv=nn.Conv2d(inputs, outputs, 3, padding=1),
-                relu=nn.ReLU(),
-                pool=nn.MaxPool2d(2),
-            )
-        )
-
     width = 128 * (shape[1] // 4) * (shape[2] // 4)
     return OrderedDict(
-        block1=block(channels, 64),
-        block2=block(64, 128),
+        block1=_halved(channels, 64),
+        block2=_halved(64, 128),
         flatten=nn.Flatten(),
-        hidden1=nn.Sequential(OrderedDict(linear=nn.Linear(width, 384), relu=nn.ReLU())),
-        hidden2=nn.Sequential(OrderedDict(linear=nn.Linear(384, 192), relu=nn.ReLU())),
+        hidden1=chain(linear=nn.Linear(width, 384), relu=nn.ReLU()),
+        hidden2=chain(linear=nn.Linear(384, 192), relu=nn.ReLU()),
         head=nn.Identity(),
     )
 

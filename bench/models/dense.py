@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from bench.models.network import Stages
+from bench.models.network import Stages, chain
 
 
 def logistic(*, shape: tuple[int, ...], classes: int) -> Stages:
@@ -19,9 +19,7 @@ def _perceptron(shape: tuple[int, ...], widths: tuple[int, ...]) -> Stages:
     stages: Stages = OrderedDict(flatten=nn.Flatten())
     before = prod(shape)
     for i, width in enumerate(widths, start=1):
-        stages[f"hidden{i}"] = nn.Sequential(
-            OrderedDict(linear=nn.Linear(before, width), relu=nn.ReLU())
-        )
+        stages[f"hidden{i}"] = chain(linear=nn.Linear(before, width), relu=nn.ReLU())
         before = width
     stages["head"] = nn.Identity()
     return stages

@@ -18,6 +18,11 @@ Stages = OrderedDict[str, nn.Module]
 _EPSILON = 1e-5
 
 
+def chain(**layers: nn.Module) -> nn.Sequential:
+    """Named layers, one after another."""
+    return nn.Sequential(OrderedDict(layers))
+
+
 class StaticBatchNorm(nn.Module):
     """Batch normalisation without running estimates (static BN of HeteroFL).
 
@@ -60,10 +65,6 @@ _KINDS: dict[type[nn.Module], LayerKind] = {
     nn.Conv2d: "conv",
     StaticBatchNorm: "affine",
 }
-
-
-def _kind_of(module: nn.Module) -> LayerKind:
-    return _KINDS.get(type(module), "other")
 
 
 Draw = Callable[[nn.Module, str, torch.Generator], Tensor]
@@ -243,7 +244,7 @@ class Network:
 
         def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
             def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                given, kind = inputs[0], _kind_of(module)
+                given, kind = inputs[0], _KINDS.get(type(module), "other")
                 if isinstance(module, StaticBatchNorm):
                     given = module.normalised(given)
                 layers.append(

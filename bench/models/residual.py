@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from bench.errors import UserError
-from bench.models.network import Stages, StaticBatchNorm
+from bench.models.network import Stages, StaticBatchNorm, chain
 
 
 class BasicBlock(nn.Module):
@@ -21,11 +21,9 @@ class BasicBlock(nn.Module):
         self.norm2 = StaticBatchNorm(outputs)
         self.project: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.project = nn.Sequential(
-                OrderedDict(
-                    conv=nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
-                    norm=StaticBatchNorm(outputs),
-                )
+            self.project = chain(
+                conv=nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
+                norm=StaticBatchNorm(outputs),
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,25 +48,20 @@ def resnet18(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages
         raise UserError(f"width of model resnet18 must be >= 1 (channels), got {width}.")
 
     def stage(inputs: int, outputs: int, stride: int) -> nn.Module:
-        return nn.Sequential(
-            OrderedDict(
-                block1=BasicBlock(inputs, outputs, stride),
-                block2=BasicBlock(outputs, outputs, 1),
-            )
+        return chain(
+            block1=BasicBlock(inputs, outputs, stride), block2=BasicBlock(outputs, outputs, 1)
         )
 
     return OrderedDict(
-        stem=nn.Sequential(
-            OrderedDict(
-                conv=nn.Conv2d(shape[0], width, 3, padding=1, bias=False),
-                norm=StaticBatchNorm(width),
-                relu=nn.ReLU(),
-            )
+        stem=chain(
+            conv=nn.Conv2d(shape[0], width, 3, padding=1, bias=False),
+            norm=StaticBatchNorm(width),
+            relu=nn.ReLU(),
         ),
         layer1=stage(width, width, 1),
         layer2=stage(width, 2 * width, 2),
         layer3=stage(2 * width, 4 * width, 2),
         layer4=stage(4 * width, 8 * width, 2),
-        pool=nn.Sequential(OrderedDict(mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())),
+        pool=chain(mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()),
         head=nn.Identity(),
     )

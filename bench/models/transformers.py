@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import UserError
-from bench.models.network import Initial, Stages
+from bench.models.network import Initial, Stages, chain
 
 _STD = 0.02
 _PIT_DEPTHS, _PIT_HEADS, _PIT_WIDTH_PER_HEAD = (2, 6, 4), (2, 4, 8), 32
@@ -144,13 +144,11 @@ def _vit(
 
     patches = PatchEmbed((height, width), patch, channels, dim)
     stages: Stages = OrderedDict(
-        embed=nn.Sequential(
-            OrderedDict(patches=patches, positions=Positions(patches.num_patches, dim))
-        )
+        embed=chain(patches=patches, positions=Positions(patches.num_patches, dim))
     )
     for i in range(1, depth + 1):
         stages[f"block{i}"] = _twice_differentiable(Block(dim, heads, qkv_bias=True))
-    stages["pool"] = nn.Sequential(OrderedDict(norm=nn.LayerNorm(dim, eps=1e-6), mean=MeanToken()))
+    stages["pool"] = chain(norm=nn.LayerNorm(dim, eps=1e-6), mean=MeanToken())
     stages["head"] = nn.Identity()
     return stages
 
@@ -179,12 +177,10 @@ def pit_tiny(
     grid = ((sides[0] - patch) // stride + 1, (sides[1] - patch) // stride + 1)
     width = _PIT_WIDTH_PER_HEAD * _PIT_HEADS[0]
     stages: Stages = OrderedDict(
-        embed=nn.Sequential(
-            OrderedDict(
-                patches=nn.Conv2d(channels, width, patch, stride=stride),
-                flat=FlatGrid(),
-                positions=Positions(grid[0] * grid[1], width),
-            )
+        embed=chain(
+            patches=nn.Conv2d(channels, width, patch, stride=stride),
+            flat=FlatGrid(),
+            positions=Positions(grid[0] * grid[1], width),
         )
     )
     for i, (depth, heads) in enumerate(zip(_PIT_DEPTHS, _PIT_HEADS, strict=True), start=1):
@@ -203,9 +199,7 @@ def pit_tiny(
         inside["blocks"] = OnGrid(blocks, grid)
         stages[f"stage{i}"] = nn.Sequential(inside)
         grid = grid if i == 1 else (-(-grid[0] // 2), -(-grid[1] // 2))
-    stages["pool"] = nn.Sequential(
-        OrderedDict(first=FirstToken(), norm=nn.LayerNorm(width, eps=1e-6))
-    )
+    stages["pool"] = chain(first=FirstToken(), norm=nn.LayerNorm(width, eps=1e-6))
     stages["head"] = nn.Identity()
     return stages
 

@@ -17,6 +17,7 @@ from bench.errors import UserError
 from bench.protocols.observe import Truth
 
 FORMAT = 1
+_PLAIN = ("protocol", "party", "labels", "network", "known")
 _STATES = ("initial", "const", "buffers", "before", "after")
 
 
@@ -56,12 +57,8 @@ def save_seen(seen: Seen, path: Path) -> None:
         messages.append(header | {"parts": parts, "sealed": sealed})
     text = {
         "format": FORMAT,
-        "protocol": seen.protocol,
-        "party": seen.party,
-        "labels": seen.labels,
-        "network": dict(seen.network),
+        **{name: getattr(seen, name) for name in _PLAIN},
         "clients": list(seen.clients),
-        "known": dict(seen.known),
         "states": states,
         "server": server,
         "messages": messages,
@@ -99,12 +96,8 @@ def load_seen(path: Path) -> Seen:
         messages.append(Message(**m, parts=parts, sealed=sealed))
     states = {s: get(s, text["states"][s]) for s in _STATES}
     return Seen(
-        protocol=text["protocol"],
-        party=text["party"],
-        labels=text["labels"],
-        network=text["network"],
+        **{name: text[name] for name in _PLAIN},
         clients=tuple(text["clients"]),
-        known=text["known"],
         messages=tuple(messages),
         server=tuple(get(f"server/{i}", n) or {} for i, n in enumerate(text["server"])),
         initial=states["initial"] or {},

@@ -294,9 +294,7 @@ class LocalTraining:
         """The step's randomness, [M, ...] by name, each client's from its own stream."""
         draws = [
             self.defense.draw(
-                {n: v[i] for n, v in step.now.items()},
-                self.const,
-                step.joined[i].rng["defense"],
+                {n: v[i] for n, v in step.now.items()}, self.const, step.joined[i].rng["defense"]
             )
             for i in members
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -211,15 +211,9 @@ def play_shadow(
         for i, client in enumerate(shadow.clients):
             client.plan.update(plans[i % len(plans)])
     result = shadow.play(work, [c.id for c in shadow.clients], observed=True)
-    return Seen(
-        protocol=seen.protocol,
-        labels=seen.labels,
+    return replace(
+        seen,
         server=tuple(detached(s) for s in shadow.server_steps()),
-        party=seen.party,
-        network=seen.network,
-        initial=seen.initial,
-        const=seen.const,
-        buffers=seen.buffers,
         before=detached(before),
         after=None if seen.after is None else detached(shadow.state),
         messages=result.wire.seen_by(seen.party),
