@@ -18,7 +18,7 @@ from bench.harness.environment import Environment, dataset_of, network_of, regis
 from bench.harness.plan import AttackCell, TrainJob
 from bench.metrics.score import floors, score
 from bench.protocols.export import load_seen, load_truth
-from bench.protocols.observe import play_shadow
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 
 

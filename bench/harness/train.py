@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.contract.defense import Defense, fresh
+from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
@@ -166,11 +166,12 @@ def _audited(defense: Defense, job: TrainJob) -> dict[str, Any] | None:
     if not job.audit:
         return None
     from bench.sandbox.audit import audit
+    from bench.sandbox.hooked import PluginFault
 
     try:
-        found = audit(fresh(defense), draws=job.audit, seed=job.seed)
-    except Exception as error:  # a training must not be lost to a hook that only the audit trips
-        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+        found = audit(defense, draws=job.audit, seed=job.seed)
+    except PluginFault as fault:  # a training must not be lost to a hook that only the audit trips
+        return {"status": "failed", "reason": str(fault)}
     whole = found.to_dict()
     kept = ("draws", "confidence", "eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
     return {"status": "done", "reason": None, **{k: whole[k] for k in kept}}

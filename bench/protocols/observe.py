@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Defense
 from bench.contract.events import Round
-from bench.contract.messages import SERVER, State, detached
-from bench.models import Network
+from bench.contract.messages import SERVER, detached
 from bench.protocols.federation import Federation, Work
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.protocols.split import start_federation
-from bench.seeding import derived_seed, generator
+from bench.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,73 +112,3 @@ def observe(
 def _distinct(indices: Tensor) -> Tensor:
     """The distinct values in the order of their first appearance."""
     return torch.tensor(list(dict.fromkeys(indices.tolist())), device=indices.device)
-
-
-def play_shadow(
-    seen: Seen,
-    *,
-    network: Network,
-    defense: Defense,
-    x: Tensor,
-    y: Tensor,
-    rng: torch.Generator,
-    device: torch.device,
-) -> Seen:
-    """One round of the deployed defense on public data, from the state that was seen.
-
-    x: [V, N, ...], y: int64 [V, N]: V shadow clients whose whole data is one batch per step.
-    Secrets are fresh (seeded from `rng`). This is how an attacker trains through the defense.
-    Activation k of a client's first step is that of its sample k.
-    """
-    seed = int(torch.randint(2**62, (1,), generator=rng))
-    asked = len(x)
-    # Clients that are mixed must be as many as in the run: the last ones are filled up.
-    fill = torch.arange(-(-asked // defense.together) * defense.together) % asked
-    x, y = x[fill].to(device), y[fill].to(device)  # together, not client by client
-    steps, batch = int(seen.known["local_steps"]), int(seen.known["batch"])
-    cut = seen.known.get("cut")
-    shadow = start_federation(
-        seen.protocol,
-        network=network,
-        cuts=() if cut is None else (str(cut),),
-        labels=seen.labels,
-        defense=defense,
-        data=list(zip(x, y, strict=True)),
-        seed=derived_seed(seed, "shadow"),
-        device=device,
-        params={k: v.to(device) for k, v in seen.initial.items()},
-    )
-    shadow.state = {k: v.to(device) for k, v in seen.before.items()}
-    shadow.const = {k: v.to(device) for k, v in seen.const.items()}
-    shadow.buffers = {k: v.to(device) for k, v in seen.buffers.items()}
-    work = Work(
-        protocol=seen.protocol,
-        batch=batch,
-        lr=float(seen.known["lr"]),
-        local_steps=steps,
-        mode=seen.known["mode"],
-    )
-    before: State = shadow.state
-    own = {c.id for c in shadow.clients[:asked]}
-    shadow.queues = {c.id: torch.arange(len(c.y)) for c in shadow.clients}
-    shadow.pinned = True
-    plans = defense.public_plans(seen.messages)
-    if plans:
-        for i, client in enumerate(shadow.clients):
-            client.plan.update(plans[i % len(plans)])
-    result = shadow.play(work, [c.id for c in shadow.clients], observed=True)
-    return Seen(
-        protocol=seen.protocol,
-        labels=seen.labels,
-        server=tuple(detached(s) for s in shadow.server_steps()),
-        party=seen.party,
-        network=seen.network,
-        initial=seen.initial,
-        const=seen.const,
-        buffers=seen.buffers,
-        before=detached(before),
-        after=None if seen.after is None else detached(shadow.state),
-        messages=result.wire.seen_by(seen.party),
-        clients=tuple(c.id for c in result.joined if c.id in own),
-        known={k: v for k, v in seen.known.items() if k != "truth_labels"},
-    )

@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.sandbox.audit import Audit, Finding
+from bench.sandbox.audit import Audit, AuditFinding
+from bench.sandbox.hooked import PluginFault
 
 _STYLES = {"violated": "bold red", "consistent": "green"}
 
@@ -22,10 +23,12 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
     for finding in audit.pairs:
         claim = "" if finding.claim is None else f"{finding.claim:.4g} "
         table.add_row(
-            finding.pair, ", ".join(finding.units), _bound(finding),
+            finding.pair,
+            ", ".join(finding.units),
+            _bound(finding),
             Text(claim) + _verdict(finding.verdict_claim),
             Text(f"{finding.eps_record:.4g} ") + _verdict(finding.verdict_proof),
-        )  # fmt: skip
+        )
     if audit.pairs:
         yield table
         yield Text("\n".join(f"{f.pair}: {f.what}." for f in audit.pairs))
@@ -40,8 +43,11 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
     limit = ", limited by the draws" if audit.eps_at_least else ""
     yield Text.assemble(
         f"One record: epsilon >= {audit.eps_audited:.3g} at delta {audit.delta:g}{limit}. Claim: ",
-        _verdict(audit.verdict_claim), ". Proof: ", _verdict(audit.verdict_proof), ".",
-    )  # fmt: skip
+        _verdict(audit.verdict_claim),
+        ". Proof: ",
+        _verdict(audit.verdict_proof),
+        ".",
+    )
     yield Text(
         f"With {100 * audit.confidence:g} % confidence every bound holds and no 'violated' is "
         "wrong; 'consistent' only means that these inputs and draws, which can show at most the "
@@ -50,7 +56,12 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
     )
 
 
-def _bound(finding: Finding) -> str:
+def failure(fault: PluginFault) -> RenderableType:
+    """An audit that a plugin's mistake ended: one failed finding."""
+    return Text.assemble(("failed", "bold red"), f" audit: {fault} (hook {fault.hook})")
+
+
+def _bound(finding: AuditFinding) -> str:
     eps = finding.eps_lower if finding.eps_lower_claim is None else finding.eps_lower_claim
     return f"{eps:.3g}{'+' if finding.at_least else ''} ({finding.cap:.3g})"
 

@@ -18,8 +18,9 @@ from bench.protocols.federation import Federation, Work
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
-from bench.sandbox.conformance.findings import HookError, WrongAnswer
 from bench.sandbox.conformance.spying import Watch, watched
+from bench.sandbox.hooked import HookError, WrongAnswer
+from bench.sandbox.stage import CPU, play_round
 from bench.seeding import generator
 
 SHAPE, CLASSES = (1, 16, 16), 10
@@ -29,7 +30,14 @@ LR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """A protocol with a network. cut, labels: of splitfed."""
+    """A protocol with a network.
+
+    Attributes:
+        protocol: Its name.
+        model: The network's.
+        cut: Last stage on the clients, of splitfed.
+        labels: Whether the server learns them, of splitfed.
+    """
 
     protocol: Literal["fedsgd", "fedavg", "splitfed"]
     model: str = "lenet"
@@ -41,12 +49,29 @@ class Ground:
         """As findings call it."""
         return f"splitfed, {self.labels} labels" if self.cut else self.protocol
 
-    def network(self) -> Network:
+    def network(self, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Network:
+        """The network for such samples."""
         settings = {"init": 0.25} if self.model == "lenet" else {}
-        return build(self.model, shape=SHAPE, classes=CLASSES, settings=settings)
+        return build(self.model, shape=shape, classes=classes, settings=settings)
 
-    def split(self) -> dict[str, Any]:
-        return {"cuts": (self.cut,), "labels": self.labels} if self.cut else {}
+    def federation(
+        self,
+        defense: Defense,
+        network: Network,
+        data: Sequence[tuple[Tensor, Tensor]],
+        seed: int = 0,
+    ) -> Federation:
+        """Clients with such data under the defense itself, not a copy."""
+        return start_federation(
+            self.protocol,
+            network=network,
+            cuts=(self.cut,) if self.cut else (),
+            labels=self.labels,
+            defense=defense,
+            data=data,
+            seed=seed,
+            device=CPU,
+        )
 
 
 CUTS = (("lenet", "block1"), ("vit_small", "embed"))
@@ -66,8 +91,17 @@ def grounds(cut: tuple[str, str] = CUTS[0]) -> tuple[Ground, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """Some rounds of one federation. seen: what the server received, round by round; clients: as
-    they are after it; used: each client's samples in the last round."""
+    """Some rounds of one federation.
+
+    Attributes:
+        seen: What the server received, round by round.
+        state: The state after them.
+        before: The state before them.
+        clients: As they are after them.
+        used: Each client's samples in the last round.
+        watch: What was noticed.
+        defense: The watched copy that played.
+    """
 
     seen: Sequence[tuple[Message, ...]]
     state: State
@@ -80,8 +114,13 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Which randomness a run has. data: of the private samples; defense: of the clients' stream
-    of that name and of third parties, everything else being the same."""
+    """Which randomness a run has.
+
+    Attributes:
+        data: Of the private samples.
+        defense: Of the clients' stream of that name and of third parties, everything else being
+            the same.
+    """
 
     data: int = 0
     defense: int = 0
@@ -102,20 +141,6 @@ def company(defense: Defense) -> int:
     return -(-3 // defense.together) * defense.together
 
 
-def start(defense: Defense, ground: Ground, draw: Draw, *, seed: int = 0) -> Federation:
-    """A federation of the ground with the defense itself, not a copy."""
-    federation = start_federation(
-        ground.protocol, network=ground.network(), defense=defense,
-        data=private_data(company(defense), draw), seed=seed, device=torch.device("cpu"),
-        **ground.split(),
-    )  # fmt: skip
-    if draw.defense:
-        for client in federation.clients:
-            mine = generator(seed, "other draws", draw.defense, client.id)
-            client.rng = {**client.rng, "defense": mine}
-    return federation
-
-
 def play(
     defense: Defense,
     ground: Ground,
@@ -126,26 +151,31 @@ def play(
     batch: int = BATCH,
 ) -> Played:
     """Play a few rounds with a watched copy of the defense. Raises HookError or WrongAnswer."""
-    watch = watch or Watch()
+    watch, draw = watch or Watch(), draw or Draw()
     copy = watched(defense, watch)
-    federation = start(copy, ground, draw or Draw())
-    work = Work(
-        protocol=ground.protocol, batch=batch, lr=LR,
-        local_steps=1 if ground.protocol == "fedsgd" else 2,
-    )  # fmt: skip
-    everyone = [c.id for c in federation.clients]
-    before, seen, used = detached(federation.state), [], {}
+    data = private_data(company(defense), draw)
+    federation = ground.federation(copy, ground.network(), data)
+    if draw.defense:
+        for client in federation.clients:
+            mine = generator(0, "other draws", draw.defense, client.id)
+            client.rng = {**client.rng, "defense": mine}
+    steps = 1 if ground.protocol == "fedsgd" else 2
+    work = Work(protocol=ground.protocol, batch=batch, lr=LR, local_steps=steps)
+    before, results = detached(federation.state), []
     for _ in range(rounds):
-        result = federation.play(work, everyone, observed=True)
-        seen.append(result.wire.seen_by(SERVER))
-        used = result.used
+        results.append(play_round(federation, work))
     for name, value in federation.state.items():
         if not bool(torch.isfinite(value).all()):
             raise WrongAnswer("aggregate", f"left '{name}' NaN or infinite after {rounds} rounds")
     return Played(
-        seen=seen, state=federation.state, before=before, clients=federation.clients, used=used,
-        watch=watch, defense=copy,
-    )  # fmt: skip
+        seen=[r.wire.seen_by(SERVER) for r in results],
+        state=federation.state,
+        before=before,
+        clients=federation.clients,
+        used=results[-1].used,
+        watch=watch,
+        defense=copy,
+    )
 
 
 def fitting(defense: Defense) -> tuple[str, str]:
@@ -155,7 +185,7 @@ def fitting(defense: Defense) -> tuple[str, str]:
         try:
             play(defense, grounds(cut)[2], rounds=1)
         except HookError as error:
-            if cut == CUTS[-1] or not isinstance(error.error, ValueError):
+            if cut == CUTS[-1] or not error.refuses:
                 raise
         else:
             return cut
@@ -168,10 +198,16 @@ def noise_dataset() -> Dataset:
     x = torch.rand(4 * 64, *SHAPE, generator=rng)
     y = torch.randint(CLASSES, (len(x),), generator=rng)
     return Dataset(
-        name="noise", task="image", train_x=x[:128], train_y=y[:128], test_x=x[128:192],
-        test_y=y[128:192], aux_x=x[192:], aux_y=y[192:],
+        name="noise",
+        task="image",
+        train_x=x[:128],
+        train_y=y[:128],
+        test_x=x[128:192],
+        test_y=y[128:192],
+        aux_x=x[192:],
+        aux_y=y[192:],
         class_names=tuple(map(str, range(CLASSES))),
-    )  # fmt: skip
+    )
 
 
 def seen_of(
@@ -185,29 +221,29 @@ def seen_of(
     known: Mapping[str, Any] | None = None,
 ) -> tuple[Seen, Truth, Network]:
     """One observed round on a data set, as a run's first checkpoint has it."""
-    network = build(
-        ground.model, shape=dataset.shape, classes=dataset.classes,
-        settings={"init": 0.25} if ground.model == "lenet" else {},
-    )  # fmt: skip
+    network = ground.network(dataset.shape, dataset.classes)
     victims = -(-victims // defense.together) * defense.together
     order = torch.randperm(len(dataset.train_y), generator=generator(seed, "conformance data"))
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
-    federation = start_federation(
-        ground.protocol, network=network, defense=defense,
-        data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares], seed=seed,
-        device=torch.device("cpu"), **ground.split(),
-    )  # fmt: skip
+    data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
+    federation = ground.federation(defense, network, data, seed)
     protocol = ProtocolSettings.model_validate(
         {
-            "name": ground.protocol, "clients": victims, "lr": 0.5, "batch": BATCH,
-            "local_steps": None if ground.protocol == "fedsgd" else 1, "cut": ground.cut,
+            "name": ground.protocol,
+            "clients": victims,
+            "lr": 0.5,
+            "batch": BATCH,
+            "local_steps": None if ground.protocol == "fedsgd" else 1,
+            "cut": ground.cut,
             "labels": ground.labels,
         }
-    )  # fmt: skip
+    )
     seen, truth = observe(
-        federation, protocol=protocol,
+        federation,
+        protocol=protocol,
         threat=ThreatSettings.model_validate({"victims": victims, "batch": batch}),
-        aux_x=dataset.aux_x, defense_known=dict(known or {"name": "checked", "settings": {}}),
+        aux_x=dataset.aux_x,
+        defense_known=dict(known or {"name": "checked", "settings": {}}),
         names=("init",),
-    )  # fmt: skip
+    )
     return seen, truth, network
