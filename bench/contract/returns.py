@@ -84,8 +84,8 @@ def claim(_: tuple[Any, ...], result: Any) -> Problem:
     epsilon, delta, unit = result
     if not isinstance(epsilon, (int, float)) or math.isnan(epsilon) or epsilon < 0:
         return f"claimed an epsilon of {epsilon!r}, expected a number >= 0"
-    if not isinstance(delta, (int, float)) or not 0 <= delta < 1:
-        return f"claimed a delta of {delta!r}, expected a number in [0, 1)"
+    if not isinstance(delta, (int, float)) or not 0 <= delta <= 1:
+        return f"claimed a delta of {delta!r}, expected a number in [0, 1]"
     if unit not in get_args(Unit):
         return f"claimed a unit '{unit}', expected one of {', '.join(get_args(Unit))}"
     return None
