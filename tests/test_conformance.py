@@ -19,7 +19,7 @@ from bench.registry import Registry
 from bench.sandbox.conformance.findings import Conformance, Finding
 from bench.sandbox.conformance.leaks import _alike
 from bench.sandbox.conformance.noise import Pair, _together, check_mechanisms
-from bench.sandbox.conformance.playground import Draw, private_data
+from bench.sandbox.conformance.playground import private_data
 from bench.sandbox.conformance.plugins import check, check_plugins
 from bench.seeding import generator
 
@@ -410,7 +410,7 @@ def test_honest_draws_of_every_law_are_hardly_ever_called_dependent() -> None:
 
 @pytest.mark.parametrize("scale", [255, 1_000_000, -1000])
 def test_private_samples_are_found_as_whole_numbers_and_masks_are_let_pass(scale: int) -> None:
-    x, y = private_data(1, Draw())[0]
+    x, y = private_data(1)[0]
     client = Client(id="client-0", x=x, y=y, rng={})
     sent = x[2:4] * scale
     assert _alike(sent.long(), client)

@@ -19,7 +19,12 @@ from bench.seeding import generator
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The private samples behind an observation: x [V, K, ...], y int64 [V, K]."""
+    """The private samples behind an observation.
+
+    Attributes:
+        x: Samples [V, K, ...].
+        y: Labels, int64 [V, K].
+    """
 
     x: Tensor
     y: Tensor
@@ -38,8 +43,18 @@ def observe(
 
     The victims are drawn by the seed among the clients that hold enough distinct samples
     (batch * local_steps); all of them take part, with distinct samples, whatever the defense
-    draws elsewhere: the server attacks those who did. names: labels of the random streams, e.g.
-    the checkpoint. Raises ValueError if too few clients qualify.
+    draws elsewhere: the server attacks those who did.
+
+    Args:
+        federation: Its present state, which stays as it is.
+        protocol: Settings of the run.
+        threat: What is observed, and what the server is told.
+        aux_x: Public data that normalisation statistics come from.
+        defense_known: Name and public settings of the defense.
+        names: Labels of the random streams, e.g. the checkpoint.
+
+    Raises:
+        ValueError: If too few clients qualify.
     """
     need = threat.batch * threat.local_steps
     place = protocol.cuts[0] if protocol.cuts else None

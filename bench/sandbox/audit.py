@@ -20,7 +20,8 @@ from bench.metrics.distinguish import separate
 from bench.privacy.ledger import account
 from bench.protocols.settings import LEAST_DRAWS
 from bench.sandbox.hooked import guarded
-from bench.sandbox.neighbours import NeighbourPair, Skipped, neighbours
+from bench.sandbox.neighbours import neighbours
+from bench.sandbox.pairs import NeighbourPair, Skipped
 from bench.seeding import derived_seed
 
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]

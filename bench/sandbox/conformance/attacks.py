@@ -23,7 +23,15 @@ from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.sandbox.conformance.answers import Question, check_answer
 from bench.sandbox.conformance.contract import check_class
-from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, failed, guarded, skipped
+from bench.sandbox.conformance.findings import (
+    Broken,
+    Finding,
+    NotChecked,
+    failed,
+    guarded,
+    passed,
+    skipped,
+)
 from bench.sandbox.conformance.playground import Ground, seen_of
 from bench.sandbox.conformance.snapshots import (
     Snapshot,
@@ -256,42 +264,19 @@ def _budget(own: Examined) -> str:
     return f"gradient evaluations: {shown}"
 
 
+_NOTICES = (
+    ("arguments untouched", "changed", "Make a new tensor; other attacks get the same."),
+    ("global generators untouched", "moved the global generator of", "Draw from ctx.rng."),
+    ("no state on self", "changed its attribute", "Keep a run's state in local variables."),
+    ("needs no file", "wrote where it ran", "Return everything in the Reconstruction."),
+)
+
+
 def _noticed(own: Examined) -> list[Finding]:
-    def nothing(name: str, seen: object, reason: str, change: str, fine: str = "") -> list[Finding]:
-        def check() -> str:
-            if seen:
-                raise Broken(f"run {reason}.", change, "run")
-            return fine
-
-        return guarded(name, check)
-
-    written = ", ".join(own.written[:3])
+    noticed = (own.changed, own.moved, own.kept, ", ".join(own.written[:3]))
     return [
-        *nothing(
-            "arguments untouched",
-            own.changed,
-            f"changed {own.changed} in place",
-            "Make a new tensor; other attacks get the same.",
-        ),
-        *nothing(
-            "global generators untouched",
-            own.moved,
-            f"moved the global generator of {own.moved}",
-            "Draw from ctx.rng.",
-        ),
-        *nothing(
-            "no state on self",
-            own.kept,
-            f"changed its attribute {own.kept}",
-            "Keep a run's state in local variables.",
-        ),
-        *nothing(
-            "needs no file",
-            own.written,
-            f"wrote {written} where it ran",
-            "Return everything in the Reconstruction.",
-            "it ran in an empty folder",
-        ),
+        failed(name, f"run {what} {which}.", change, "run") if which else passed(name)
+        for (name, what, change), which in zip(_NOTICES, noticed, strict=True)
     ]
 
 

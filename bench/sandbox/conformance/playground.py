@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.defense import Client, Defense
-from bench.contract.messages import SERVER, Message, State, detached
+from bench.contract.messages import SERVER, Message, State
 from bench.data.dataset import Dataset
 from bench.models import Network, build
 from bench.protocols.federation import Federation, Work
@@ -55,11 +55,7 @@ class Ground:
         return build(self.model, shape=shape, classes=classes, settings=settings)
 
     def federation(
-        self,
-        defense: Defense,
-        network: Network,
-        data: Sequence[tuple[Tensor, Tensor]],
-        seed: int = 0,
+        self, defense: Defense, network: Network, data: Sequence[tuple[Tensor, Tensor]]
     ) -> Federation:
         """Clients with such data under the defense itself, not a copy."""
         return start_federation(
@@ -69,7 +65,7 @@ class Ground:
             labels=self.labels,
             defense=defense,
             data=data,
-            seed=seed,
+            seed=0,
             device=CPU,
         )
 
@@ -96,41 +92,23 @@ class Played:
     Attributes:
         seen: What the server received, round by round.
         state: The state after them.
-        before: The state before them.
         clients: As they are after them.
         used: Each client's samples in the last round.
-        watch: What was noticed.
         defense: The watched copy that played.
     """
 
     seen: Sequence[tuple[Message, ...]]
     state: State
-    before: State
     clients: Sequence[Client]
     used: Mapping[str, Tensor]
-    watch: Watch
     defense: Defense
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draw:
-    """Which randomness a run has.
-
-    Attributes:
-        data: Of the private samples.
-        defense: Of the clients' stream of that name and of third parties, everything else being
-            the same.
-    """
-
-    data: int = 0
-    defense: int = 0
-
-
-def private_data(clients: int, draw: Draw) -> list[tuple[Tensor, Tensor]]:
+def private_data(clients: int) -> list[tuple[Tensor, Tensor]]:
     """Samples of unrelated values in [0, 1), so that one that comes up elsewhere was copied."""
     found = []
     for i in range(clients):
-        rng = generator(draw.data, "conformance data", i)
+        rng = generator(0, "conformance data", i)
         x = torch.rand(SAMPLES, *SHAPE, generator=rng, dtype=torch.float64).float()
         found.append((x, torch.randint(CLASSES, (SAMPLES,), generator=rng)))
     return found
@@ -145,35 +123,38 @@ def play(
     defense: Defense,
     ground: Ground,
     *,
-    draw: Draw | None = None,
     watch: Watch | None = None,
     rounds: int = ROUNDS,
-    batch: int = BATCH,
+    draws: int = 0,
 ) -> Played:
-    """Play a few rounds with a watched copy of the defense. Raises HookError or WrongAnswer."""
-    watch, draw = watch or Watch(), draw or Draw()
-    copy = watched(defense, watch)
-    data = private_data(company(defense), draw)
-    federation = ground.federation(copy, ground.network(), data)
-    if draw.defense:
-        for client in federation.clients:
-            mine = generator(0, "other draws", draw.defense, client.id)
-            client.rng = {**client.rng, "defense": mine}
+    """Play a few rounds with a watched copy of the defense.
+
+    Args:
+        defense: It is copied.
+        ground: Where.
+        watch: Told of every hook.
+        rounds: How many.
+        draws: Which randomness the clients' "defense" stream has, everything else being the same.
+
+    Raises:
+        PluginFault: For a hook that raises, or returns what it may not.
+    """
+    copy = watched(defense, watch or Watch())
+    federation = ground.federation(copy, ground.network(), private_data(company(defense)))
+    for client in federation.clients if draws else ():
+        mine = generator(0, "other draws", draws, client.id)
+        client.rng = {**client.rng, "defense": mine}
     steps = 1 if ground.protocol == "fedsgd" else 2
-    work = Work(protocol=ground.protocol, batch=batch, lr=LR, local_steps=steps)
-    before, results = detached(federation.state), []
-    for _ in range(rounds):
-        results.append(play_round(federation, work))
+    work = Work(protocol=ground.protocol, batch=BATCH, lr=LR, local_steps=steps)
+    results = [play_round(federation, work) for _ in range(rounds)]
     for name, value in federation.state.items():
         if not bool(torch.isfinite(value).all()):
             raise WrongAnswer("aggregate", f"left '{name}' NaN or infinite after {rounds} rounds")
     return Played(
         seen=[r.wire.seen_by(SERVER) for r in results],
         state=federation.state,
-        before=before,
         clients=federation.clients,
         used=results[-1].used,
-        watch=watch,
         defense=copy,
     )
 
@@ -216,17 +197,15 @@ def seen_of(
     dataset: Dataset,
     *,
     batch: int = 1,
-    seed: int = 0,
     victims: int = 2,
-    known: Mapping[str, Any] | None = None,
 ) -> tuple[Seen, Truth, Network]:
     """One observed round on a data set, as a run's first checkpoint has it."""
     network = ground.network(dataset.shape, dataset.classes)
     victims = -(-victims // defense.together) * defense.together
-    order = torch.randperm(len(dataset.train_y), generator=generator(seed, "conformance data"))
+    order = torch.randperm(len(dataset.train_y), generator=generator(0, "conformance data"))
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
     data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
-    federation = ground.federation(defense, network, data, seed)
+    federation = ground.federation(defense, network, data)
     protocol = ProtocolSettings.model_validate(
         {
             "name": ground.protocol,
@@ -243,7 +222,7 @@ def seen_of(
         protocol=protocol,
         threat=ThreatSettings.model_validate({"victims": victims, "batch": batch}),
         aux_x=dataset.aux_x,
-        defense_known=dict(known or {"name": "checked", "settings": {}}),
+        defense_known={"name": "checked", "settings": {}},
         names=("init",),
     )
     return seen, truth, network

@@ -19,7 +19,6 @@ from bench.sandbox.conformance.noise import Pair, upload_pair
 from bench.sandbox.conformance.playground import (
     BATCH,
     CLASSES,
-    Draw,
     Ground,
     company,
     play,
@@ -151,7 +150,7 @@ class Probes:
     def _steps(self) -> list[Pair]:
         """Gradients with and without their draw, which by contract is without noise."""
         defense = watched(self.defense, Watch())
-        x, y = private_data(1, Draw())[0]
+        x, y = private_data(1)[0]
         federation = Federation.start(
             network=self.whole.network(),
             defense=defense,

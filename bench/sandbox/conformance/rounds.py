@@ -30,7 +30,6 @@ from bench.sandbox.conformance.findings import (
 from bench.sandbox.conformance.leaks import check_leaks, check_sealed
 from bench.sandbox.conformance.playground import (
     LR,
-    Draw,
     Ground,
     Played,
     noise_dataset,
@@ -132,7 +131,7 @@ def _other_draw(own: Examination, ground: Ground, name: str, mechanism: Mechanis
         kinds, hook = UPLOAD_KINDS, "upload"  # type: ignore[assignment]
     else:
         ground = next((g for g in own.played if g.labels == "shared"), ground)
-    runs = [play(own.defense, ground, draw=Draw(defense=d), rounds=1) for d in (1, 2)]
+    runs = [play(own.defense, ground, draws=d, rounds=1) for d in (1, 2)]
     values = [
         [p.values for m in r.seen[0] if m.kind in kinds for p in m.parts.values()] for r in runs
     ]
