@@ -15,6 +15,7 @@ fact that has no line, or a line that belongs to none, ends the build.
     catalogue KIND       what `leakbench list KIND` says
     others KIND          sections, from their docstrings, of plugins that no page has settings of
     cuts                 stages after which each network may be cut
+    hooks                every hook of a defense, when it is called and how those of a+b chain
 """
 
 from __future__ import annotations
@@ -431,6 +432,19 @@ def cuts(_: Sequence[str], __: str) -> str:
     return table(["model", "parameters (3 x 32 x 32, 10 classes)", "cuts"], rows)
 
 
+# --- hooks of a defense ---------------------------------------------------------------------------
+
+
+def hooks(_: Sequence[str], __: str) -> str:
+    from bench.contract.hooks import HOOKS
+
+    rows = []
+    for hook in HOOKS:
+        chain = " ".join((hook.chain.__doc__ or "").split())
+        rows.append([f"`{hook.name}`", hook.when, hook.by, hook.role or "", chain])
+    return table(["hook", "when", "by", "role", "members of `a+b`"], rows)
+
+
 MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "settings": settings,
     "keys": keys,
@@ -443,4 +457,5 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "commands": commands,
     "catalogue": catalogue,
     "cuts": cuts,
+    "hooks": hooks,
 }

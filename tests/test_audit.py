@@ -21,8 +21,8 @@ from bench.contract.events import Event, Facts, RandomisedResponse
 from bench.contract.messages import SERVER, Message, Part, Stage
 from bench.metrics.distinguish import cap, clopper_pearson, separate
 from bench.registry import Registry
-from bench.sandbox.audit import Audit, Finding, audit
-from bench.sandbox.neighbours import tabulate
+from bench.sandbox.audit import Audit, AuditFinding, audit
+from bench.sandbox.received import tabulate
 from bench.seeding import numpy_generator
 from bench.toolkit.vectors import replace_values, uniform_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
@@ -136,7 +136,7 @@ def test_rows_of_different_shape_line_up_and_what_is_missing_differs_from_zero()
 # --- verdicts on real defenses ------------------------------------------------------------------
 
 
-def finding(found: Audit, name: str) -> Finding:
+def finding(found: Audit, name: str) -> AuditFinding:
     return next(f for f in found.pairs if f.pair == name)
 
 
@@ -286,7 +286,9 @@ class Response(Defense):
         sign = torch.sign(messages[0].parts["head.weight"].values[:, :1] + 0.0)
         sign = torch.where(sign == 0, 1.0, sign)
         keep = uniform_like(sign, rng=client.rng["defense"]) < 1 / (1 + math.exp(-self.epsilon))
-        sent = {"head.weight": Part(values=torch.where(keep, sign, -sign))}
+        values = torch.zeros_like(messages[0].parts["head.weight"].values)
+        values[:, :1] = torch.where(keep, sign, -sign)
+        sent = {"head.weight": Part(values=values)}
         return [messages[0].with_parts(sent)]
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:

@@ -26,10 +26,11 @@ from bench.protocols.evaluate import evaluate
 from bench.protocols.export import load_seen, save_seen
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import observe, play_shadow
+from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.registry import Registry
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from bench.toolkit import memory
 from tests.conftest import network_for

@@ -22,7 +22,8 @@ from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.metrics.score import floors, score
-from bench.protocols.observe import Truth, play_shadow
+from bench.protocols.observe import Truth
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate
 from defenses.spm import SPM

@@ -21,7 +21,8 @@ from bench.contract.attack import Context, Seen
 from bench.contract.defense import Client, Defense, fresh
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
-from bench.protocols.observe import Truth, play_shadow
+from bench.protocols.observe import Truth
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from defenses.cutmix import CutMix
 from tests.conftest import context_for, network_for, seen_under

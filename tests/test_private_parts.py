@@ -24,8 +24,9 @@ from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import Truth, observe, play_shadow
+from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
 from defenses.pm_sfl import PMSFL

@@ -19,8 +19,8 @@ from bench.data.dataset import Dataset
 from bench.protocols.export import load_seen, save_seen
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import play_shadow
 from bench.protocols.wire import Wire
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
 from defenses.noise import GaussianUpdate

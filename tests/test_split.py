@@ -18,8 +18,9 @@ from bench.models import Network
 from bench.protocols.export import load_seen, save_seen
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import observe, play_shadow
+from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from tests.conftest import federation_of, network_for
 

@@ -23,7 +23,8 @@ from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
-from bench.protocols.observe import Truth, play_shadow
+from bench.protocols.observe import Truth
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from defenses.dp_cutmix import DPCutMix
 from defenses.pm_sfl import PMSFL

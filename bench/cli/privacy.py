@@ -95,21 +95,30 @@ def audit(
     as_json: AsJson = False,
     plugin: PluginFile = None,
 ) -> None:
-    """Attack a defense setting's epsilon: certified lower bounds against claim and proof."""
+    """Attack a defense setting's epsilon: certified lower bounds against claim and proof. A hook
+    that fails ends it with exit code 1."""
     with plain_errors():
         from bench.records import to_json
-        from bench.sandbox import audit as audits
+        from bench.report import audits
+        from bench.sandbox.audit import audit as audit_of
+        from bench.sandbox.hooked import PluginFault
 
         built = setting_of(defense, set_, plugin)
-        found = audits.audit(
-            built, draws=draws, confidence=confidence, seed=seed, parameters=parameters
-        )
+        document = {"defense": defense, "variant": built.variant}
+        try:
+            found = audit_of(
+                built, draws=draws, confidence=confidence, seed=seed, parameters=parameters
+            )
+        except PluginFault as fault:
+            if as_json:
+                typer.echo(to_json(document | {"failed": str(fault), "hook": fault.hook}))
+            else:
+                console.print(audits.failure(fault), highlight=False)
+            raise typer.Exit(1) from None
     if as_json:
-        typer.echo(to_json({"defense": defense, "variant": built.variant} | found.to_dict()))
+        typer.echo(to_json(document | found.to_dict()))
         return
-    from bench.report.audits import terminal
-
-    for block in terminal(found):
+    for block in audits.terminal(found):
         console.print(block, highlight=False)
 
 

@@ -17,7 +17,6 @@ from bench.data.dataset import Dataset
 from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
 from bench.metrics.score import floors, score
 from bench.protocols.export import load_seen, load_truth
-from bench.protocols.observe import play_shadow
 from bench.records import (
     AttackJob,
     AttackOutcome,
@@ -28,6 +27,7 @@ from bench.records import (
     TrainOutcome,
     sound_text,
 )
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from bench.registry import PluginKind, Registry
 
-TRAINING = ("contract", "seeding.py", "harness/train.py", "harness/environment.py", "toolkit", "data",
-            "models", "protocols", "privacy", "sandbox/audit.py", "sandbox/neighbours.py",
+TRAINING = ("contract", "seeding.py", "harness/train.py", "harness/environment.py", "toolkit",
+            "data", "models", "protocols", "privacy", "sandbox/audit.py", "sandbox/neighbours.py",
+            "sandbox/hooked.py", "sandbox/pairs.py", "sandbox/received.py", "sandbox/stage.py",
             "metrics/distinguish.py")  # fmt: skip
-SCORING = ("metrics", "harness/attack.py")
+SCORING = ("metrics", "harness/attack.py", "sandbox/rehearsal.py", "sandbox/stage.py")
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.contract.defense import Defense, fresh
+from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
@@ -198,11 +198,12 @@ def _audited(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | N
     if not job.audit:
         return None
     from bench.sandbox.audit import audit
+    from bench.sandbox.hooked import PluginFault
 
     try:
-        found = audit(fresh(defense), draws=job.audit, seed=job.seed)
-    except Exception as error:  # a training must not be lost to a hook that only the audit trips
-        return AuditFailure(reason=sound_text(f"{type(error).__name__}: {error}"))
+        found = audit(defense, draws=job.audit, seed=job.seed)
+    except PluginFault as fault:  # a training must not be lost to a hook that only the audit trips
+        return AuditFailure(reason=sound_text(str(fault)))
     return AuditSummary(
         draws=found.draws,
         confidence=found.confidence,

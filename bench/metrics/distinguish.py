@@ -29,10 +29,13 @@ _SINGLES, _TOGETHER, _BINS = 8, 64, 16
 class Separation:
     """An event that is likely under one input and rare under its neighbour.
 
-    likely: lower bound of its probability under the one; rare: upper bound under the other; both
-    hold together at the stated confidence. never: it did not happen under the other at all, so
-    that more draws might show more. cap: the largest epsilon that so many draws can show.
-    statistic: what the event is a threshold on.
+    Attributes:
+        statistic: What the event is a threshold on.
+        likely: Lower bound of its probability under the one input.
+        rare: Upper bound of its probability under the other; both hold together at the stated
+            confidence.
+        never: It did not happen under the other at all, so that more draws might show more.
+        cap: The largest epsilon that so many draws can show.
     """
 
     statistic: str
@@ -63,9 +66,17 @@ def cap(draws: int, *, confidence: float) -> float:
 def separate(a: Array, b: Array, *, confidence: float, delta: float = 0.0) -> Separation:
     """The best event found between outputs a, b [n, F] of two neighbouring inputs.
 
-    Rows are independent draws. A quarter of them fits statistics, a quarter chooses one with a
-    threshold for this `delta`, half certifies. Raises ValueError for samples of different shapes,
-    fewer than 100 draws, values that are not finite, or a confidence outside (0, 1).
+    A quarter of the rows fits statistics, a quarter chooses one with a threshold, half certifies.
+
+    Args:
+        a: Independent draws of one output, a row each.
+        b: As many of the other.
+        confidence: That the bounds hold together.
+        delta: At which the threshold is to show the largest epsilon.
+
+    Raises:
+        ValueError: For samples of different shapes, fewer than 100 draws, values that are not
+            finite, or a confidence outside (0, 1).
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 2:

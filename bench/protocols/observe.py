@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Defense
 from bench.contract.events import Round
-from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, State, detached
+from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, detached
 from bench.errors import UserError
-from bench.models import Network
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.protocols.split import start_federation
-from bench.seeding import derived_seed, generator
+from bench.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,75 +145,3 @@ def _uploaded(messages: Sequence[Message]) -> int:
 def _distinct(indices: Tensor) -> Tensor:
     """The distinct values in the order of their first appearance."""
     return torch.tensor(list(dict.fromkeys(indices.tolist())), device=indices.device)
-
-
-def play_shadow(
-    seen: Seen,
-    *,
-    network: Network,
-    defense: Defense,
-    x: Tensor,
-    y: Tensor,
-    rng: torch.Generator,
-    device: torch.device,
-) -> Seen:
-    """Play one round of the deployed defense on public data, from the state that was seen.
-
-    This is how an attacker rehearses the defense. Its secrets are fresh, seeded from `rng`.
-    Activation k of a client's first step is that of its sample k.
-
-    Args:
-        seen: What was seen.
-        network: The network, built from its public settings.
-        defense: The defense, built from its public settings.
-        x: Samples [V, N, ...] of V shadows, whose whole data is one batch per step.
-        y: Their labels, int64 [V, N].
-        rng: The attack's stream.
-        device: Where to compute.
-    """
-    seed = int(torch.randint(2**62, (1,), generator=rng))
-    asked = len(x)
-    # Clients that are mixed must be as many as in the run: the last ones are filled up.
-    fill = torch.arange(-(-asked // defense.together) * defense.together) % asked
-    x, y = x[fill].to(device), y[fill].to(device)  # together, not client by client
-    steps, batch = int(seen.known["local_steps"]), int(seen.known["batch"])
-    cut = seen.known.get("cut")
-    shadow = start_federation(
-        seen.protocol,
-        network=network,
-        cuts=() if cut is None else (str(cut),),
-        labels=seen.labels,
-        defense=defense,
-        data=list(zip(x, y, strict=True)),
-        seed=derived_seed(seed, "shadow"),
-        device=device,
-        params={k: v.to(device) for k, v in seen.initial.items()},
-    )
-    shadow.state = {k: v.to(device) for k, v in seen.before.items()}
-    shadow.const = {k: v.to(device) for k, v in seen.const.items()}
-    shadow.buffers = {k: v.to(device) for k, v in seen.buffers.items()}
-    work = LocalWork(
-        protocol=seen.protocol,
-        batch=batch,
-        lr=float(seen.known["lr"]),
-        local_steps=steps,
-        mode=seen.known["mode"],
-    )
-    before: State = shadow.state
-    own = {c.id for c in shadow.clients[:asked]}
-    shadow.queues = {c.id: torch.arange(len(c.y)) for c in shadow.clients}
-    shadow.pinned = True
-    plans = defense.public_plans(seen.messages)
-    if plans:
-        for i, client in enumerate(shadow.clients):
-            client.plan.update(plans[i % len(plans)])
-    result = shadow.play(work, [c.id for c in shadow.clients], observed=True)
-    return replace(
-        seen,
-        server=tuple(detached(s) for s in shadow.server_steps()),
-        before=detached(before),
-        after=None if seen.after is None else detached(shadow.state),
-        messages=result.wire.seen_by(seen.party),
-        clients=tuple(c.id for c in result.joined if c.id in own),
-        known={k: v for k, v in seen.known.items() if k != "truth_labels"},
-    )

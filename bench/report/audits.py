@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.sandbox.audit import Audit, Finding
+from bench.sandbox.audit import Audit, AuditFinding
+from bench.sandbox.hooked import PluginFault
 
 _STYLES = {"violated": "bold red", "consistent": "green"}
 
@@ -55,7 +56,12 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
     )
 
 
-def _bound(finding: Finding) -> str:
+def failure(fault: PluginFault) -> RenderableType:
+    """An audit that a plugin's mistake ended: one failed finding."""
+    return Text.assemble(("failed", "bold red"), f" audit: {fault} (hook {fault.hook})")
+
+
+def _bound(finding: AuditFinding) -> str:
     eps = finding.eps_lower if finding.eps_lower_claim is None else finding.eps_lower_claim
     return f"{eps:.3g}{'+' if finding.at_least else ''} ({finding.cap:.3g})"
 

@@ -19,7 +19,9 @@ from bench.errors import UserError
 from bench.metrics.distinguish import separate
 from bench.privacy.ledger import account
 from bench.protocols.settings import LEAST_DRAWS
-from bench.sandbox.neighbours import Pair, Skipped, neighbours
+from bench.sandbox.hooked import guarded
+from bench.sandbox.neighbours import neighbours
+from bench.sandbox.pairs import NeighbourPair, Skipped
 from bench.seeding import derived_seed
 
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
@@ -27,13 +29,26 @@ DRAWS, CONFIDENCE, PARAMETERS = 4000, 0.95, 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """What one pair showed.
 
-    eps_lower: at the run's delta, for the proof; eps_lower_claim: at the claim's. at_least: the
-    draws are the limit, since the rare event never happened. cap: the most that so many draws
-    can show. claim: None where the claim is for another unit or channel. delta_at_claim: what
-    delta the claim's epsilon needs at least.
+    Attributes:
+        pair: Its name.
+        channel: By which the server received it.
+        units: For which the inputs are neighbours.
+        what: How the inputs differ.
+        statistic: By which the outputs were told apart.
+        draws: Per input.
+        eps_lower: Certified epsilon at the run's delta, for the proof.
+        at_least: The draws are the limit, since the rare event never happened.
+        cap: The largest epsilon that so many draws can show.
+        eps_record: The ledger's epsilon for a record.
+        verdict_proof: Of the comparison with it.
+        claim: The claimed epsilon, None where it is for another unit or channel.
+        claim_delta: Its delta.
+        eps_lower_claim: Certified epsilon at that delta.
+        delta_at_claim: What delta the claim's epsilon needs at least.
+        verdict_claim: Of the comparison with the claim.
     """
 
     pair: str
@@ -58,9 +73,20 @@ class Finding:
 class Audit:
     """Findings of all pairs, right together with chance at least `confidence`.
 
-    claim_unit: what the paper's claim is for, None without one. eps_audited: the largest bound
-    for replacing one record, at the run's delta, channels that the defense leaves alone among
-    them; eps_at_least: whether draws are its limit.
+    Attributes:
+        draws: Per input of a pair.
+        confidence: That no finding is wrong.
+        seed: Of everything that was drawn.
+        parameters: Coordinates of the audited tensors.
+        delta: At which the proof is compared.
+        claim_unit: What the paper's claim is for, None without one.
+        eps_audited: The largest bound for replacing one record, channels that the defense leaves
+            alone among them.
+        eps_at_least: Whether draws are its limit.
+        verdict_claim: Of all pairs together.
+        verdict_proof: Of all pairs together.
+        pairs: What each pair showed.
+        skipped: Channels without a pair.
     """
 
     draws: int
@@ -73,10 +99,11 @@ class Audit:
     eps_at_least: bool
     verdict_claim: Verdict
     verdict_proof: Verdict
-    pairs: tuple[Finding, ...]
+    pairs: tuple[AuditFinding, ...]
     skipped: tuple[Skipped, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The audit as JSON can hold it."""
         return asdict(self)
 
 
@@ -90,8 +117,17 @@ def audit(
 ) -> Audit:
     """Audit one release of a defense setting.
 
-    draws: per input and pair, at least 100. confidence: that no finding is wrong, over all pairs.
-    parameters: coordinates of the audited tensors, at least 2. Raises UserError for others.
+    Args:
+        defense: It is copied; its hooks are the real ones.
+        draws: Per input and pair, at least 100.
+        confidence: That no finding is wrong, over all pairs.
+        seed: Of everything that is drawn.
+        parameters: Coordinates of the audited tensors, at least 2.
+
+    Raises:
+        UserError: For numbers out of range.
+        PluginFault: For a hook that raises, or returns what it may not; it names the hook, and
+            file and line of an error.
     """
     if draws < LEAST_DRAWS:
         raise UserError(f"draws must be >= {LEAST_DRAWS} (per input of a pair), got {draws}.")
@@ -99,7 +135,7 @@ def audit(
         raise UserError(f"confidence must lie in (0, 1) (of all findings), got {confidence}.")
     if parameters < 2:
         raise UserError(f"parameters must be >= 2 (audited coordinates), got {parameters}.")
-    base = derived_seed(seed, "audit")
+    defense, base = guarded(defense), derived_seed(seed, "audit")
     pairs, skipped = neighbours(defense, parameters=parameters, seed=base)
     each = 1 - (1 - confidence) / max(1, len(pairs))
     findings = tuple(_find(defense, p, draws, each, base) for p in pairs)
@@ -107,21 +143,26 @@ def audit(
     claim = defense.claim(facts)
     of_record = [f for f in findings if "record" in f.units]
     highest = max(of_record, key=lambda f: f.eps_lower, default=None)
+    unproven = any(f.verdict_proof == "no proof" for f in findings)
     return Audit(
-        draws=draws, confidence=confidence, seed=seed, parameters=parameters, delta=facts.delta,
+        draws=draws,
+        confidence=confidence,
+        seed=seed,
+        parameters=parameters,
+        delta=facts.delta,
         claim_unit=claim[2] if claim else None,
         eps_audited=highest.eps_lower if highest else 0.0,
         eps_at_least=highest is not None and highest.at_least,
         verdict_claim=_overall((f.verdict_claim for f in findings), "no claim", claim is None),
-        verdict_proof=_overall(
-            (f.verdict_proof for f in findings), "no proof",
-            any(f.verdict_proof == "no proof" for f in findings),
-        ),
-        pairs=findings, skipped=skipped,
-    )  # fmt: skip
+        verdict_proof=_overall((f.verdict_proof for f in findings), "no proof", unproven),
+        pairs=findings,
+        skipped=skipped,
+    )
 
 
-def _find(defense: Defense, pair: Pair, draws: int, confidence: float, seed: int) -> Finding:
+def _find(
+    defense: Defense, pair: NeighbourPair, draws: int, confidence: float, seed: int
+) -> AuditFinding:
     facts = Facts(parameters=pair.parameters, clients=pair.clients, split=pair.split)
     entry = account(defense, facts)
     applies = pair.covered and entry.unit in pair.units
@@ -131,15 +172,24 @@ def _find(defense: Defense, pair: Pair, draws: int, confidence: float, seed: int
     found = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
     eps = found.epsilon(facts.delta)
     eps_claim = None if claim is None else found.epsilon(claim_delta or 0.0)
-    return Finding(
-        pair=pair.name, channel=pair.channel, units=tuple(sorted(pair.units)), what=pair.what,
-        statistic=found.statistic, draws=draws, eps_lower=eps, at_least=found.never and eps > 0,
-        cap=found.cap, eps_record=entry.eps_record,
+    return AuditFinding(
+        pair=pair.name,
+        channel=pair.channel,
+        units=tuple(sorted(pair.units)),
+        what=pair.what,
+        statistic=found.statistic,
+        draws=draws,
+        eps_lower=eps,
+        at_least=found.never and eps > 0,
+        cap=found.cap,
+        eps_record=entry.eps_record,
         verdict_proof=_proof_verdict(eps, entry.eps_record, "record" in pair.units),
-        claim=claim, claim_delta=claim_delta, eps_lower_claim=eps_claim,
+        claim=claim,
+        claim_delta=claim_delta,
+        eps_lower_claim=eps_claim,
         delta_at_claim=None if claim is None else found.delta(claim),
         verdict_claim=_claim_verdict(eps_claim, claim, entry.eps_claimed is not None),
-    )  # fmt: skip
+    )
 
 
 def _claim_verdict(eps: float | None, claim: float | None, claimed: bool) -> Verdict:

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Reconstruction
-from bench.sandbox.conformance.findings import Finding, failed, passed
+from bench.sandbox.conformance.findings import Broken
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be rebuilt: V victims with K samples of a shape, C classes."""
+    """What is to be rebuilt.
+
+    Attributes:
+        victims: V.
+        samples: K of each.
+        shape: Of a sample.
+        classes: C.
+    """
 
     victims: int
     samples: int
@@ -22,19 +29,22 @@ class Question:
     classes: int
 
 
-def check_answer(
-    name: str, answer: object, question: Question, recovers: frozenset[str]
-) -> Finding:
-    """The first thing that is wrong with an attack's answer, or what it holds."""
+def check_answer(answer: object, question: Question, recovers: frozenset[str]) -> Reconstruction:
+    """An attack's answer, in which nothing is wrong.
+
+    Raises:
+        Broken: For the first thing that is.
+    """
     if not isinstance(answer, Reconstruction):
         got = "None" if answer is None else f"a {type(answer).__name__}"
-        return failed(
-            name, f"run returned {got}, expected a Reconstruction.",
-            "Return bench.api.Reconstruction(...).", "run",
-        )  # fmt: skip
+        raise Broken(
+            f"run returned {got}, expected a Reconstruction.",
+            "Return bench.api.Reconstruction(...).",
+            "run",
+        )
     for problem in _problems(answer, question, recovers):
-        return failed(name, f"run {problem}.", "Answer as bench.api.Reconstruction says.", "run")
-    return passed(name, ", ".join(sorted(recovers)))
+        raise Broken(f"run {problem}.", "Answer as bench.api.Reconstruction says.", "run")
+    return answer
 
 
 def _problems(a: Reconstruction, q: Question, recovers: frozenset[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a check found, and the one place where a plugin's error becomes a finding."""
+"""What a check found, and the one place where a plugin's fault becomes a finding."""
 
 from __future__ import annotations
 
@@ -6,30 +6,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from bench.sandbox.hooked import HookError, WrongAnswer, named
+
 Status = Literal["passed", "failed", "skipped"]
 
 
-class HookError(Exception):
-    """A hook that raised. hook: its name; the cause is the plugin's own error."""
+class Broken(Exception):
+    """A check that a plugin fails.
 
-    def __init__(self, hook: str, error: BaseException) -> None:
-        text = " ".join(str(error).split())
-        super().__init__(f"{hook} raised {type(error).__name__}: {text}"[:400])
-        self.hook, self.error = hook, error
+    Attributes:
+        reason: What is wrong, one sentence.
+        change: What to change.
+        hook: Where, "" for the class.
+    """
+
+    def __init__(self, reason: str, change: str, hook: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.change, self.hook = reason, change, hook
 
 
-class WrongAnswer(Exception):
-    """A hook that returned what it may not. problem: one clause that follows the hook's name."""
-
-    def __init__(self, hook: str, problem: str) -> None:
-        super().__init__(f"{hook} {problem}")
-        self.hook = hook
+class NotChecked(Exception):
+    """A check that does not apply; the text is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check. reason: of a failure or skip, one sentence; of a pass, what was seen if that
-    tells something. change: what to change after a failure. hook: where, "" for the class."""
+    """One check.
+
+    Attributes:
+        name: Of the check.
+        status: How it ended.
+        reason: Of a failure or skip, one sentence; of a pass, what was seen if that tells
+            something.
+        change: What to change after a failure.
+        hook: Where, "" for the class.
+    """
 
     name: str
     status: Status
@@ -40,7 +51,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """All findings on one plugin with one setting."""
+    """All findings on one plugin with one setting.
+
+    Attributes:
+        kind: defense or attack.
+        name: The plugin's.
+        settings: Of its constructor.
+        findings: In the order of the checks.
+        seconds: That the checks took.
+    """
 
     kind: str
     name: str
@@ -54,29 +73,46 @@ class Conformance:
         return all(f.status != "failed" for f in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
+        """The findings as JSON can hold them."""
         return asdict(self) | {"passed": self.passed}
 
 
 def passed(name: str, reason: str = "") -> Finding:
+    """A check that holds."""
     return Finding(name=name, status="passed", reason=reason)
 
 
 def failed(name: str, reason: str, change: str, hook: str = "") -> Finding:
+    """A check that does not hold."""
     return Finding(name=name, status="failed", reason=reason, change=change, hook=hook)
 
 
 def skipped(name: str, reason: str) -> Finding:
+    """A check that does not apply."""
     return Finding(name=name, status="skipped", reason=reason)
 
 
-def guarded(name: str, check: Callable[[], Sequence[Finding]]) -> list[Finding]:
-    """The check's findings; an error of the plugin is a failure of that name, never a traceback."""
+def guarded(
+    name: str, check: Callable[[], str | Sequence[Finding]], *plugins: object
+) -> list[Finding]:
+    """A check's findings; a fault of the plugin is a failure of that name, never a traceback.
+
+    Args:
+        name: Of the check.
+        check: Returns what was seen, or findings of its own; raises Broken or NotChecked.
+        plugins: Whose lines are named where their code raises outside of a hook.
+    """
     try:
-        return list(check())
+        with named("the run", *plugins, lets=(Broken, NotChecked)):
+            found = check()
+    except Broken as error:
+        return [failed(name, error.reason, error.change, error.hook)]
+    except NotChecked as error:
+        return [skipped(name, str(error))]
     except WrongAnswer as error:
         return [failed(name, f"{error}.", "Return what bench/api.py says of it.", error.hook)]
     except HookError as error:
-        return [failed(name, f"{error}.", "Mend the error in this hook.", error.hook)]
-    except Exception as error:  # whatever else a plugin's code brings about is its own defect
-        found = HookError("the run", error)
-        return [failed(name, f"{found}.", "Make the plugin work in this run.", "")]
+        ours = error.hook == "the run"
+        change = "Make the plugin work in this run." if ours else "Mend the error in this hook."
+        return [failed(name, f"{error}.", change, "" if ours else error.hook)]
+    return [passed(name, found)] if isinstance(found, str) else list(found)

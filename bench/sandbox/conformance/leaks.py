@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.contract.defense import Client
 from bench.contract.messages import UPLOAD_KINDS, Message, Sealed
-from bench.sandbox.conformance.findings import Finding, failed, passed
+from bench.sandbox.conformance.findings import Broken
 from bench.sandbox.conformance.playground import CLASSES, Ground, Played
 from bench.sandbox.conformance.snapshots import tensors_in
 
@@ -18,56 +18,68 @@ _COPIES = 16
 """Values equal to private ones that a message may have by chance; a sample has 256."""
 _ALIKE = 0.99
 """Correlation of a message's values with a private sample of unrelated ones."""
-_PROTOCOL = (*UPLOAD_KINDS, "smashed", "features", "features_gradient", "smashed_gradient",
-             "broadcast")  # fmt: skip
-_NAME = "private data in messages"
+_PROTOCOL = (
+    *UPLOAD_KINDS,
+    "smashed",
+    "features",
+    "features_gradient",
+    "smashed_gradient",
+    "broadcast",
+)
 
 
-def check_leaks(ground: Ground, played: Played) -> list[Finding]:
+def check_leaks(ground: Ground, played: Played) -> str:
     """Whether a message to the server, or a plan made of messages, holds private samples or
     labels. Uploads, smashed data and gradients, which the protocol itself sends, must hold none
-    bit for bit; the defense's own messages none up to scale either."""
+    bit for bit; the defense's own messages none up to scale either.
+
+    Raises:
+        Broken: For the first that does.
+    """
     for client in played.clients:
         for name, value in tensors_in(client.plan, "plan"):
             if _copies(value, client):
-                return [failed(
-                    _NAME, f"client.plan holds private samples at {name}.",
-                    "Make plans from messages alone; notes belong in client.memory.", "hear",
-                )]  # fmt: skip
+                raise Broken(
+                    f"client.plan holds private samples at {name}.",
+                    "Make plans from messages alone; notes belong in client.memory.",
+                    "hear",
+                )
     for round_number, messages in enumerate(played.seen):
         for message in messages:
-            problem = _header(message, round_number)
-            if problem:
-                return [failed(_NAME, problem, "Put values into parts and nothing into headers.",
-                               "say")]  # fmt: skip
+            if problem := _header(message, round_number):
+                raise Broken(problem, "Put values into parts and nothing into headers.", "say")
             for client in played.clients:
-                problem = _body(message, client, ground, played.used.get(client.id))
-                if problem:
-                    return [failed(
-                        _NAME, f"the message '{message.kind}' of {message.sender} {problem}.",
+                if problem := _body(message, client, ground, played.used.get(client.id)):
+                    raise Broken(
+                        f"the message '{message.kind}' of {message.sender} {problem}.",
                         "Send nothing that was not made private; what a client keeps to itself "
-                        "belongs in client.memory.", "upload" if message.kind in UPLOAD_KINDS
-                        else "say",
-                    )]  # fmt: skip
-    count = sum(len(m) for m in played.seen)
-    return [passed(
-        _NAME, f"{count} messages hold no plain or scaled copy of samples or labels (other "
-        "encodings are not looked for)",
-    )]  # fmt: skip
+                        "belongs in client.memory.",
+                        "upload" if message.kind in UPLOAD_KINDS else "say",
+                    )
+    return (
+        f"{sum(len(m) for m in played.seen)} messages hold no plain or scaled copy of samples or "
+        "labels (other encodings are not looked for)"
+    )
 
 
-def check_sealed(sealed: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> list[Finding]:
-    """Whether boxes that the server gets are ciphertexts. sealed: boxes with the plain values of
-    the client that sealed them."""
-    name = "sealed boxes"
-    for box, values in sealed:
+def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
+    """Whether boxes that the server gets are ciphertexts.
+
+    Args:
+        boxes: With the plain values of the client that sealed them.
+
+    Raises:
+        Broken: For a box that shows its client's values.
+    """
+    for box, values in boxes:
         for found in _insides(box.box):
             if any(_shows(found, v) for v in values.values()):
-                return [failed(
-                    name, "a sealed box holds the client's values in the clear.",
-                    "Encrypt them: the box travels through the server.", "upload",
-                )]  # fmt: skip
-    return [passed(name, f"{len(sealed)} boxes")] if sealed else []
+                raise Broken(
+                    "a sealed box holds the client's values in the clear.",
+                    "Encrypt them: the box travels through the server.",
+                    "upload",
+                )
+    return f"{len(boxes)} boxes"
 
 
 def _insides(box: Any, depth: int = 6) -> Iterator[Any]:

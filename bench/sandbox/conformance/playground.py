@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.defense import Client, Defense
-from bench.contract.messages import SERVER, Message, State, detached
+from bench.contract.messages import SERVER, Message, State
 from bench.data.dataset import Dataset
 from bench.models import Network, build
 from bench.protocols.federation import Federation
-from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
-from bench.sandbox.conformance.findings import HookError, WrongAnswer
 from bench.sandbox.conformance.spying import Watch, watched
+from bench.sandbox.hooked import HookError, WrongAnswer
+from bench.sandbox.stage import CPU, play_round
 from bench.seeding import generator
 
 SHAPE, CLASSES = (1, 16, 16), 10
@@ -30,7 +30,14 @@ LR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """A protocol with a network. cut, labels: of splitfed."""
+    """A protocol with a network.
+
+    Attributes:
+        protocol: Its name.
+        model: The network's.
+        cut: Last stage on the clients, of splitfed.
+        labels: Whether the server learns them, of splitfed.
+    """
 
     protocol: Literal["fedsgd", "fedavg", "splitfed"]
     model: str = "lenet"
@@ -42,12 +49,25 @@ class Ground:
         """As findings call it."""
         return f"splitfed, {self.labels} labels" if self.cut else self.protocol
 
-    def network(self) -> Network:
+    def network(self, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Network:
+        """The network for such samples."""
         settings = {"init": 0.25} if self.model == "lenet" else {}
-        return build(self.model, shape=SHAPE, classes=CLASSES, settings=settings)
+        return build(self.model, shape=shape, classes=classes, settings=settings)
 
-    def split(self) -> dict[str, Any]:
-        return {"cuts": (self.cut,), "labels": self.labels} if self.cut else {}
+    def federation(
+        self, defense: Defense, network: Network, data: Sequence[tuple[Tensor, Tensor]]
+    ) -> Federation:
+        """Clients with such data under the defense itself, not a copy."""
+        return start_federation(
+            self.protocol,
+            network=network,
+            cuts=(self.cut,) if self.cut else (),
+            labels=self.labels,
+            defense=defense,
+            data=data,
+            seed=0,
+            device=CPU,
+        )
 
 
 CUTS = (("lenet", "block1"), ("vit_small", "embed"))
@@ -67,32 +87,28 @@ def grounds(cut: tuple[str, str] = CUTS[0]) -> tuple[Ground, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """Some rounds of one federation. seen: what the server received, round by round; clients: as
-    they are after it; used: each client's samples in the last round."""
+    """Some rounds of one federation.
+
+    Attributes:
+        seen: What the server received, round by round.
+        state: The state after them.
+        clients: As they are after them.
+        used: Each client's samples in the last round.
+        defense: The watched copy that played.
+    """
 
     seen: Sequence[tuple[Message, ...]]
     state: State
-    before: State
     clients: Sequence[Client]
     used: Mapping[str, Tensor]
-    watch: Watch
     defense: Defense
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draw:
-    """Which randomness a run has. data: of the private samples; defense: of the clients' stream
-    of that name and of third parties, everything else being the same."""
-
-    data: int = 0
-    defense: int = 0
-
-
-def private_data(clients: int, draw: Draw) -> list[tuple[Tensor, Tensor]]:
+def private_data(clients: int) -> list[tuple[Tensor, Tensor]]:
     """Samples of unrelated values in [0, 1), so that one that comes up elsewhere was copied."""
     found = []
     for i in range(clients):
-        rng = generator(draw.data, "conformance data", i)
+        rng = generator(0, "conformance data", i)
         x = torch.rand(SAMPLES, *SHAPE, generator=rng, dtype=torch.float64).float()
         found.append((x, torch.randint(CLASSES, (SAMPLES,), generator=rng)))
     return found
@@ -103,50 +119,44 @@ def company(defense: Defense) -> int:
     return -(-3 // defense.together) * defense.together
 
 
-def start(defense: Defense, ground: Ground, draw: Draw, *, seed: int = 0) -> Federation:
-    """A federation of the ground with the defense itself, not a copy."""
-    federation = start_federation(
-        ground.protocol, network=ground.network(), defense=defense,
-        data=private_data(company(defense), draw), seed=seed, device=torch.device("cpu"),
-        **ground.split(),
-    )  # fmt: skip
-    if draw.defense:
-        for client in federation.clients:
-            mine = generator(seed, "other draws", draw.defense, client.id)
-            client.rng = {**client.rng, "defense": mine}
-    return federation
-
-
 def play(
     defense: Defense,
     ground: Ground,
     *,
-    draw: Draw | None = None,
     watch: Watch | None = None,
     rounds: int = ROUNDS,
-    batch: int = BATCH,
+    draws: int = 0,
 ) -> Played:
-    """Play a few rounds with a watched copy of the defense. Raises HookError or WrongAnswer."""
-    watch = watch or Watch()
-    copy = watched(defense, watch)
-    federation = start(copy, ground, draw or Draw())
-    work = LocalWork(
-        protocol=ground.protocol, batch=batch, lr=LR,
-        local_steps=1 if ground.protocol == "fedsgd" else 2,
-    )  # fmt: skip
-    everyone = [c.id for c in federation.clients]
-    before, seen, used = detached(federation.state), [], {}
-    for _ in range(rounds):
-        result = federation.play(work, everyone, observed=True)
-        seen.append(result.wire.seen_by(SERVER))
-        used = result.used
+    """Play a few rounds with a watched copy of the defense.
+
+    Args:
+        defense: It is copied.
+        ground: Where.
+        watch: Told of every hook.
+        rounds: How many.
+        draws: Which randomness the clients' "defense" stream has, everything else being the same.
+
+    Raises:
+        PluginFault: For a hook that raises, or returns what it may not.
+    """
+    copy = watched(defense, watch or Watch())
+    federation = ground.federation(copy, ground.network(), private_data(company(defense)))
+    for client in federation.clients if draws else ():
+        mine = generator(0, "other draws", draws, client.id)
+        client.rng = {**client.rng, "defense": mine}
+    steps = 1 if ground.protocol == "fedsgd" else 2
+    work = LocalWork(protocol=ground.protocol, batch=BATCH, lr=LR, local_steps=steps)
+    results = [play_round(federation, work) for _ in range(rounds)]
     for name, value in federation.state.items():
         if not bool(torch.isfinite(value).all()):
             raise WrongAnswer("aggregate", f"left '{name}' NaN or infinite after {rounds} rounds")
     return Played(
-        seen=seen, state=federation.state, before=before, clients=federation.clients, used=used,
-        watch=watch, defense=copy,
-    )  # fmt: skip
+        seen=[r.wire.seen_by(SERVER) for r in results],
+        state=federation.state,
+        clients=federation.clients,
+        used=results[-1].used,
+        defense=copy,
+    )
 
 
 def fitting(defense: Defense) -> tuple[str, str]:
@@ -156,7 +166,7 @@ def fitting(defense: Defense) -> tuple[str, str]:
         try:
             play(defense, grounds(cut)[2], rounds=1)
         except HookError as error:
-            if cut == CUTS[-1] or not isinstance(error.error, ValueError):
+            if cut == CUTS[-1] or not error.refuses:
                 raise
         else:
             return cut
@@ -169,10 +179,16 @@ def noise_dataset() -> Dataset:
     x = torch.rand(4 * 64, *SHAPE, generator=rng)
     y = torch.randint(CLASSES, (len(x),), generator=rng)
     return Dataset(
-        name="noise", task="image", train_x=x[:128], train_y=y[:128], test_x=x[128:192],
-        test_y=y[128:192], aux_x=x[192:], aux_y=y[192:],
+        name="noise",
+        task="image",
+        train_x=x[:128],
+        train_y=y[:128],
+        test_x=x[128:192],
+        test_y=y[128:192],
+        aux_x=x[192:],
+        aux_y=y[192:],
         class_names=tuple(map(str, range(CLASSES))),
-    )  # fmt: skip
+    )
 
 
 def seen_of(
@@ -181,34 +197,32 @@ def seen_of(
     dataset: Dataset,
     *,
     batch: int = 1,
-    seed: int = 0,
     victims: int = 2,
-    known: Mapping[str, Any] | None = None,
 ) -> tuple[Seen, Truth, Network]:
     """One observed round on a data set, as a run's first checkpoint has it."""
-    network = build(
-        ground.model, shape=dataset.shape, classes=dataset.classes,
-        settings={"init": 0.25} if ground.model == "lenet" else {},
-    )  # fmt: skip
+    network = ground.network(dataset.shape, dataset.classes)
     victims = -(-victims // defense.together) * defense.together
-    order = torch.randperm(len(dataset.train_y), generator=generator(seed, "conformance data"))
+    order = torch.randperm(len(dataset.train_y), generator=generator(0, "conformance data"))
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
-    federation = start_federation(
-        ground.protocol, network=network, defense=defense,
-        data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares], seed=seed,
-        device=torch.device("cpu"), **ground.split(),
-    )  # fmt: skip
+    data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
+    federation = ground.federation(defense, network, data)
     protocol = ProtocolSettings.model_validate(
         {
-            "name": ground.protocol, "clients": victims, "lr": 0.5, "batch": BATCH,
-            "local_steps": None if ground.protocol == "fedsgd" else 1, "cut": ground.cut,
+            "name": ground.protocol,
+            "clients": victims,
+            "lr": 0.5,
+            "batch": BATCH,
+            "local_steps": None if ground.protocol == "fedsgd" else 1,
+            "cut": ground.cut,
             "labels": ground.labels,
         }
-    )  # fmt: skip
+    )
     seen, truth = observe(
-        federation, protocol=protocol,
+        federation,
+        protocol=protocol,
         threat=ThreatSettings.model_validate({"victims": victims, "batch": batch}),
-        aux_x=dataset.aux_x, defense_known=dict(known or {"name": "checked", "settings": {}}),
+        aux_x=dataset.aux_x,
+        defense_known={"name": "checked", "settings": {}},
         names=("init",),
-    )  # fmt: skip
+    )
     return seen, truth, network

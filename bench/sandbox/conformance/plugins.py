@@ -70,6 +70,9 @@ def check(
         registry.attack(name, settings)
         findings = check_attack(lambda: registry.attack(name, settings), settings=settings)
     return Conformance(
-        kind=kind, name=name, settings=dict(settings), findings=findings,
+        kind=kind,
+        name=name,
+        settings=dict(settings),
+        findings=findings,
         seconds=time.perf_counter() - began,
-    )  # fmt: skip
+    )

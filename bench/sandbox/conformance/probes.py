@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Client, Defense, Local, fresh
+from bench.contract.defense import Defense, Local, fresh
 from bench.contract.events import Round
-from bench.contract.mechanisms import BernoulliMask, Clip, Mechanism
-from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, Part
-from bench.protocols.federation import STREAMS, Federation
-from bench.sandbox.conformance.findings import HookError, WrongAnswer
+from bench.contract.hooks import overrides
+from bench.contract.mechanisms import Mechanism
+from bench.contract.messages import UPLOAD_KINDS, Message, Part
+from bench.protocols.federation import Federation
 from bench.sandbox.conformance.noise import Pair, upload_pair
 from bench.sandbox.conformance.playground import (
     BATCH,
     CLASSES,
-    Draw,
     Ground,
     company,
     play,
     private_data,
 )
 from bench.sandbox.conformance.spying import Watch, watched
-from bench.sandbox.neighbours import overrides
+from bench.sandbox.hooked import PluginFault
+from bench.sandbox.stage import CPU, Uploader, client_alone
 from bench.seeding import generator
 
 _SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
@@ -36,6 +36,8 @@ _SPREAD = 0.5
 _SIZE = 1e-3
 _SHORT, _LONG = 60, 20
 """Uploads below and beyond a declared clip."""
+_FAR = 1e6
+"""A coordinate beyond every clip."""
 _COORDINATION = ("say", "inspect", "third_parties")
 
 
@@ -43,7 +45,11 @@ _COORDINATION = ("say", "inspect", "third_parties")
 class Probes:
     """Pairs of a defense by what its mechanisms act on; each kind is made once.
 
-    split: the ground on which smashed data and labels are sent. whole: the one of whole rounds.
+    Attributes:
+        defense: The defense itself.
+        split: The ground on which smashed data and labels are sent.
+        whole: The one of whole rounds.
+        made: Pairs so far.
     """
 
     defense: Defense
@@ -82,35 +88,28 @@ class Probes:
 
     # --- a client alone -----------------------------------------------------------------------
     def _alone(self, kind: str) -> list[Pair]:
-        defense = watched(self.defense, Watch())
         rng = generator(0, "conformance uploads", kind)
         broadcast = {n: _SPREAD * _alternating(shape) for n, shape in _SHAPES.items()}
-        state, const = defense.variables(broadcast, list(broadcast), generator(0, "variables"))
-        received = defense.receive(state, const)
-        norms = [m for m in defense.mechanisms() if isinstance(m, Clip) and m.of == kind]
-        masks = any(isinstance(m, BernoulliMask) for m in defense.mechanisms())
+        uploader = Uploader.of(watched(self.defense, Watch()), broadcast, 0)
+        received = uploader.received
+        acting = [m for m in self.defense.mechanisms() if m.of in UPLOAD_KINDS]
+        scores = any(m.scores for m in acting)
+        clipped = _clipped([m for m in acting if m.of == kind])
         # One client for all, so that what it keeps in its memory acts on later uploads.
-        client = Client(
-            id="client-0", x=torch.zeros(1, 1), y=torch.zeros(1, dtype=torch.int64),
-            rng=dict.fromkeys(STREAMS, generator(0, "conformance noise", kind)),
-        )  # fmt: skip
+        client = client_alone(generator(0, "conformance noise", kind))
         pairs = []
-        for number in range(_SHORT + (_LONG if norms else 0)):
-            size = _size(norms, longer=number >= _SHORT)
+        for number in range(_SHORT + (_LONG if clipped else 0)):
+            if number >= _SHORT:
+                size = 10 * max(clipped)
+            else:
+                size = min([_SIZE, *(c / 4 for c in clipped)])
             aim = {n: torch.randn(v.shape, generator=rng) for n, v in received.items()}
-            if not masks:
+            if not scores:
                 aim = {n: size * (0.5 + v.abs()) * v.sign() for n, v in aim.items()}
-            update = {n: _update(v, kind, received[n], masks) for n, v in aim.items()}
-            local = Local(
-                broadcast=received, start=received,
-                end={n: received[n] + v for n, v in update.items()}, const=const,
-                grad_sum={n: -v for n, v in update.items()}, lr=1.0, steps=1,
-            )  # fmt: skip
-            message = Message(
-                kind="update", sender=client.id, receiver=SERVER, round=0,
-                parts={n: Part(values=v) for n, v in update.items()},
-            )  # fmt: skip
-            out = defense.upload([message], local, client)
+            message, local = uploader.training(
+                {n: _update(v, kind, received[n], scores) for n, v in aim.items()}
+            )
+            out = uploader.upload(message, local, client)
             pairs += _uploads([message], out, local, kind)
         return pairs
 
@@ -144,7 +143,7 @@ class Probes:
         try:
             rounds = 4 if hook == "smashed" else 40
             play(self.defense, self.split, watch=Watch(listeners={hook: listen}), rounds=rounds)
-        except (HookError, WrongAnswer):
+        except PluginFault:
             if not pairs:
                 raise
         return pairs
@@ -153,11 +152,14 @@ class Probes:
     def _steps(self) -> list[Pair]:
         """Gradients with and without their draw, which by contract is without noise."""
         defense = watched(self.defense, Watch())
-        x, y = private_data(1, Draw())[0]
+        x, y = private_data(1)[0]
         federation = Federation.start(
-            network=self.whole.network(), defense=defense, data=[(x, y)] * defense.together,
-            seed=0, device=torch.device("cpu"),
-        )  # fmt: skip
+            network=self.whole.network(),
+            defense=defense,
+            data=[(x, y)] * defense.together,
+            seed=0,
+            device=CPU,
+        )
         variables = defense.receive(federation.state, federation.const)
         batch = x[:BATCH], torch.nn.functional.one_hot(y[:BATCH], CLASSES).float()
         rng, pairs = generator(0, "conformance steps"), []
@@ -185,18 +187,17 @@ def _alternating(shape: Sequence[int]) -> Tensor:
     return flat.view(*shape)
 
 
-def _size(norms: Sequence[Clip], *, longer: bool) -> float:
-    """Typical coordinate of an upload that is half the tightest clip, or ten times it."""
+def _clipped(mechanisms: Sequence[Mechanism]) -> list[float]:
+    """Typical coordinate of an upload as long as each mechanism lets one be, if it limits any."""
     count = sum(int(torch.tensor(s).prod()) for s in _SHAPES.values())
-    each = [m.norm / (count if m.order == 1 else count**0.5) for m in norms]
-    if longer:
-        return 10 * max(each)
-    return min([_SIZE, *(e / 4 for e in each)])
+    far = torch.full((1, count), _FAR)
+    left = [float(m.apply(far)[0, 0]) for m in mechanisms]
+    return [value for value in left if value < _FAR]
 
 
-def _update(aim: Tensor, kind: str, received: Tensor, masks: bool) -> Tensor:
+def _update(aim: Tensor, kind: str, received: Tensor, scores: bool) -> Tensor:
     """The update of which `aim` is the upload expressed as `kind`."""
-    if masks or kind == "update":
+    if scores or kind == "update":
         return aim
     return -aim if kind == "gradient" else aim - received
 

@@ -5,32 +5,31 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense, fresh
-from bench.contract.mechanisms import (
-    BernoulliMask,
-    GaussianNoise,
-    LabelNoise,
-    LaplaceNoise,
-    Mechanism,
-    SignPerturbation,
-    SmashedNoise,
-)
-from bench.contract.messages import EVERYONE, SERVER, UPLOAD_KINDS, Message, Sealed, as_kind
+from bench.contract.hooks import members_of
+from bench.contract.mechanisms import Mechanism
+from bench.contract.messages import EVERYONE, UPLOAD_KINDS, Message, Sealed, as_kind
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.observe import play_shadow
-from bench.sandbox.conformance.findings import Finding, failed, guarded, passed, skipped
+from bench.sandbox.conformance.findings import (
+    Broken,
+    Finding,
+    NotChecked,
+    failed,
+    guarded,
+    passed,
+    skipped,
+)
 from bench.sandbox.conformance.leaks import check_leaks, check_sealed
 from bench.sandbox.conformance.playground import (
     LR,
-    Draw,
     Ground,
     Played,
     noise_dataset,
@@ -39,6 +38,8 @@ from bench.sandbox.conformance.playground import (
 )
 from bench.sandbox.conformance.snapshots import same
 from bench.sandbox.conformance.spying import Watch
+from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.stage import CPU
 from bench.seeding import generator
 
 _EQUAL = 1e-4
@@ -47,8 +48,15 @@ _EQUAL = 1e-4
 
 @dataclass(kw_only=True)
 class Examination:
-    """One defense setting under examination. rebuild: the same with other settings, None for a
-    composed defense. played: the runs of the grounds that worked."""
+    """One defense setting under examination.
+
+    Attributes:
+        defense: The defense itself.
+        rebuild: Builds it from other settings, None for a composed one.
+        settings: Of its constructor.
+        findings: So far.
+        played: The runs of the grounds that worked.
+    """
 
     defense: Defense
     rebuild: Callable[[Mapping[str, Any]], Defense] | None
@@ -56,20 +64,22 @@ class Examination:
     findings: list[Finding] = field(default_factory=list)
     played: dict[Ground, Played] = field(default_factory=dict)
 
-    def add(self, name: str, check: Callable[[], Sequence[Finding]]) -> None:
-        self.findings += guarded(name, check)
+    def add(self, name: str, check: Callable[[], str | Sequence[Finding]]) -> None:
+        """Run a check, whose fault becomes a finding."""
+        self.findings += guarded(name, check, *members_of(self.defense))
 
 
 def examine_rounds(own: Examination) -> None:
-    for ground, played in own.played.items():
-        name = f"same seed, same figures ({ground.name})"
-        own.add(name, lambda g=ground, p=played, n=name: _repeats(own, g, p, n))  # type: ignore[misc]
+    """The checks that need whole rounds."""
+    for ground in own.played:
+        own.add(f"same seed, same figures ({ground.name})", partial(_repeats, own, ground))
     ground = main_ground(own)
-    own.add("other draws", lambda: _other_draws(own, ground))
-    own.add("presence", lambda: _presence(own, ground))
-    own.add("byte count", lambda: [_bytes(own)])
+    own.add("other draws, other figures", lambda: _other_draws(own, ground))
+    own.add("values that are not present", lambda: _presence(own))
+    own.add("byte count", lambda: _bytes(own))
+    own.add("sealed boxes", lambda: _sealed(own))
     own.add("private data in messages", lambda: _leaks(own))
-    own.add("zero strength", lambda: _zero_strength(own, ground))
+    own.add("zero strength is no defense", lambda: _zero_strength(own, ground))
     own.add("composed with the identity", lambda: _composed(own, ground))
     own.add("observed and attacked", lambda: _observed(own, ground))
 
@@ -96,61 +106,49 @@ def _differs(a: Played, b: Played) -> str | None:
     return None
 
 
-def _repeats(own: Examination, ground: Ground, first: Played, name: str) -> list[Finding]:
-    different = _differs(first, play(own.defense, ground))
+def _repeats(own: Examination, ground: Ground) -> str:
+    different = _differs(own.played[ground], play(own.defense, ground))
     if different is None:
-        return [passed(name, "bit for bit")]
-    return [failed(
-        name, f"two runs with one seed differ: {different}.",
-        'Draw from client.rng["defense"] alone, and keep nothing between runs.', "",
-    )]  # fmt: skip
-
-
-def _random(mechanisms: Sequence[Mechanism]) -> dict[str, tuple[str, ...]]:
-    """Kinds of messages by the declared mechanisms that make them random."""
-    found: dict[str, tuple[str, ...]] = {}
-    for m in mechanisms:
-        noisy = (
-            (isinstance(m, (GaussianNoise, SmashedNoise, LabelNoise)) and m.std > 0)
-            or (isinstance(m, LaplaceNoise) and m.scale > 0)
-            or (isinstance(m, SignPerturbation) and (m.keep < 1 or m.low < m.high))
-            or (isinstance(m, BernoulliMask) and m.sampled)
-        )
-        if noisy:
-            kinds = UPLOAD_KINDS if m.of in UPLOAD_KINDS else (m.of,)
-            found[type(m).__name__] = kinds
-    return found
+        return "bit for bit"
+    raise Broken(
+        f"two runs with one seed differ: {different}.",
+        'Draw from client.rng["defense"] alone, and keep nothing between runs.',
+    )
 
 
 def _other_draws(own: Examination, ground: Ground) -> list[Finding]:
     """Whether declared randomness follows the client's stream."""
-    name, declared = "other draws, other figures", _random(own.defense.mechanisms())
+    name = "other draws, other figures"
+    declared = {type(m).__name__: m for m in own.defense.mechanisms() if m.random}
     if not declared:
-        return [skipped(name, "mechanisms() declares no randomness")]
-    shared = [g for g in own.played if g.labels == "shared"]
-    found = []
-    for mechanism, kinds in declared.items():
-        where = ground if kinds == UPLOAD_KINDS else (shared or [ground])[0]
-        runs = [play(own.defense, where, draw=Draw(defense=d), rounds=1) for d in (1, 2)]
-        values = [
-            [p.values for m in r.seen[0] if m.kind in kinds for p in m.parts.values()] for r in runs
-        ]
-        if not values[0]:
-            found.append(skipped(name, f"{mechanism}: no {kinds[0]} left a client"))
-        elif all(same(a, b) for a, b in zip(*values, strict=True)):
-            found.append(failed(
-                name, f"{mechanism} is declared, but other draws of the client's stream give the "
-                "same message.", 'Draw from client.rng["defense"], which follows the run\'s seed.',
-                "upload" if kinds == UPLOAD_KINDS else kinds[0],
-            ))  # fmt: skip
-        else:
-            found.append(passed(name, mechanism))
-    return found
+        raise NotChecked("mechanisms() declares no randomness")
+    return [_other_draw(own, ground, name, m) for m in declared.values()]
 
 
-def _presence(own: Examination, ground: Ground) -> list[Finding]:
+def _other_draw(own: Examination, ground: Ground, name: str, mechanism: Mechanism) -> Finding:
+    kind, kinds, hook = type(mechanism).__name__, (mechanism.of,), str(mechanism.of)
+    if mechanism.of in UPLOAD_KINDS:
+        kinds, hook = UPLOAD_KINDS, "upload"  # type: ignore[assignment]
+    else:
+        ground = next((g for g in own.played if g.labels == "shared"), ground)
+    runs = [play(own.defense, ground, draws=d, rounds=1) for d in (1, 2)]
+    values = [
+        [p.values for m in r.seen[0] if m.kind in kinds for p in m.parts.values()] for r in runs
+    ]
+    if not values[0]:
+        return skipped(name, f"{kind}: no {kinds[0]} left a client")
+    if not all(same(a, b) for a, b in zip(*values, strict=True)):
+        return passed(name, kind)
+    return failed(
+        name,
+        f"{kind} is declared, but other draws of the client's stream give the same message.",
+        'Draw from client.rng["defense"], which follows the run\'s seed.',
+        hook,
+    )
+
+
+def _presence(own: Examination) -> str:
     """Whether the server reads a value that is not present, or is given one."""
-    name, found = "values that are not present", []
     sent = [
         (g, m, n, p)
         for g, run in own.played.items()
@@ -160,36 +158,36 @@ def _presence(own: Examination, ground: Ground) -> list[Finding]:
         if p.present is not None and not bool(p.present.all())
     ]
     if not sent:
-        return [skipped(name, "the defense withholds nothing")]
-    for g in dict.fromkeys(g for g, *_ in sent):
+        raise NotChecked("the defense withholds nothing")
+    withheld_under = list(dict.fromkeys(g for g, *_ in sent))
+    for g in withheld_under:
         run = play(own.defense, g, watch=Watch(poisons=True))
         for key, value in own.played[g].state.items():
             if not same(value, run.state[key]):
-                hook = "mix" if "mix" in own.defense.owns else "aggregate"
-                return [failed(
-                    name, f"under {g.name} the model's '{key}' depends on values that were not "
-                    "sent.", "Read part.values only where part.presence() is True.", hook,
-                )]  # fmt: skip
-        found.append(g.name)
+                raise Broken(
+                    f"under {g.name} the model's '{key}' depends on values that were not sent.",
+                    "Read part.values only where part.presence() is True.",
+                    "mix" if "mix" in own.defense.owns else "aggregate",
+                )
     for _, message, key, part in sent:
         absent = part.values[~part.presence()]
         if len(absent) > 1 and len(absent.unique()) > 1:
-            return [failed(
-                name, f"message '{message.kind}' carries values of '{key}' that it says are "
-                "withheld.", "Set withheld values to 0 (bench.toolkit.vectors.showing).", "upload",
-            )]  # fmt: skip
-    return [passed(name, f"not read under {', '.join(found)}")]
+            raise Broken(
+                f"message '{message.kind}' carries values of '{key}' that it says are withheld.",
+                "Set withheld values to 0 (bench.toolkit.vectors.showing).",
+                "upload",
+            )
+    return f"not read under {', '.join(g.name for g in withheld_under)}"
 
 
-def _bytes(own: Examination) -> Finding:
-    """Sizes, which `returns` has checked at every hook; here they are told."""
+def _bytes(own: Examination) -> str:
+    """Sizes, which are checked at every hook; here they are told."""
     run = own.played[main_ground(own)]
     sent = [m for m in run.seen[0] if m.kind in UPLOAD_KINDS]
-    size = sum(m.n_bytes for m in sent) / max(1, len(sent))
-    return passed("byte count", f"{size:.0f} bytes per upload")
+    return f"{sum(m.n_bytes for m in sent) / max(1, len(sent)):.0f} bytes per upload"
 
 
-def _leaks(own: Examination) -> list[Finding]:
+def _sealed(own: Examination) -> list[Finding]:
     boxes: list[tuple[Sealed, Mapping[str, Tensor]]] = []
     own_values: dict[str, Mapping[str, Tensor]] = {}
 
@@ -204,88 +202,95 @@ def _leaks(own: Examination) -> list[Finding]:
 
     watch = Watch(listeners={"upload": uploaded, "finish_uploads": finished})
     play(own.defense, main_ground(own), watch=watch, rounds=1)
-    found = check_sealed(boxes)
-    for ground, played in own.played.items():
-        leaks = check_leaks(ground, played)
-        if leaks[0].status == "failed" or ground == list(own.played)[-1]:
-            return found + leaks
-    return found
+    return [passed("sealed boxes", check_sealed(boxes))] if boxes else []
 
 
-def _zero_strength(own: Examination, ground: Ground) -> list[Finding]:
-    name = "zero strength is no defense"
+def _leaks(own: Examination) -> str:
+    return [check_leaks(ground, played) for ground, played in own.played.items()][-1]
+
+
+def _zero_strength(own: Examination, ground: Ground) -> str:
     declared = getattr(own.defense, "zero_strength", None)
     if own.rebuild is None:
-        return [skipped(name, "a composed defense has no setting of its own")]
+        raise NotChecked("a composed defense has no setting of its own")
     if declared is None:
-        return [skipped(
-            name, "not declared: give the class `zero_strength`, the settings that make it the "
-            "identity, if there are any",
-        )]  # fmt: skip
+        raise NotChecked(
+            "not declared: give the class `zero_strength`, the settings that make it the "
+            "identity, if there are any"
+        )
     try:
         weak = own.rebuild({**own.settings, **declared})
     except ValueError as error:
-        return [failed(
-            name, f"the settings of zero_strength are refused: {error}",
-            "Declare settings that the constructor takes.", "zero_strength",
-        )]  # fmt: skip
+        raise Broken(
+            f"the settings of zero_strength are refused: {error}",
+            "Declare settings that the constructor takes.",
+            "zero_strength",
+        ) from error
     without, under = play(Defense(), ground), play(weak, ground)
     size = max(float(v.abs().max()) for v in without.state.values())
     for key, value in without.state.items():
         off = float((value - under.state[key]).abs().max())
         if off > _EQUAL * size:
-            return [failed(
-                name, f"with {dict(declared)} the model's '{key}' differs by {off:.3g} from the "
-                "undefended one's.", "Find what still acts at that strength, or mend the "
-                "declaration.", "zero_strength",
-            )]  # fmt: skip
-    return [passed(name, f"with {dict(declared)}")]
+            raise Broken(
+                f"with {dict(declared)} the model's '{key}' differs by {off:.3g} from the "
+                "undefended one's.",
+                "Find what still acts at that strength, or mend the declaration.",
+                "zero_strength",
+            )
+    return f"with {dict(declared)}"
 
 
-def _composed(own: Examination, ground: Ground) -> list[Finding]:
-    name = "composed with the identity"
+def _composed(own: Examination, ground: Ground) -> str:
     members = {"identity": Defense(), "checked": fresh(own.defense)}
     different = _differs(own.played[ground], play(Composed(members), ground))
     if different is None:
-        return [passed(name, "nothing changes")]
-    return [failed(
-        name, f"beside a defense that does nothing, something changes: {different}.",
-        "Name every exclusive role in owns, and change no other defense's messages.", "owns",
-    )]  # fmt: skip
+        return "nothing changes"
+    raise Broken(
+        f"beside a defense that does nothing, something changes: {different}.",
+        "Name every exclusive role in owns, and change no other defense's messages.",
+        "owns",
+    )
 
 
-def _observed(own: Examination, ground: Ground) -> list[Finding]:
+def _observed(own: Examination, ground: Ground) -> str:
     """One observed round as attacks get it: exported, reloaded, read, rehearsed."""
-    name, data = "observed and attacked", noise_dataset()
+    data = noise_dataset()
     seen, _, network = seen_of(fresh(own.defense), ground, data)
     with tempfile.TemporaryDirectory() as folder:
         save_seen(seen, Path(folder) / "seen")
         again = load_seen(Path(folder) / "seen")
     if [m.kind for m in again.messages] != [m.kind for m in seen.messages]:
-        return [failed(name, "the export does not hold the messages.", "Use plain parts.", "say")]
+        raise Broken("the export does not hold the messages.", "Use plain parts.", "say")
     update = _updates(again)
     victims = len(seen.clients)
     shadow = play_shadow(
-        again, network=network, defense=fresh(own.defense),
+        again,
+        network=network,
+        defense=fresh(own.defense),
         x=data.aux_x[: 2 * victims].view(victims, 2, *network.shape)[:, :1],
         y=data.aux_y[: 2 * victims].view(victims, 2)[:, :1],
-        rng=generator(0, "conformance shadow"), device=torch.device("cpu"),
-    )  # fmt: skip
-    rehearsed = {m.kind for m in shadow.messages}
-    if _kinds(again.messages) - rehearsed:
-        missing = ", ".join(sorted(_kinds(again.messages) - rehearsed))
-        return [failed(
-            name, f"an attacker's rehearsal of the round lacks the message(s) {missing}.",
+        rng=generator(0, "conformance shadow"),
+        device=CPU,
+    )
+    missing = _kinds(again.messages) - {m.kind for m in shadow.messages}
+    if missing:
+        raise Broken(
+            "an attacker's rehearsal of the round lacks the message(s) "
+            f"{', '.join(sorted(missing))}.",
             "Let every run from the same state send the same kinds of messages, or say in "
-            "public_plans what was agreed.", "public_plans",
-        )]  # fmt: skip
-    return [passed(name, f"{victims} clients, {update} values of an upload visible, rehearsed")]
+            "public_plans what was agreed.",
+            "public_plans",
+        )
+    return f"{victims} clients, {update} values of an upload visible, rehearsed"
 
 
 def _kinds(messages: Sequence[Message]) -> set[str]:
     """Kinds of what clients send to the server itself."""
-    return {m.kind for m in messages if m.sender != SERVER and m.receiver != EVERYONE
-            and m.sender.startswith("client-") and m.parts}  # fmt: skip
+    return {
+        m.kind
+        for m in messages
+        if m.sender.startswith("client-") and m.receiver != EVERYONE and m.parts
+    }
 
 
 def _updates(seen: Seen) -> int:

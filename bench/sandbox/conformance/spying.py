@@ -10,74 +10,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Defense, fresh
-from bench.contract.messages import Message, Part
-from bench.sandbox.conformance.findings import HookError, WrongAnswer
-from bench.sandbox.conformance.returns import HOOKS, problem_of
+from bench.contract.defense import Defense
+from bench.contract.hooks import HOOKS, Hook
+from bench.contract.messages import Part
 from bench.sandbox.conformance.snapshots import Snapshot, global_generators, moved_generator
+from bench.sandbox.hooked import check, hooked
 
 _POISON = 1000.0
 Listener = Callable[[tuple[Any, ...], Any], None]
+_ARGUMENTS = {
+    hook.name: tuple(inspect.signature(getattr(Defense, hook.name)).parameters)[1:]
+    for hook in HOOKS
+}
 
 
 @dataclass(kw_only=True)
 class Watch:
-    """What was noticed. changed: hook -> the argument that it changed. moved: hook -> the global
-    generator that it moved. called: hooks that were called. poisons: whether values that are not
-    present are replaced before the server gets them. listeners: told of a hook's arguments and
-    answer."""
+    """What was noticed of a defense's hooks.
+
+    Attributes:
+        changed: Hook -> the argument that it changed.
+        moved: Hook -> the global generator that it moved.
+        called: Hooks that were called.
+        poisons: Whether values that are not present are replaced before the server gets them.
+        listeners: Told of a hook's arguments and answer.
+    """
 
     changed: dict[str, str] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     poisons: bool = False
     listeners: Mapping[str, Listener] = field(default_factory=dict)
-    inside: bool = False
+
+    def around(self, hook: Hook, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """One call of a hook, with everything noticed; raises WrongAnswer."""
+        name = hook.name
+        if name == "mix" and self.poisons:
+            arguments = ({c: poisoned(p) for c, p in arguments[0].items()}, *arguments[1:])
+        before, generators = Snapshot.of(_ARGUMENTS[name], arguments), global_generators()
+        result = call(*arguments)
+        self.called.add(name)
+        if (moved := moved_generator(generators)) is not None:
+            self.moved.setdefault(name, moved)
+        if (path := before.changed()) is not None:
+            self.changed.setdefault(name, path)
+        check(hook, arguments, result)
+        if name in self.listeners:
+            self.listeners[name](arguments, result)
+        if name == "finish_uploads" and self.poisons:
+            return {
+                client: [m.with_parts({n: poisoned(p) for n, p in m.parts.items()}) for m in sent]
+                for client, sent in result.items()
+            }
+        return result
 
 
 def watched(defense: Defense, watch: Watch) -> Defense:
-    """A copy of the defense that reports to `watch`. Its hooks raise HookError in place of their
-    own errors, and WrongAnswer where they return what they may not."""
-    copy = fresh(defense)
-    cls = type(copy)
-    methods = {hook: _spied(hook, getattr(cls, hook), watch) for hook in HOOKS}
-    copy.__class__ = type(cls.__name__, (cls,), methods)
-    return copy
-
-
-def _spied(hook: str, method: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    signature = inspect.signature(getattr(Defense, hook))
-    names = tuple(signature.parameters)[1:]
-
-    def call(self: Defense, *args: Any, **more: Any) -> Any:
-        if watch.inside:  # a hook that calls another of its own
-            return method(self, *args, **more)
-        if hook == "mix" and watch.poisons:
-            args = ({c: poisoned(p) for c, p in args[0].items()}, *args[1:])
-        before, generators = Snapshot.of(names, args), global_generators()
-        watch.inside = True
-        try:
-            result = method(self, *args, **more)
-        except (HookError, WrongAnswer):
-            raise
-        except Exception as error:  # reported as the hook's
-            raise HookError(hook, error) from error
-        finally:
-            watch.inside = False
-        watch.called.add(hook)
-        if (moved := moved_generator(generators)) is not None:
-            watch.moved.setdefault(hook, moved)
-        if (path := before.changed()) is not None:
-            watch.changed.setdefault(hook, path)
-        if (problem := problem_of(hook, args, result)) is not None:
-            raise WrongAnswer(hook, problem)
-        if hook in watch.listeners:
-            watch.listeners[hook](args, result)
-        if hook == "finish_uploads" and watch.poisons:
-            result = {c: [_poisoned_message(m) for m in sent] for c, sent in result.items()}
-        return result
-
-    return call
+    """A copy of the defense that reports to `watch`; its hooks raise HookError or WrongAnswer."""
+    return hooked(defense, watch.around)
 
 
 def poisoned(part: Part) -> Part:
@@ -85,10 +75,6 @@ def poisoned(part: Part) -> Part:
     if part.present is None:
         return part
     return replace(part, values=torch.where(part.present, part.values, part.values + _POISON))
-
-
-def _poisoned_message(message: Message) -> Message:
-    return message.with_parts({n: poisoned(p) for n, p in message.parts.items()})
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,203 @@
+"""The hooks of a defense in one table: when they are called, how those of `a+b` act together, and
+the check of what they return.
+
+`Composed` is made from the table, `leakbench check` and the audit hold answers against it, and the
+documentation prints it. What a hook is for stands at its definition in `bench.contract.defense`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from bench.contract import returns
+from bench.contract.defense import Defense
+from bench.contract.events import Event, Formula
+from bench.contract.mechanisms import Mechanism
+from bench.contract.messages import Part
+from bench.contract.returns import Check
+from bench.errors import UserError
+
+Members = Mapping[str, Defense]
+Chain = Callable[[Members, str, tuple[Any, ...]], Any]
+"""How the members of a composed defense answer a hook's arguments together; its docstring tells."""
+
+
+# --- how members act together ---------------------------------------------------------------------
+
+
+def _answers(members: Members, hook: str, arguments: tuple[Any, ...]) -> list[Any]:
+    return [getattr(member, hook)(*arguments) for member in members.values()]
+
+
+def owner(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:
+    """The member that owns the role alone, or the protocol's default."""
+    role = BY_NAME[hook].role
+    chosen = next((m for m in members.values() if role in m.owns), Defense())
+    return getattr(chosen, hook)(*arguments)
+
+
+def in_turn(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:
+    """Each member gets what the one before it returned."""
+    value, *rest = arguments
+    for member in members.values():
+        value = getattr(member, hook)(value, *rest)
+    return value
+
+
+def parts_in_turn(members: Members, hook: str, arguments: tuple[Any, ...]) -> Part:
+    """Each member gets the values that the one before it sends; what one withheld stays so."""
+    values, *rest = arguments
+    part = Part(values=values)
+    for member in members.values():
+        after = getattr(member, hook)(part.values, *rest)
+        if part.present is not None:
+            after = replace(after, present=part.present & after.presence())
+        part = after
+    return part
+
+
+def each(members: Members, hook: str, arguments: tuple[Any, ...]) -> None:
+    """Every member is told."""
+    _answers(members, hook, arguments)
+
+
+def some(members: Members, hook: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether any member says so."""
+    return any(getattr(member, hook)(*arguments) for member in members.values())
+
+
+def together(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:
+    """All members' answers, one after another."""
+    lists = _answers(members, hook, arguments)
+    return type(lists[0])(entry for answer in lists for entry in answer) if lists else []
+
+
+def union(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """All members' answers by name."""
+    return {k: v for answer in _answers(members, hook, arguments) for k, v in answer.items()}
+
+
+def disjoint(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """All members' answers by name, which must differ."""
+    found: dict[str, Any] = {}
+    for name, member in members.items():
+        for key, value in getattr(member, hook)(*arguments).items():
+            if key in found:
+                raise UserError(f"defense '{name}' brings a second third party '{key}'.")
+            found[key] = value
+    return found
+
+
+def prefixed(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """All members' answers by name, each with its member's before it."""
+    return {
+        f"{name}.{key}": value
+        for name, member in members.items()
+        for key, value in getattr(member, hook)(*arguments).items()
+    }
+
+
+def named_formulas(members: Members, hook: str, arguments: tuple[Any, ...]) -> tuple[Formula, ...]:
+    """All members' formulas, each with its member's name before its own."""
+    return tuple(
+        replace(formula, name=f"{name}: {formula.name}")
+        for name, member in members.items()
+        for formula in getattr(member, hook)(*arguments)
+    )
+
+
+def client_by_client(members: Members, hook: str, arguments: tuple[Any, ...]) -> list[Any]:
+    """Each client's plans by all members; a member with fewer gives them in turn."""
+    found: list[Sequence[Mapping[str, Any]]] = list(
+        filter(None, _answers(members, hook, arguments))
+    )
+    most = max(map(len, found), default=0)
+    return [{k: v for p in found for k, v in p[i % len(p)].items()} for i in range(most)]
+
+
+def none(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:
+    """The protocol's default: members have none together."""
+    return getattr(Defense(), hook)(*arguments)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+When = Literal["set-up", "coordination", "round", "step", "upload", "known", "proven"]
+By = Literal["client", "server", "everybody"]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One hook of a defense.
+
+    Attributes:
+        name: Of the method of `Defense`.
+        when: When it is called; what is known or proven, at any time.
+        by: Who computes it; `everybody` where the answer is public.
+        chain: How the members of `a+b` answer together.
+        check: What is wrong with an answer, if anything is.
+        role: The exclusive role that it belongs to, which one member of `a+b` may own.
+    """
+
+    name: str
+    when: When
+    by: By
+    chain: Chain
+    check: Check
+    role: str | None = None
+
+    def positional(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call, those given by name in their places."""
+        if not named:
+            return arguments
+        signature = inspect.signature(getattr(Defense, self.name))
+        return signature.bind(None, *arguments, **named).args[1:]
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook("third_parties", "set-up", "everybody", disjoint, returns.parties),
+    Hook("extra_parameters", "set-up", "everybody", union, returns.state),
+    Hook("variables", "set-up", "everybody", owner, returns.variables, "variables"),
+    Hook("draw", "step", "client", union, returns.state),
+    Hook("receive", "round", "client", owner, returns.state_like_first, "variables"),
+    Hook("realize", "step", "client", owner, returns.state, "variables"),
+    Hook("mean_realize", "known", "everybody", owner, returns.state, "variables"),
+    Hook("gradient", "step", "client", owner, returns.gradient, "gradient"),
+    Hook("inspects", "round", "client", some, returns.instance_of(bool)),
+    Hook("inspect", "round", "client", union, returns.state),
+    Hook("joins", "round", "client", owner, returns.instance_of(bool), "joins"),
+    Hook("batch", "step", "client", owner, returns.batch, "batch"),
+    Hook("say", "coordination", "client", together, returns.say),
+    Hook("hear", "coordination", "client", each, returns.nothing),
+    Hook("smashed", "step", "client", parts_in_turn, returns.smashed),
+    Hook("labels", "step", "client", in_turn, returns.tensor_like_first),
+    Hook("features_grad", "step", "client", in_turn, returns.tensor_like_first),
+    Hook("upload", "upload", "client", in_turn, returns.upload),
+    Hook("finish_uploads", "upload", "client", in_turn, returns.finish_uploads),
+    Hook("mix", "step", "server", owner, returns.mix, "mix"),
+    Hook("aggregate", "upload", "server", owner, returns.aggregate, "aggregate"),
+    Hook("mechanisms", "known", "everybody", together, returns.all_of(Mechanism)),
+    Hook("mechanisms_in", "known", "everybody", together, returns.all_of(Mechanism)),
+    Hook("public_plans", "known", "everybody", client_by_client, returns.plans),
+    Hook("guarantee", "proven", "everybody", together, returns.all_of(Event)),
+    Hook("claim", "proven", "everybody", none, returns.claim),
+    Hook("constants", "proven", "everybody", prefixed, returns.constants),
+    Hook("paper_formulas", "proven", "everybody", named_formulas, returns.all_of(Formula)),
+)
+"""In the order of `Defense`."""
+BY_NAME: Mapping[str, Hook] = {hook.name: hook for hook in HOOKS}
+ROLES = tuple(dict.fromkeys(hook.role for hook in HOOKS if hook.role is not None))
+
+
+def members_of(defense: Defense) -> tuple[Defense, ...]:
+    """The members of a composed defense, or the defense itself."""
+    return tuple(getattr(defense, "members", {"": defense}).values())
+
+
+def overrides(defense: Defense, hook: str) -> bool:
+    """Whether the defense, or a member of a composed one, has its own version of a hook."""
+    own, default = members_of(defense), getattr(Defense, hook)
+    return any(getattr(type(member), hook) is not default for member in own)

@@ -1,0 +1,140 @@
+"""A defense whose hooks are called through a wrapper, which names the hook that goes wrong."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from bench.contract.defense import Defense, fresh
+from bench.contract.hooks import HOOKS, Hook, members_of, overrides
+
+Around = Callable[[Hook, Callable[..., Any], tuple[Any, ...]], Any]
+"""(hook, the hook itself, its arguments) -> the answer."""
+
+
+class PluginFault(Exception):
+    """A plugin's own mistake.
+
+    Attributes:
+        hook: Name of the hook that made it.
+    """
+
+    hook: str
+
+
+class HookError(PluginFault):
+    """A hook that raised.
+
+    Attributes:
+        error: The plugin's own error.
+        place: File and line of the plugin, "" where none of its lines was reached.
+    """
+
+    def __init__(self, hook: str, error: BaseException, *plugins: object) -> None:
+        self.hook, self.error, self.place = hook, error, _place(error, plugins)
+        text = f"{hook} raised {type(error).__name__}: {' '.join(str(error).split())}"[:400]
+        super().__init__(f"{text} ({self.place})" if self.place else text)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is the contract's way to refuse an input: a ValueError."""
+        return isinstance(self.error, ValueError)
+
+
+class WrongAnswer(PluginFault):
+    """A hook that returned what it may not."""
+
+    def __init__(self, hook: str, problem: str) -> None:
+        super().__init__(f"{hook} {problem}")
+        self.hook = hook
+
+
+@contextmanager
+def named(hook: str, *plugins: object, lets: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Whatever the plugins' code raises inside becomes a HookError, but for what is let pass."""
+    passed: tuple[type[Exception], ...] = (PluginFault, *lets)
+    try:
+        yield
+    except passed:
+        raise
+    except Exception as error:  # whatever a plugin's code brings about is its own defect
+        raise HookError(hook, error, *plugins) from error
+
+
+def _place(error: BaseException, plugins: tuple[object, ...]) -> str:
+    """The innermost line of the plugins' own packages that the error passed."""
+    kinds = (p if isinstance(p, type) else type(p) for p in plugins)
+    packages = {_package(kind.__module__) for kind in kinds}
+    places = [
+        f"{Path(frame.f_code.co_filename).name}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _package(_module(frame)) in packages
+    ]
+    return places[-1] if places else ""
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def hooked(defense: Defense, around: Around, hooks: tuple[Hook, ...] = HOOKS) -> Defense:
+    """A copy of the defense whose hooks are called through `around`, but for those that another
+    of its hooks calls. Errors inside a hook are HookErrors."""
+    copy = fresh(defense)
+    cls, plugins = type(copy), members_of(copy)
+    inside = False
+
+    def wrapped(hook: Hook) -> Callable[..., Any]:
+        method = getattr(cls, hook.name)
+
+        def outermost(*arguments: Any) -> Any:
+            nonlocal inside
+            inside = True
+            try:
+                with named(hook.name, *plugins):
+                    return method(*arguments)
+            finally:
+                inside = False
+
+        def call(self: Defense, *arguments: Any, **by_name: Any) -> Any:
+            arguments = hook.positional(arguments, by_name)
+            if inside:
+                return method(self, *arguments)
+            return around(hook, partial(outermost, self), arguments)
+
+        return call
+
+    own = {"__module__": cls.__module__, **{h.name: wrapped(h) for h in hooks}}
+    copy.__class__ = type(cls.__name__, (cls,), own)
+    return copy
+
+
+def guarded(defense: Defense) -> Defense:
+    """A copy that is as fast as the defense itself: errors of its hooks are HookErrors, and the
+    first answer of each is checked (WrongAnswer)."""
+    checked: set[str] = set()
+
+    def around(hook: Hook, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        result = call(*arguments)
+        if hook.name not in checked:
+            check(hook, arguments, result)
+            checked.add(hook.name)
+        return result
+
+    return hooked(defense, around, tuple(h for h in HOOKS if overrides(defense, h.name)))
+
+
+def check(hook: Hook, arguments: tuple[Any, ...], result: Any) -> None:
+    """Raises WrongAnswer for an answer that the hook may not give."""
+    problem = hook.check(arguments, result)
+    if problem is not None:
+        raise WrongAnswer(hook.name, problem)

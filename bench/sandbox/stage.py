@@ -1,0 +1,104 @@
+"""A defense played on made-up input: a client alone, hook by hook, or all clients in a round.
+
+Audit, conformance and the rehearsals of attackers stand on this. No defense is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from bench.contract.defense import Client, Defense, Local
+from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage, State
+from bench.protocols.federation import STREAMS, Federation, RoundResult
+from bench.protocols.local_training import LocalWork
+from bench.seeding import derived_seed, generator
+
+VICTIM = "client-0"
+CPU = torch.device("cpu")
+
+
+# --- a client alone -------------------------------------------------------------------------------
+
+
+def client_alone(rng: torch.Generator) -> Client:
+    """A client without data; all of its streams are `rng`."""
+    return Client(
+        id=VICTIM,
+        x=torch.zeros(1, 1),
+        y=torch.zeros(1, dtype=torch.int64),
+        rng=dict.fromkeys(STREAMS, rng),
+    )
+
+
+def informed_client(defense: Defense, stages: Sequence[Stage], rng: torch.Generator) -> Client:
+    """A client alone that has heard the third parties at these stages; they draw anew."""
+    client = client_alone(rng)
+    parties = defense.third_parties(token(rng))
+    roster = [f"client-{i}" for i in range(defense.together)]
+    for stage in stages:
+        heard = [m for p in parties.values() for m in p.begin(stage, roster, 0, 0)]
+        defense.hear(stage, client, [m for m in heard if m.receiver in (VICTIM, EVERYONE)])
+    return client
+
+
+def token(rng: torch.Generator) -> int:
+    """A seed drawn from a generator."""
+    return int(torch.randint(2**62, (1,), generator=rng))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploader:
+    """The hook `upload` alone, of a client whose local training is made up.
+
+    Attributes:
+        defense: Whose hook it is.
+        received: Variables as a client receives them.
+        const: Public constants.
+    """
+
+    defense: Defense
+    received: State
+    const: State
+
+    @classmethod
+    def of(cls, defense: Defense, params: State, seed: int) -> Self:
+        """From initial parameters, all of which the client trains."""
+        state, const = defense.variables(params, list(params), generator(seed, "variables"))
+        return cls(defense=defense, received=defense.receive(state, const), const=const)
+
+    def training(self, update: State) -> tuple[Message, Local]:
+        """What one local step of rate 1 hands to `upload`, had it moved the variables so."""
+        local = Local(
+            broadcast=self.received,
+            start=self.received,
+            end={n: self.received[n] + v for n, v in update.items()},
+            const=self.const,
+            grad_sum={n: -v for n, v in update.items()},
+            lr=1.0,
+            steps=1,
+        )
+        parts = {n: Part(values=v) for n, v in update.items()}
+        message = Message(kind="update", sender=VICTIM, receiver=SERVER, round=0, parts=parts)
+        return message, local
+
+    def upload(self, message: Message, local: Local, client: Client) -> list[Message]:
+        """The client's messages of the round's end."""
+        return self.defense.upload([message], local, client)
+
+
+# --- whole rounds ---------------------------------------------------------------------------------
+
+
+def play_round(federation: Federation, work: LocalWork) -> RoundResult:
+    """Play a round in which all clients are sampled, with a log of its messages."""
+    return federation.play(work, [c.id for c in federation.clients], observed=True)
+
+
+def with_fresh_secrets(federation: Federation, name: str, seed: int) -> Federation:
+    """A fork whose clients and third parties draw anew."""
+    parties = federation.defense.third_parties(derived_seed(seed, "parties"))
+    return replace(federation.fork(name, seed), parties=dict(parties))

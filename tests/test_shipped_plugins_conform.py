@@ -1,0 +1,77 @@
+"""Every shipped defense and attack passes `leakbench check`, with settings of shipped suites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from bench.registry import PluginKind, Registry
+from bench.sandbox.conformance.plugins import check
+
+CLIPPED_STD = {"noise_multiplier": 0.02, "clip_norm": 5.0}
+DP_SPLIT = {"clip": 4.0, "low": -2.0, "smashed_std": 0.1, "label_std": 0.1}
+# Settings of the shipped suites, but for fewer rows of the attacks that learn.
+DEFENSES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "gaussian": CLIPPED_STD,
+    "laplace": {"noise_multiplier": 0.0002, "clip_norm": 100.0},
+    "spm": {"epsilon": 3.9, "variant": "unbiased"},
+    "duchi": {"epsilon": 3.9, "bound": 0.1, "target": "weights"},
+    "pm_piecewise": {"epsilon": 3.9, "bound": 1.0, "target": "weights"},
+    "pnpm": {"epsilon": 3.9, "bound": 1.0, "target": "weights"},
+    "sun_adaptive": {"epsilon": 3.9},
+    "dp_fedavg": {"noise_multiplier": 12.79, "clip_norm": 0.1, "shared_by": 20},
+    "dp_sgd": {"noise_multiplier": 3.0, "clip_norm": 1.0},
+    "fedml_he": {"share": 0.1},
+    "mask_crypt": {"share": 0.1},
+    "ms_pafl": {"epsilon": 10000.0, "noise": "analytic", "clip_norm": 10.0, "check_in": 0.7},
+    "selective_shield": {"tau": 0.05, "rho": 0.5, "noise_multiplier": 0.02, "clip_norm": 1.0},
+    "depthfl": {},
+    "lg_fedavg": {},
+    "standalone": {},
+    "splitfed_pm": {"lr_scale": 3000.0},
+    "splitfed_dp": {"epsilon": 5.0, "smashed_clip": 1.0, "update_clip": 0.001},
+    "pm_sfl": {"lr_scale": 1000.0},
+    "cutmix": {"patches": 16, "group": 2},
+    "mixup": {"group": 2},
+    "cutout": {"patches": 16, "group": 2},
+    "vanilla_cutmix": {"positions": 64, "group": 2},
+    "dp_cutmix": {"patches": 16, "group": 2, **DP_SPLIT},
+    "dp_mixsl": {"group": 2, **DP_SPLIT},
+    "dp_sl": DP_SPLIT,
+}
+ATTACKS: Mapping[str, Mapping[str, Any]] = {
+    "analytic": {},
+    "decoder": {"rows": 24},
+    "dlg": {},
+    "idlg": {},
+    "ilrg": {},
+    "inverting_gradients": {},
+    "prior_only": {},
+    "ridge": {"rows": 24},
+    "split_label": {},
+}
+
+
+def failures(
+    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any]
+) -> list[str]:
+    found = check(registry, kind, name, settings).findings
+    return [f"{f.name}: {f.reason}" for f in found if f.status == "failed"]
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_every_shipped_defense_conforms(registry: Registry, name: str) -> None:
+    assert failures(registry, "defense", name, DEFENSES[name]) == []
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_shipped_attack_conforms(registry: Registry, name: str) -> None:
+    assert failures(registry, "attack", name, ATTACKS[name]) == []
+
+
+def test_the_tables_name_every_shipped_plugin(registry: Registry) -> None:
+    assert set(DEFENSES) == set(registry.names("defense"))
+    assert set(ATTACKS) == set(registry.names("attack"))
