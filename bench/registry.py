@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -34,6 +33,8 @@ GROUPS: Mapping[PluginKind, str] = {
     "attack": "leakbench.attacks",
 }
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
+FILE_MODULE = "leakbench_plugin_"
+"""How the module of a plugin that is given by its file is named, with the file's name after it."""
 _STRICT = ConfigDict(strict=True)
 
 
@@ -112,16 +113,6 @@ class Registry:
         except ValueError as error:  # the constructor refuses a setting's value
             raise UserError(str(error)) from error
 
-    def sources(self, kind: PluginKind, name: str) -> str:
-        """Hash of the plugin's source and of what it imports from its own package."""
-        digest = hashlib.sha256()
-        for part in name.split("+"):
-            cls = self.get(kind, part).cls
-            assert cls is not None
-            for path in sorted(_own_files(sys.modules[cls.__module__])):
-                digest.update(path.read_bytes())
-        return digest.hexdigest()
-
     def add(self, plugin: Plugin) -> None:
         """Register a plugin; a second one of the same name is listed as clashing."""
         key = (plugin.kind, plugin.name)
@@ -180,7 +171,7 @@ def _from_file(path: Path) -> list[Plugin]:
     if not path.is_file():
         raise UserError(f"no such plugin file: {path}.")
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    module_name = f"leakbench_plugin_{path.stem}_{place}"
+    module_name = f"{FILE_MODULE}{path.stem}_{place}"
     loader = _FromSource(module_name, str(path)) if path.suffix == ".py" else None
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     if spec is None or spec.loader is None:
@@ -245,17 +236,3 @@ def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> d
                 f"got {value!r}."
             ) from error
     return checked
-
-
-def _own_files(module: ModuleType, known: set[Path] | None = None) -> set[Path]:
-    known = set() if known is None else known
-    file = getattr(module, "__file__", None)
-    if not file or Path(file) in known:
-        return known
-    known.add(Path(file))
-    top = module.__name__.split(".")[0]
-    for value in list(vars(module).values()):
-        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-        if isinstance(name, str) and name.split(".")[0] == top and name in sys.modules:
-            _own_files(sys.modules[name], known)
-    return known

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -14,12 +14,21 @@ from safetensors.torch import save_file
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense, fresh
 from bench.data.dataset import Dataset
-from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
-from bench.harness.plan import AttackCell, TrainJob
+from bench.harness.environment import (
+    Environment,
+    dataset_of,
+    network_of,
+    not_applicable,
+    registry_for,
+    versions,
+)
 from bench.metrics.score import floors, score
 from bench.protocols.export import load_seen, load_truth
 from bench.protocols.observe import play_shadow
 from bench.seeding import generator
+
+if TYPE_CHECKING:  # how jobs are planned is no part of what they do, nor of their keys
+    from bench.harness.plan import AttackCell, TrainJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +63,10 @@ def run_attack(
     time at twice its budget, scored under `doubled`: whether it had converged. The record's
     other figures, `seconds` included, are those of the first run."""
     if trained["status"] != "done":
-        return _not_applicable(f"the training is {trained['status']}: {trained['reason']}")
+        return not_applicable(f"the training is {trained['status']}: {trained['reason']}")
     look = trained["observations"][cell.checkpoint][cell.threat.name]
     if look["status"] != "done":
-        return _not_applicable(look["reason"])
+        return not_applicable(look["reason"])
     began = time.perf_counter()
     found = registry_for(env.plugins)
     attack = found.attack(cell.attack, cell.settings)
@@ -66,7 +75,7 @@ def run_attack(
     seen = load_seen(stem.with_name(f"{stem.name}-seen"))
     reason = attack.applies(seen)
     if reason is not None:
-        return _not_applicable(reason)
+        return not_applicable(reason)
     dataset = dataset_of(cell.train, env) if dataset is None else dataset
     answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget)
     seconds = time.perf_counter() - began
@@ -184,7 +193,3 @@ def _scored(
         "device": env.device,
         "versions": versions(),
     }
-
-
-def _not_applicable(reason: str) -> dict[str, Any]:
-    return {"status": "not_applicable", "reason": reason}

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench import data, models, registry
 from bench.data.dataset import Dataset
-from bench.harness.plan import TrainJob
+
+if TYPE_CHECKING:  # how jobs are planned is no part of what they do, nor of their keys
+    from bench.harness.plan import TrainJob
 
 DATASETS_KEPT = 4
 """How many data sets a process keeps: a plan's seeds take turns, each with a split of its own."""
@@ -58,3 +60,8 @@ def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
         classes=dataset.classes,
         settings=job.task.model_settings,
     )
+
+
+def not_applicable(reason: str) -> dict[str, Any]:
+    """The record of a job that makes no sense for its defense or its observation."""
+    return {"status": "not_applicable", "reason": reason}

@@ -19,6 +19,7 @@ from bench.harness.executors.cluster import Cluster
 from bench.harness.executors.local import Workers
 from bench.harness.executors.memory import share_of
 from bench.harness.executors.task import Executor, Outcome, Task, run_here
+from bench.harness.keys import Keys, plugins_of
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 
@@ -69,7 +70,7 @@ def planned(
     only: Mapping[str, Any],
     env: Environment,
     shard: tuple[int, int] = (1, 1),
-) -> tuple[Plan, runner.Keys]:
+) -> tuple[Plan, Keys]:
     """The checked plan and the keys of its jobs. shard: (i, n), the i-th of n parts.
 
     Raises UserError with one sentence for whatever can be found wrong before any work."""
@@ -77,7 +78,7 @@ def planned(
     registry = registry_for(env.plugins)
     plan = expand(suite, only).part(*shard)
     runner.check(plan, registry, env)
-    return plan, runner.Keys(registry, env)
+    return plan, Keys(registry, env)
 
 
 def store_of(plan: Plan, out: Path | None, shard: tuple[int, int] = (1, 1)) -> Store:
@@ -108,7 +109,7 @@ EXECUTORS = ("local", "ray")
 
 
 def executor_of(
-    plan: Plan, keys: runner.Keys, name: str, *, jobs: int | None = None,
+    plan: Plan, keys: Keys, name: str, *, jobs: int | None = None,
     memory: float | None = None, ray_address: str | None = None, cell_cpus: float = 1.0,
     cell_gpus: float | None = None,
 ) -> Executor:  # fmt: skip
@@ -153,7 +154,7 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
 
 
 def cluster(
-    plan: Plan, keys: runner.Keys, *, address: str | None, cell_cpus: float,
+    plan: Plan, keys: Keys, *, address: str | None, cell_cpus: float,
     cell_gpus: float | None,
 ) -> Executor:  # fmt: skip
     """Runs jobs on a Ray cluster: at `address` (None: RAY_ADDRESS, or one is started here), each
@@ -177,7 +178,7 @@ def cluster(
         gpus=gpus,
         timeout_s=plan.suite.timeout_s,
         env=keys.env,
-        plugins=tuple(sorted(runner.plugins_of(plan))),
+        plugins=tuple(sorted(plugins_of(plan))),
         code=keys.code(plan),
     )
 
@@ -189,7 +190,7 @@ def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
 
 def execute(
     plan: Plan,
-    keys: runner.Keys,
+    keys: Keys,
     store: Store,
     *,
     executor: Executor,

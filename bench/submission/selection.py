@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.errors import UserError
+from bench.harness.keys import Keys
 from bench.harness.plan import AttackCell, Plan, TrainJob, expand
-from bench.harness.runner import Keys
 from bench.harness.store import to_json
 from bench.registry import Registry
 from bench.suite import Suite
