@@ -164,6 +164,12 @@ def test_every_job_has_a_key_of_its_own(tree: Tree) -> None:
     assert len(set(tree.before.values())) == len(tree.before)
 
 
+def test_training_and_attacking_are_apart() -> None:
+    sources = Sources(set(PACKAGES))
+    assert ATTACKING not in sources.reached(TRAINING)
+    assert TRAINING not in sources.reached(ATTACKING)
+
+
 @pytest.mark.parametrize("edit", [with_a_comment, with_other_docstrings])
 @pytest.mark.parametrize("folder", ["bench/protocols", "attacks/engine", "defenses"])
 def test_a_comment_or_a_docstring_rekeys_nothing(
