@@ -180,11 +180,14 @@ def _is_text(node: object) -> bool:
 
 def _text(node: object) -> str:
     """A syntax tree as text, the same in every version of Python: `ast.dump` has fields that are
-    empty in some and absent in others."""
-    if isinstance(node, ast.AST):
-        fields = [(name, getattr(node, name, None)) for name in node._fields]
-        inside = ",".join(f"{n}={_text(v)}" for n, v in fields if v is not None and v != [])
-        return f"{type(node).__name__}({inside})"
+    empty in some and absent in others. Whether a name is read or set its place tells already."""
     if isinstance(node, list):
-        return "[" + ",".join(_text(v) for v in node if not _is_text(v)) + "]"
-    return repr(node)
+        return f"[{','.join([_text(v) for v in node if not _is_text(v)])}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = [type(node).__name__]
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if value is not None and value != [] and name != "ctx":
+            parts.append(f"{name}={_text(value)}")
+    return f"({','.join(parts)})"

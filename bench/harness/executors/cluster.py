@@ -102,9 +102,11 @@ def _connect(ray: Any, address: str | None) -> bool:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(
-            address=address or "local", log_to_driver=False, logging_level="ERROR",
+            address=address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
             **({} if address else {"include_dashboard": False}),
-        )  # fmt: skip
+        )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at '{address}' ({error}).") from error
     return True
@@ -134,8 +136,9 @@ class _Pool:
             fits += [node.get("GPU", 0.0) // gpus] if gpus else []
             room += int(min(fits, default=0))
         if not room and not self.slots:
-            found = ", ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs"
-                              for n in alive)  # fmt: skip
+            found = ", ".join(
+                f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in alive
+            )
             raise UserError(
                 f"no node of the Ray cluster can hold a job of {cpus:g} CPUs and {gpus:g} GPUs: "
                 f"its nodes have {found or 'nothing'}."
@@ -191,9 +194,11 @@ class _Slot:
         share = settings.gpus if 0 < settings.gpus < 1 else 1.0
         variables = {"OMP_NUM_THREADS": "1", **KEEP_MEMORY, GPU_SHARE: f"{share:.6f}"}
         self.actor = pool.actor.options(
-            num_cpus=settings.cpus, num_gpus=settings.gpus, max_restarts=0,
+            num_cpus=settings.cpus,
+            num_gpus=settings.gpus,
+            max_restarts=0,
             runtime_env={"env_vars": variables},
-        ).remote({p.name: p.read_text() for p in settings.env.plugins})  # fmt: skip
+        ).remote({p.name: p.read_text() for p in settings.env.plugins})
         self.answer: Any = self.actor.introduce.remote(settings.plugins)
         self.node: str | None = None
         self.task: Task | None = None
@@ -268,9 +273,11 @@ class _Slot:
         self.stop()
         if self.task is not None:
             brief = " ".join(cause.split())[:300]
-            return self.pool.again(self.task) if gone else lost(
-                self.task, "failed", f"the worker process died ({brief})"
-            )  # fmt: skip
+            return (
+                self.pool.again(self.task)
+                if gone
+                else lost(self.task, "failed", f"the worker process died ({brief})")
+            )
         if self.node is None and not gone:
             raise UserError(
                 f"a worker of the Ray cluster cannot start ({' '.join(cause.split())[:300]})."
