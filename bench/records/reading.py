@@ -50,5 +50,4 @@ def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
     value = read_json(path)  # also holds what the quick way cannot: halves of characters
     if not isinstance(value, dict) or "status" not in value:
         raise UserError(f"{path} is no record of leakbench.")
-    found = checked(_adapter(kind, value["status"] == "done"), value, path)
-    return found
+    return checked(_adapter(kind, value["status"] == "done"), value, path)

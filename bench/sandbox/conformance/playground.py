@@ -15,6 +15,7 @@ from bench.contract.messages import SERVER, Message, State
 from bench.data.dataset import Dataset
 from bench.models import Network, build
 from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
