@@ -354,12 +354,8 @@ class SplitFederation(Federation):
     ) -> None:
         """Move the clients' variables.
 
-        Args:
-            step: The step.
-            members: Rows of the clients.
-            draw: Their randomness.
-            data: Samples, targets, the losses' gradients by the activations, and the features of
-                the clients' heads (private labels).
+        `data` has samples, targets, the losses' gradients by the activations, and the features of
+        the clients' heads (private labels).
         """
         x, y, by_q, features = data
         cut = str(step.joined[members[0]].cut)
