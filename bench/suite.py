@@ -124,38 +124,36 @@ class Suite(BaseModel):
         for attack in self.attacks:
             if attack.threat is not None and attack.threat not in threats:
                 raise UserError(did_you_mean("threat", attack.threat, threats))
-            for checkpoint in attack.checkpoints or []:
-                if checkpoint not in self.checkpoints:
-                    raise UserError(
-                        f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
-                        f"observes {', '.join(self.checkpoints)}."
-                    )
-        for kind, entries in (("defense", self.defenses), ("attack", self.attacks)):
-            for entry in entries:
-                for place in entry.tasks or []:
-                    if not 0 <= place < len(self.tasks):
-                        raise UserError(
-                            f"{kind} {entry.name} is to run on task {place}, but the suite has "
-                            f"tasks 0 to {len(self.tasks) - 1}."
-                        )
+            for checkpoint in set(attack.checkpoints or []) - set(self.checkpoints):
+                raise UserError(
+                    f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
+                    f"observes {', '.join(self.checkpoints)}."
+                )
+        entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
+        for entry in entries:
+            for place in set(entry.tasks or []) - set(range(len(self.tasks))):
+                kind = "defense" if isinstance(entry, DefenseSettings) else "attack"
+                raise UserError(
+                    f"{kind} {entry.name} is to run on task {place}, but the suite has "
+                    f"tasks 0 to {len(self.tasks) - 1}."
+                )
         pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
         for pair in pairs:
             if pairs.count(pair) > 1:
                 raise UserError(f"attack {pair[0]} is listed twice under threat {pair[1]}.")
-        for task in self.tasks:
+        for task, threat in itertools.product(self.tasks, self.threats):
             protocol = self.protocol_of(task)
-            for threat in self.threats:
-                if threat.victims > protocol.clients:
-                    raise UserError(
-                        f"threat {threat.name} observes {threat.victims} victims, but "
-                        f"{task.dataset} has {protocol.clients} clients."
-                    )
-                if protocol.name != "fedavg" and threat.local_steps != 1:
-                    why = "takes one" if protocol.name == "fedsgd" else "is observed for one"
-                    raise UserError(
-                        f"threat {threat.name} has local_steps {threat.local_steps}; "
-                        f"{protocol.name} {why}."
-                    )
+            if threat.victims > protocol.clients:
+                raise UserError(
+                    f"threat {threat.name} observes {threat.victims} victims, but "
+                    f"{task.dataset} has {protocol.clients} clients."
+                )
+            if protocol.name != "fedavg" and threat.local_steps != 1:
+                why = "takes one" if protocol.name == "fedsgd" else "is observed for one"
+                raise UserError(
+                    f"threat {threat.name} has local_steps {threat.local_steps}; "
+                    f"{protocol.name} {why}."
+                )
         return self
 
     def protocol_of(self, task: TaskSettings) -> ProtocolSettings:

@@ -18,6 +18,7 @@ from bench.protocols.observe import Truth
 
 FORMAT = 1
 _PLAIN = ("protocol", "party", "labels", "network", "known")
+_HEADER = ("kind", "sender", "receiver", "round", "step", "local_steps")
 _STATES = ("initial", "const", "buffers", "before", "after")
 
 
@@ -46,14 +47,7 @@ def save_seen(seen: Seen, path: Path) -> None:
         for j, (name, box) in enumerate(m.sealed.items()):
             put(f"m{i}/s{j}", {"covers": box.covers})
             sealed[name] = {"n_bytes": box.n_bytes}
-        header = {
-            "kind": m.kind,
-            "sender": m.sender,
-            "receiver": m.receiver,
-            "round": m.round,
-            "step": m.step,
-            "local_steps": m.local_steps,
-        }
+        header = {name: getattr(m, name) for name in _HEADER}
         messages.append(header | {"parts": parts, "sealed": sealed})
     text = {
         "format": FORMAT,

@@ -155,11 +155,11 @@ class SplitFederation(Federation):
 
     def _settle(self, aggregated: State, messages: Sequence[Message]) -> State:
         """Layers that a client uploaded are the clients' mean, the others the server's own."""
-        sent = {
-            n
-            for m in messages
-            for n in (*m.sealed, *(n for n, p in m.parts.items() if _any_present(p)))
-        }
+        sent = {n for m in messages for n in m.sealed}
+        for message in messages:
+            for name, part in message.parts.items():
+                if part.present is None or bool(part.present.any()):
+                    sent.add(name)
         return {n: v if n in sent else self.server.get(n, v) for n, v in aggregated.items()}
 
     def _inspect(self, joined: Sequence[Client], work: LocalWork) -> None:
@@ -201,7 +201,7 @@ class SplitFederation(Federation):
 
         def run(variables: State, x: Tensor, draw: State) -> Tensor:
             weights = self.defense.realize(variables, self.const, draw)
-            return self.network.run(weights, x, last=cut, mode=step.work.mode, buffers=self.buffers)
+            return self._part(weights, x, step, last=cut)
 
         with torch.no_grad():
             variables = step.variables(members)
@@ -256,8 +256,7 @@ class SplitFederation(Federation):
             outputs, [*leaves.values(), *values], slopes, allow_unused=True, materialize_grads=True
         )
         for name, slope in zip(names, found, strict=False):
-            moved = self.server[name].detach() - step.work.lr / len(mixtures) * slope
-            self.server[name] = moved
+            self.server[name] = self.server[name].detach() - step.work.lr / len(mixtures) * slope
         returned = {}
         for client, slope in zip(uploads, found[len(names) :], strict=True):
             part = Part(values=slope)
@@ -290,14 +289,8 @@ class SplitFederation(Federation):
             mine = [i for i, m in enumerate(mixtures) if m.cut == cut]
 
             def run(z: Tensor, cut: str = cut) -> Tensor:
-                return self.network.run(
-                    weights,
-                    z,
-                    first=self.split.above(cut),
-                    last=self.split.features,
-                    mode=step.work.mode,
-                    buffers=self.buffers,
-                )
+                ends = {"first": self.split.above(cut), "last": self.split.features}
+                return self._part(weights, z, step, **ends)
 
             smashed = [mixtures[i].smashed for i in mine]
             if self.network.normalises and step.work.mode == "train":
@@ -335,7 +328,8 @@ class SplitFederation(Federation):
 
             def loss(f: Tensor, variables: State, y: Tensor, draw: State) -> Tensor:
                 weights = self.defense.realize(variables, self.const, draw)
-                return soft_cross_entropy(self._head(weights, f, step.work.mode), y)
+                logits = self._part(weights, f, step, first=self.network.stages[-1])
+                return soft_cross_entropy(logits, y)
 
             slopes = vmap(grad(loss))(f, step.variables(members), y, draws[key])
             for client, slope in zip(ids, slopes, strict=True):
@@ -345,9 +339,10 @@ class SplitFederation(Federation):
         by_mixture = [sum(w * heads[c] for c, w in m.members) for m in mixtures]
         return [torch.as_tensor(slope) for slope in by_mixture], features
 
-    def _head(self, weights: State, features: Tensor, mode: str) -> Tensor:
-        head = self.network.stages[-1]
-        return self.network.run(weights, features, first=head, mode=mode, buffers=self.buffers)
+    def _part(self, weights: State, x: Tensor, step: Step, **ends: str | None) -> Tensor:
+        """The network from the stage `first` to the stage `last` of `ends`."""
+        mode = step.work.mode
+        return self.network.run(weights, x, mode=mode, buffers=self.buffers, **ends)
 
     # --- the clients' gradients -----------------------------------------------------------------
     def _descend(
@@ -359,12 +354,8 @@ class SplitFederation(Federation):
     ) -> None:
         """Move the clients' variables.
 
-        Args:
-            step: The step.
-            members: Rows of the clients.
-            draw: Their randomness.
-            data: Samples, targets, the losses' gradients by the activations, and the features of
-                the clients' heads (private labels).
+        `data` has samples, targets, the losses' gradients by the activations, and the features of
+        the clients' heads (private labels).
         """
         x, y, by_q, features = data
         cut = str(step.joined[members[0]].cut)
@@ -387,10 +378,6 @@ class SplitFederation(Federation):
             step.variables(members, held), x, y, by_q, features, draw
         )
         step.descend(members, grads)
-
-
-def _any_present(part: Part) -> bool:
-    return part.present is None or bool(part.present.any())
 
 
 def _leaf(part: Part) -> Part:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from bench.contract.defense import Party
-from bench.contract.messages import EVERYONE, SERVER, Message, Part, Sealed
+from bench.contract.messages import EVERYONE, SERVER, Message, Part
 
 FEATURES, SMASHED_GRADIENT = "features", "smashed_gradient"
 """Kinds of what the server of a split protocol computes and sends to one client."""
@@ -89,22 +89,17 @@ class Wire:
 
 
 def _frozen(message: Message) -> Message:
-    return replace(
-        message,
-        parts={
-            n: Part(
-                values=p.values.detach().clone(),
-                present=None if p.present is None else p.present.detach().clone(),
-                bits=p.bits,
-            )
-            for n, p in message.parts.items()
-        },
-    )
+    return message.with_parts({n: _copied(p) for n, p in message.parts.items()})
+
+
+def _copied(part: Part) -> Part:
+    present = None if part.present is None else part.present.detach().clone()
+    return replace(part, values=part.values.detach().clone(), present=present)
 
 
 def _without_boxes(message: Message) -> Message:
-    sealed = {
-        n: Sealed(n_bytes=s.n_bytes, covers=s.covers.detach().clone())
-        for n, s in message.sealed.items()
-    }
-    return replace(message, sealed=sealed)
+    sealed = message.sealed.items()
+    return replace(
+        message,
+        sealed={n: replace(s, covers=s.covers.detach().clone(), box=None) for n, s in sealed},
+    )
