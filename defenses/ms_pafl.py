@@ -334,7 +334,8 @@ class MSPAFL(Defense):
                 value=self._one_client(facts),
                 really=run,
                 holds="It does not hold; its constant c_0 by Eq. C.8 depends on the unit of the "
-                "weights. Proven is the other number, without amplification.",
+                "weights. Proven is the other number, without amplification, at delta "
+                f"{facts.delta:g}.",
             ),
             Formula(
                 name=f"epsilon of the global models of the run at delta {total_delta:.3g}",
@@ -342,7 +343,8 @@ class MSPAFL(Defense):
                 value=total,
                 really=run,
                 holds="As composition it is right and loose; with Corollary 1 it does not hold for "
-                f"rare check-ins. It grows linearly from round {late:.3g} on.",
+                f"rare check-ins. It grows linearly from round {late:.3g} on. The other number is "
+                f"at delta {facts.delta:g}.",
             ),
         )
 

@@ -237,8 +237,8 @@ class NoisedSmashed(Defense):
                     equation=self.equation,
                     value=best_renyi_epsilon(printed, facts.delta)[0],
                     really=best_renyi_epsilon(server, facts.delta)[0],
-                    holds=f"One record is sent {record_uploads(facts)} times in the run, which "
-                    "the paper does not compose.",
+                    holds="The paper does not compose over the uploads of one record, here "
+                    f"{record_uploads(facts)}.",
                 ),
             ]
         return tuple(found)

@@ -261,8 +261,6 @@ class PMSFL(Defense):
         }
 
     def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        clients = facts.sampled
-        collapse = collapse_probability(0.9, clients=clients)
         return (
             Formula(
                 name="factor of the score gradient at theta = .5",
@@ -273,16 +271,9 @@ class PMSFL(Defense):
                 "sigma'(s). Every sign is right, the scale is not.",
             ),
             Formula(
-                name=f"probability of the mean of {clients} masks, theta = .9, to be in (0, 1)",
-                equation="Eq. 5",
-                value=1.0,
-                really=1 - collapse,
-                holds="At 0 and 1 the score is infinite, hence `clip`.",
-            ),
-            Formula(
                 name="bound on the squared error of the mean mask",
                 equation="Eq. 6",
-                value=facts.parameters / (4 * clients),
+                value=facts.parameters / (4 * facts.sampled),
                 holds="It holds.",
             ),
         )

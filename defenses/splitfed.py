@@ -203,5 +203,5 @@ class SplitFedPM(PMSFL):
         return {k: v for k, v in super().constants(facts).items() if bits or k not in about_bits}
 
     def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        gradient, *about_bits = super().paper_formulas(facts)
-        return (gradient, *(about_bits if self.sends == "bits" else ()))
+        gradient, mean_of_bits = super().paper_formulas(facts)
+        return (gradient, mean_of_bits) if self.sends == "bits" else (gradient,)

@@ -103,20 +103,6 @@ def test_one_replaced_record_flips_the_mask() -> None:
         assert mask.int().tolist() == case["expected"][f"mask_{name}"]
 
 
-@pytest.mark.parametrize("name", ["ss_negotiate_rho0.25", "ss_negotiate_rho1"])
-def test_negotiated_zones_of_the_oracle(name: str) -> None:
-    case = CASES[name]
-    masks = [{"w": bits(m)} for m in case["inputs"]["masks"]]
-    zone = consensus(masks, rho=case["inputs"]["rho"])["w"]
-    expected = case["expected"]
-    assert zone.int().tolist() == expected["enc"]
-    personal = [m["w"] & ~zone for m in masks]
-    noised = [~(m["w"] | zone) for m in masks]
-    assert [p.int().tolist() for p in personal] == expected["pers"]
-    assert [n.int().tolist() for n in noised] == expected["noise"]
-    assert torch.stack(noised).sum(dim=0).tolist() == expected["n_noise_contributors"]
-
-
 def test_rho_is_met_by_the_exact_share_despite_rounding() -> None:
     masks = [{"w": bits([i < 3])} for i in range(10)]
     assert 3 / 10 < 0.1 + 0.2
@@ -197,6 +183,21 @@ def a_round(defense: EncryptedZone, updates: Tensor) -> tuple[Any, list[Message]
     messages = [m for ms in done.values() for m in ms]
     server = Server(state=base, const={}, lr=1.0, ask=keys.reply)
     return defense.aggregate(server, messages), messages, keys
+
+
+@pytest.mark.parametrize("name", ["ss_negotiate_rho0.25", "ss_negotiate_rho1"])
+def test_negotiated_zones_of_the_oracle(name: str) -> None:
+    """Eq. 16-18 as they leave the clients: sealed, not sent at all, sent in the open."""
+    given, expected = CASES[name]["inputs"], CASES[name]["expected"]
+    masks = [bits(m) for m in given["masks"]]
+    defense = Given(masks, rho=given["rho"], noise_multiplier=0.0)
+    _, messages, _ = a_round(defense, torch.ones(len(masks), 6))
+    noised = torch.stack([m.parts["w"].presence() for m in messages])
+    encrypted = torch.stack([m.sealed["w"].covers for m in messages])
+    assert encrypted.int().tolist() == [expected["enc"]] * len(masks)
+    assert (~noised & ~encrypted).int().tolist() == expected["pers"]
+    assert noised.int().tolist() == expected["noise"]
+    assert noised.sum(dim=0).tolist() == expected["n_noise_contributors"]
 
 
 @pytest.mark.parametrize("average", ["count", "all"])
