@@ -90,7 +90,7 @@ class SmashedNoise(_Gaussian):
         return values if open_ else values.clamp(self.low, self.high)
 
     def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Tensor | None = None
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
     ) -> Prepared:
         if not self.random:
             return super().prepared(seen, softness, base=base)
