@@ -1,1 +1,17 @@
-"""Batched optimisers and gradient matching, shared by the optimising attacks."""
+"""What attacks share, readable from an attack downwards: a file imports from those below it.
+
+Matching: `deep_leakage` (of `dlg` and `idlg`; `inverting_gradients` builds alike) plays waves of
+starts (`restarts`) of candidates whose labels may be read first (`labels`). The objective
+(`matching`) adds terms; `encoding` makes images of an optimiser's vectors. `evidence` weighs what
+was seen into terms (`terms`): each compares what candidate clients (`clients`, `products`,
+`gradients`, `convolutions`) would have sent with what was. Optimisers: `adam`, `lbfgs` with
+`line_search` and `curvature`.
+
+Learned: `inverter` (of `ridge` and `decoder`) regresses (`regression`, `local`, `grid`) images on
+what public samples look like through the defense (`channel`).
+
+Closed forms: `restored` and `counts` (of `ilrg`), `estimate`, `wire_labels`.
+
+Below all of them: `private` estimates what clients never upload, `prior` is what public data says
+of a sample, `observation` stacks what was seen, and `chunks` fits work to the memory.
+"""

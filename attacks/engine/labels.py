@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence
+from attacks.engine.observation import ObservedUploads, kind_of
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import restored_counts
+from attacks.engine.terms import Uploads
 from attacks.engine.wire_labels import (
     in_the_clear,
     labels_by_slope,
@@ -95,7 +99,7 @@ def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:
     """
     uploads, clients, classes = evidence.uploads, evidence.clients, ctx.network.classes
     assert uploads is not None
-    seen = uploads.observation
+    seen = _as_the_law_has_it(uploads)
     names = [n for n in ctx.network.head if n in seen.values] or list(seen.values)
     aux_y = ctx.aux_y.to(ctx.device)
     aux_x = ctx.aux_x.to(dtype=clients.dtype, device=ctx.device)
@@ -104,13 +108,25 @@ def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:
     targets = torch.eye(classes, dtype=clients.dtype, device=ctx.device)
     victims = len(evidence.seen.clients)
     scores = torch.full((victims, classes), torch.inf, device=ctx.device)
-    prepared = {n: uploads.prepared(seen.values[n][:, None], clients.before[n]) for n in names}
+    prepared = {n: uploads.prepared(seen.values[n][:, None], {n: clients.before[n]}) for n in names}
     width = sum(v.numel() for v in clients.start.values()) * victims
     for some in present.split(max(1, _LARGEST // width)):
         expected = uploads.sent(means[some, None], targets[some, None])
+        if seen.kind != uploads.observation.kind:
+            expected = clients.as_sent(expected, seen.kind)
         for name in names:
             misfit, _ = prepared[name].misfit(expected[name].detach()[None])
             misfit = torch.where(seen.present[name][:, None], misfit, 0.0)
             added = misfit.flatten(2).sum(dim=2).to(scores)
             scores[:, some] = torch.where(scores[:, some].isinf(), 0.0, scores[:, some]) + added
     return scores.argsort(dim=1)
+
+
+def _as_the_law_has_it(uploads: Uploads) -> ObservedUploads:
+    """Estimated gradients as the kind of upload that the law speaks of. An estimate that took
+    broadcast weights for what was hidden is no upload any more, and stays a gradient."""
+    seen, law = uploads.observation, uploads.law
+    if law is None or seen.kind != "gradient" or not (law.faithful or law.of != "weights"):
+        return seen
+    kind = kind_of(law)
+    return replace(seen, kind=kind, values=uploads.clients.as_sent(seen.values, kind))

@@ -114,8 +114,9 @@ class Uploads:
             return {n: p.any(dim=0, keepdim=True) for n, p in present.items()}
         return {n: p[victims] for n, p in present.items()}
 
-    def prepared(self, values: Tensor, base: Tensor) -> Prepared:
-        """Observed values [V, ...] as the law compares them; base: what of them was broadcast."""
+    def prepared(self, values: Tensor, base: State) -> Prepared:
+        """Observed values [V, ...] as the law compares them; base: the broadcast tensors that
+        they belong to."""
         if self.law is None:
             return squared_distance(values)
         return self.law.prepared(values, self.law.usual_softness, base=base)
@@ -167,7 +168,7 @@ class UploadLikelihood:
     @cached_property
     def prepared(self) -> Prepared:
         before = self.uploads.clients.before
-        base = torch.cat([before[n].flatten() for n in self.uploads.observation.values])
+        base = {n: before[n] for n in self.uploads.observation.values}
         return self.uploads.prepared(self.uploads.values, base)
 
     @cached_property

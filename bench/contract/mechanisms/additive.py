@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,11 +90,7 @@ class SmashedNoise(_Gaussian):
         return values if open_ else values.clamp(self.low, self.high)
 
     def prepared(
-        self,
-        seen: Tensor,
-        softness: float = 0.0,
-        *,
-        base: Tensor | Mapping[str, Tensor] | None = None,
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
     ) -> Prepared:
         if not self.random:
             return super().prepared(seen, softness, base=base)
