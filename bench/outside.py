@@ -22,17 +22,14 @@ from torch import Tensor
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
 from bench.harness.environment import Environment, dataset_of
-from bench.harness.plan import TrainJob
-from bench.harness.store import Store, to_json, write_whole
+from bench.harness.store import Store, write_whole
 from bench.metrics.intervals import Interval, bootstrap
 from bench.metrics.score import floors, score
 from bench.names import did_you_mean
 from bench.protocols.export import load_seen, load_truth, save_seen
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.report.cells import Cell, cells_of, find
+from bench.records import Cell, Run, read_json, to_json
+from bench.report.cells import find
 from bench.report.entries import FLOOR_SUFFIX
-from bench.report.leaderboard import read_run
-from bench.suite import TaskSettings
 
 ANSWERS = ("images", "labels", "label_counts", "failed")
 _ROUNDING = 1e-6
@@ -41,7 +38,13 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Paths of an export: what was seen (tensors, and JSON about them), and public samples."""
+    """Files of an export.
+
+    Attributes:
+        tensors: What the server saw.
+        text: What the tensors are, and public facts.
+        public: Samples that the threat grants.
+    """
 
     tensors: Path
     text: Path
@@ -50,7 +53,14 @@ class Exported:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One metric of an outside attack, with its floors, and leakbench's own attack beside it."""
+    """One metric of an outside attack.
+
+    Attributes:
+        interval: Mean over victims.
+        floor: Of what needs no leak, None where there is none.
+        floor_class_mean: The same given the true label.
+        own: Mean of leakbench's own attack.
+    """
 
     interval: Interval
     floor: float | None
@@ -60,8 +70,17 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """values, floors: metric -> one figure per victim; failed: victims without an answer, scored
-    as the mean public image."""
+    """An outside attack's answer, scored.
+
+    Attributes:
+        cell: What was attacked.
+        victims: How many.
+        samples: Of each victim.
+        failed: Victims without an answer, scored as the mean public image.
+        values: Metric -> one figure per victim.
+        floors: The same of what needs no leak.
+        figures: Metric -> means, with those of leakbench's own attack.
+    """
 
     cell: Cell
     victims: int
@@ -82,29 +101,44 @@ class Scored:
             for name, f in self.figures.items()
         }
         return {
-            "cell": self.cell.key, "name": self.cell.name, "attack": self.cell.label,
-            "victims": self.victims, "samples": self.samples, "failed": self.failed,
-            "figures": figures, "values": dict(self.values), "floors": dict(self.floors),
-        }  # fmt: skip
+            "cell": self.cell.key,
+            "name": self.cell.name,
+            "attack": self.cell.label,
+            "victims": self.victims,
+            "samples": self.samples,
+            "failed": self.failed,
+            "figures": figures,
+            "values": dict(self.values),
+            "floors": dict(self.floors),
+        }
 
 
 def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
     """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, and the
     public samples that its threat grants: OUT-public.safetensors. Never the truth.
 
-    cell: see `bench.report.cells.find`. Existing files are replaced. Raises UserError for a cell
-    that is none or has no observation, and for an `out` with a dot in its name.
+    Args:
+        folder: The result folder.
+        cell: See `bench.report.cells.find`.
+        out: The files' name without an ending; existing ones are replaced.
+        env: Where data sets lie.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: For a cell that is none or has no observation, and for an `out` with a dot in
+            its name.
     """
     name = out.name.removesuffix(".safetensors").removesuffix(".json")
     if not name or "." in name:
         raise UserError(f"--out must be a file name without dots, such as seen, got '{out}'.")
     base = out.with_name(name)
-    chosen = find(cells_of(read_run(folder)), cell)
+    chosen = find(Run.read(folder).cells, cell)
     stem, samples = _observation(folder, chosen)
     seen = load_seen(stem.with_name(f"{stem.name}-seen"))
-    job = _job(chosen)
-    dataset = dataset_of(job, env)
-    threat = next(t for t in job.threats if t.name == chosen.threat)
+    dataset = dataset_of(chosen.job.train, env)
+    threat = chosen.job.threat
     facts = {
         "cell": chosen.key,
         "dataset": chosen.dataset,
@@ -143,26 +177,39 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
 def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) -> Scored:
     """Score a reconstruction exactly as leakbench's own attacks are.
 
-    cell: see `bench.report.cells.find`, or an exported FILE or FILE.json, which holds its cell's
-    key. reconstruction: a safetensors or npz file with any of images [V, K, ...], labels [V, K]
-    and label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left out
-    where it is 1. Raises UserError with one sentence for anything else.
+    Args:
+        folder: The result folder.
+        cell: See `bench.report.cells.find`, or an exported FILE or FILE.json, which holds its
+            cell's key.
+        reconstruction: A safetensors or npz file with any of images [V, K, ...], labels [V, K] and
+            label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left
+            out where it is 1.
+        env: Where data sets lie.
+
+    Returns:
+        Figures per metric, with floors and leakbench's own attack beside them.
+
+    Raises:
+        UserError: With one sentence for anything else.
     """
-    chosen = find(cells_of(read_run(folder)), _cell_text(cell))
+    chosen = find(Run.read(folder).cells, _cell_text(cell))
     stem, _ = _observation(folder, chosen)
-    dataset = dataset_of(_job(chosen), env)
+    dataset = dataset_of(chosen.job.train, env)
     truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
-    threat = next(t for t in _job(chosen).threats if t.name == chosen.threat)
+    threat = chosen.job.threat
     aux = slice(None, threat.aux)
     answer = _answer(_tensors(reconstruction), truth.x, truth.y, dataset.classes)
     known: dict[str, Any] = {
-        "x": truth.x, "y": truth.y, "classes": dataset.classes, "aux_x": dataset.aux_x[aux],
+        "x": truth.x,
+        "y": truth.y,
+        "classes": dataset.classes,
+        "aux_x": dataset.aux_x[aux],
         "categorical": dataset.categorical,
-    }  # fmt: skip
+    }
     scores = score(answer, **known)
     lowest = floors(**known, aux_y=dataset.aux_y[aux])
     record = Store(folder).read("attack", chosen.key)
-    own = record["values"] if record and record["status"] == "done" else {}
+    own = record.values if record and record.status == "done" else {}
     figures = {}
     for name, values in scores.values.items():
         interval = bootstrap([np.array(values)])
@@ -175,12 +222,19 @@ def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) 
         )
     shown = {k: v for k, v in lowest.items() if k.removesuffix(FLOOR_SUFFIX) in scores.values}
     victims, samples = truth.y.shape
-    return Scored(cell=chosen, victims=victims, samples=samples, failed=scores.failed,
-                  values=scores.values, floors=shown, figures=figures)  # fmt: skip
+    return Scored(
+        cell=chosen,
+        victims=victims,
+        samples=samples,
+        failed=scores.failed,
+        values=scores.values,
+        floors=shown,
+        figures=figures,
+    )
 
 
 def _mean(values: list[float] | None) -> float | None:
-    return None if values is None else float(np.mean([float(v) for v in values]))
+    return None if values is None else float(np.mean(values))
 
 
 def _cell_text(cell: str) -> str:
@@ -193,39 +247,24 @@ def _cell_text(cell: str) -> str:
     if not os.path.isfile(exported):  # unlike Path.is_file, False for names too long to be one
         return cell
     try:
-        key = json.loads(exported.read_text())["cell"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        key = read_json(exported)["cell"]
+    except (OSError, UserError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{exported} is no export of leakbench: it names no cell.") from error
     return str(key)
-
-
-def _job(cell: Cell) -> TrainJob:
-    """The training that made a cell's observation, from run.json."""
-    entry = cell.training
-    return TrainJob(
-        task=TaskSettings.model_validate(entry["task"]),
-        protocol=ProtocolSettings.model_validate(entry["protocol"]),
-        defense=entry["defense"],
-        settings=entry["settings"],
-        threats=tuple(ThreatSettings.model_validate(t) for t in entry["threats"]),
-        checkpoints=tuple(entry["checkpoints"]),
-        delta=entry["delta"],
-        seed=entry["seed"],
-        audit=entry["audit"],
-    )
 
 
 def _observation(folder: Path, cell: Cell) -> tuple[Path, int]:
     """Stem of the files of a cell's observation, and its samples per victim. Raises UserError if
     there is none."""
-    key = cell.training["key"]
+    key = cell.train_key
     record = Store(folder).read("train", key)
-    if record is None or record["status"] != "done":
-        why = "it has not run" if record is None else f"{record['status']}: {record['reason']}"
+    if record is None or record.status != "done":
+        why = "it has not run" if record is None else f"{record.status}: {record.reason}"
         raise UserError(f"cell {cell.name} has no observation: its training is not done ({why}).")
-    look = record["observations"][cell.checkpoint][cell.threat]
-    if look["status"] != "done":
-        raise UserError(f"cell {cell.name} has no observation: {look['reason']}.")
+    look = record.observations.get(cell.checkpoint, {}).get(cell.threat)
+    if look is None or look.status != "done":
+        reason = "its training's record names none" if look is None else look.reason
+        raise UserError(f"cell {cell.name} has no observation: {reason}.")
     stem = Store(folder).artifacts(key) / f"{cell.checkpoint}-{cell.threat}"
     path = stem.with_name(f"{stem.name}-truth.safetensors")
     if not path.is_file():
@@ -239,8 +278,14 @@ def _observation(folder: Path, cell: Cell) -> tuple[Path, int]:
 
 
 _UNREADABLE = (
-    OSError, EOFError, TypeError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    EOFError,
+    TypeError,
+    ValueError,
+    SafetensorError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What damaged files and foreign ones raise; TypeError: numbers that torch has no type for."""
 
 

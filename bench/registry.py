@@ -20,8 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
+from bench.arguments import checked_arguments
 from bench.contract.attack import Attack
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
@@ -34,7 +33,6 @@ GROUPS: Mapping[PluginKind, str] = {
     "attack": "leakbench.attacks",
 }
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
-_STRICT = ConfigDict(strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +104,7 @@ class Registry:
     def _make(self, kind: PluginKind, name: str, settings: Mapping[str, Any], where: str) -> Any:
         cls = self.get(kind, name, where=where).cls
         assert cls is not None
-        checked = _checked(cls, f"{kind} '{name}'", settings, where)
+        checked = checked_arguments(cls, settings, what=f"{kind} '{name}'", where=where)
         try:
             return cls(**checked)
         except ValueError as error:  # the constructor refuses a setting's value
@@ -215,36 +213,6 @@ def snake_case(name: str) -> str:
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:400]
-
-
-def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings, checked against the constructor's annotations (int passes as float)."""
-    parameters = {
-        p.name: p
-        for p in inspect.signature(cls, eval_str=True).parameters.values()
-        if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-    }
-    place = f" in {where}" if where else ""
-    for key in settings:
-        if key not in parameters:
-            raise UserError(did_you_mean(f"setting of {what}", key, list(parameters), where=where))
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in settings]
-    if missing:
-        raise UserError(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
-    checked = {}
-    for key, value in settings.items():
-        try:
-            annotation = parameters[key].annotation
-            untyped = annotation is inspect.Parameter.empty
-            adapter: TypeAdapter[Any] = TypeAdapter(Any if untyped else annotation, config=_STRICT)
-            checked[key] = adapter.validate_python(value)
-        except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise UserError(
-                f"setting {key} of {what}{place}: {problem[:1].lower()}{problem[1:]}, "
-                f"got {value!r}."
-            ) from error
-    return checked
 
 
 def _own_files(module: ModuleType, known: set[Path] | None = None) -> set[Path]:

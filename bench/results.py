@@ -17,9 +17,10 @@ from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import launch
 from bench.harness.plan import Plan
-from bench.harness.store import Store, write_whole
+from bench.harness.store import write_whole
 from bench.report import frames, leaderboard, tables
 from bench.report.cells import Cell, cells_of, check_wanted, fits_settings
+from bench.report.dicts import DictStore as Store
 from bench.report.files import FILES, Files
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ def _suite(
 ) -> suites.Suite:
     if isinstance(given, (str, Path)):
         pairs = [f"{k}={_toml(v, k)}" for k, v in (overrides or {}).items()]
-        return suites.load(str(given), pairs)
+        return suites.read_suite(str(given), pairs)
     if overrides:
         raise UserError("overrides change a suite's file; change the dict itself instead.")
     if isinstance(given, suites.Suite):

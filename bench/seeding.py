@@ -1,4 +1,4 @@
-"""Every random stream of a run, derived by name from the cell's seed."""
+"""Every random stream of a run, derived by name from the training's seed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
 
 
 def derived_seed(seed: int, *names: str | int) -> int:
-    """63-bit seed of the stream `names`; streams of different names are independent."""
+    """A 63-bit seed of the stream `names`; streams of different names are independent."""
     text = "\x1f".join(["leakbench", str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, *names: str | int) -> torch.Generator:
-    """CPU generator of a named stream. Draws are made on CPU, so devices agree on them."""
+    """A CPU generator of a named stream, since draws on the CPU are alike on every device."""
     import torch
 
     return torch.Generator().manual_seed(derived_seed(seed, *names))
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
-    """NumPy generator of a named stream, for scikit-learn style splits and resampling."""
+    """A NumPy generator of a named stream, for splits and resampling."""
     return np.random.default_rng(derived_seed(seed, *names))

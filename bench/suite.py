@@ -20,7 +20,15 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 class TaskSettings(BaseModel):
-    """A dataset with a model; protocol overrides single values of the suite's protocol."""
+    """A data set with a model.
+
+    Attributes:
+        dataset: Name of the data set, `folder:PATH` or `npz:PATH`.
+        dataset_settings: Settings of its loader.
+        model: Name of the model.
+        model_settings: Settings of its builder.
+        protocol: Values that replace those of the suite's protocol.
+    """
 
     model_config = _STRICT
 
@@ -32,8 +40,13 @@ class TaskSettings(BaseModel):
 
 
 class DefenseSettings(BaseModel):
-    """A defense and its settings; a list of values makes one setting per value (grid). tasks:
-    the tasks on which it runs, by their places in the file (default: all)."""
+    """A defense with its settings.
+
+    Attributes:
+        name: Name of the defense, or `a+b`.
+        settings: Its settings; a list of values makes one setting per value (grid).
+        tasks: The tasks on which it runs, by their places in the file from 0; all by default.
+    """
 
     model_config = _STRICT
 
@@ -43,9 +56,16 @@ class DefenseSettings(BaseModel):
 
 
 class AttackSettings(BaseModel):
-    """An attack, its settings, the threat under which it runs (default: the first), its budget:
-    gradient evaluations per start (default: the suite's), and the checkpoints and tasks (by
-    their places in the file, the first is 0) that it attacks (default: all of the suite's)."""
+    """An attack with its settings and what it attacks.
+
+    Attributes:
+        name: Name of the attack.
+        settings: Its settings; a list of values makes one setting per value (grid).
+        threat: Name of the threat under which it runs; the first by default.
+        budget: Gradient evaluations per start; the suite's by default.
+        checkpoints: The checkpoints that it attacks; all of the suite's by default.
+        tasks: The tasks that it attacks, by their places in the file from 0; all by default.
+    """
 
     model_config = _STRICT
 
@@ -58,9 +78,24 @@ class AttackSettings(BaseModel):
 
 
 class Suite(BaseModel):
-    """A suite file. delta: of every epsilon. budget: gradient evaluations per start of an
-    optimising attack that names none of its own. audit: draws of the empirical audit of each
-    defense setting, 0 for none. timeout_s: limit of one training job or attack cell."""
+    """A suite file.
+
+    Attributes:
+        name: Its name, and that of its result folder.
+        version: A number that counts up when the suite's meaning changes.
+        description: One sentence.
+        seeds: Every training runs once per seed.
+        checkpoints: Where in a training a round is observed.
+        delta: The delta of every proven epsilon.
+        budget: Gradient evaluations per start of an optimising attack that names none of its own.
+        audit: Draws of the audit of each defense's setting, 0 for no audit.
+        timeout_s: Most seconds of one training or cell.
+        protocol: How the models are trained.
+        tasks: Data sets with models.
+        threats: What is observed and granted.
+        defenses: What is trained.
+        attacks: What attacks it.
+    """
 
     model_config = _STRICT
 
@@ -124,7 +159,7 @@ class Suite(BaseModel):
         return self
 
     def protocol_of(self, task: TaskSettings) -> ProtocolSettings:
-        """The suite's protocol with the task's overrides."""
+        """The suite's protocol with the task's values in place of its own."""
         merged = self.protocol.model_dump() | task.protocol
         if "local_steps" in task.protocol:
             merged["local_epochs"] = task.protocol.get("local_epochs")
@@ -139,10 +174,15 @@ def shipped() -> list[str]:
     return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
-def load(name: str, overrides: Sequence[str] = ()) -> Suite:
-    """A shipped suite by name, or a TOML file by path, with `--set` overrides applied.
+def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
+    """Read a suite.
 
-    Raises UserError naming the file, the key and what was expected.
+    Args:
+        name: Name of a shipped suite, or path of a TOML file.
+        overrides: Changes of single values, each as `path.to.key=value`.
+
+    Raises:
+        UserError: For a file that is missing or no suite, naming the key and what was expected.
     """
     if name in shipped():
         text, place = (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
@@ -162,6 +202,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> Suite:
         return Suite.model_validate(data)
     except ValidationError as error:
         raise UserError(f"{place}: {_first_problem(error)}") from error
+
+
+load = read_suite  # scripts that use this module may call it so
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -186,7 +229,15 @@ def parse_value(text: str) -> Any:
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """`k=v` strings -> dict. Raises UserError for one without `=`, or a key given twice."""
+    """Turn `key=value` texts into a dict.
+
+    Args:
+        pairs: The texts.
+        option: The option that they were given by, for the message.
+
+    Raises:
+        UserError: For a text without `=`, or a key that is given twice.
+    """
     out: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -199,7 +250,7 @@ def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def _override(data: dict[str, Any], override: str) -> None:
-    """Apply `a.b.0.c=value`; a protocol value also replaces the tasks' own."""
+    """Apply `a.b.0.c=value`; a value of the protocol also replaces the tasks' own."""
     ((path, value),) = parse_pairs([override], "--set").items()
     keys = path.split(".")
     place: Any = data
@@ -226,7 +277,7 @@ def _override(data: dict[str, Any], override: str) -> None:
 
 
 def as_text(value: Any) -> str:
-    """Of an `only` value: itself, a list's with commas between them."""
+    """The text of an `only` value, that of a list with commas between its members."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

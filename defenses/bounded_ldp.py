@@ -17,17 +17,19 @@ import torch
 from torch import Tensor
 
 from bench.api import (
+    AdaptiveTwoPoint,
     Client,
     Defense,
     Event,
     Facts,
-    GaussianNoise,
     Kind,
     Local,
     Mechanism,
     Message,
+    Piecewise,
     RandomisedResponse,
     SignPerturbation,
+    TwoPoint,
     as_kind,
 )
 from bench.toolkit.vectors import replace_values, uniform_like
@@ -86,17 +88,6 @@ def piecewise_variance(v: float, *, epsilon: float) -> float:
     return v * v * small / rest + small * (1 + 3 * small) / (3 * rest * rest)
 
 
-def adaptive_range(
-    broadcast: Tensor, *, slack: float, floor: float, max_radius: float
-) -> tuple[float, float]:
-    """(centre, radius) of one tensor's weights: mean c of the broadcast ones, and
-    slack * max |w - c| within [floor, max_radius]."""
-    wide = broadcast.detach().double()
-    centre = float(wide.mean())
-    spread = float((wide - centre).abs().max())
-    return centre, min(max(slack * spread, floor), max_radius)
-
-
 # --- the defenses ---------------------------------------------------------------------------
 
 
@@ -137,11 +128,6 @@ class _PerValue(Defense):
                 values[name] = (centre + radius * released).to(part.values)
             out.append(replace_values(plain, values))
         return out
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """Attackers model the release as Gaussian with the std that it has at v = 0; none of
-        the descriptions at hand has the true, bounded law, or the clipping of single values."""
-        return (GaussianNoise(of=self.target, std=self.noise_std),)
 
     @property
     def noise_std(self) -> float:
@@ -201,6 +187,9 @@ class Duchi(_Bounded):
     def _variance(self, v: float) -> float:
         return duchi_variance(v, epsilon=self.epsilon)
 
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (TwoPoint(of=self.target, epsilon=self.epsilon, radius=self.radius),)
+
 
 class PMPiecewise(_Bounded):
     """Piecewise mechanism (PM) on every value clipped to [-bound, bound].
@@ -218,6 +207,9 @@ class PMPiecewise(_Bounded):
 
     def _variance(self, v: float) -> float:
         return piecewise_variance(v, epsilon=self.epsilon)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (Piecewise(of=self.target, epsilon=self.epsilon, radius=self.radius),)
 
 
 class PNPM(_Bounded):
@@ -241,11 +233,9 @@ class PNPM(_Bounded):
         return moments(self.epsilon, "unbiased")[1] * v * v
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """Exact but for the clipping. An update is the gradient times a public constant, so that
-        perturbing the signs of either is the same; attackers know it of gradients."""
         low, high = scale_range(self.epsilon, "unbiased")
-        of: Kind = "weights" if self.target == "weights" else "gradient"
-        return (SignPerturbation(of=of, keep=keep_probability(self.epsilon), low=low, high=high),)
+        keep = keep_probability(self.epsilon)
+        return (SignPerturbation(of=self.target, keep=keep, low=low, high=high, bound=self.bound),)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         return signs_alone(self.epsilon, facts, range_="[|v|, C' |v|]")
@@ -275,7 +265,6 @@ class SunAdaptive(Duchi):
     already has, so c and r cost no privacy. Clipping biases weights outside of the range towards
     the centre, by their distance from it. LDP-FL's splitting and shuffling, which hides from
     whom a value comes, is left out: here the server sees every client's upload.
-    Attackers are told the std for max_radius, the most that it can be.
     Source: Sun, Qian, Chen, "LDP-FL", IJCAI 2021, arXiv:2007.15789.
     """
 
@@ -296,4 +285,14 @@ class SunAdaptive(Duchi):
         self.slack, self.floor = slack, floor
 
     def _range(self, broadcast: Tensor) -> tuple[float, float]:
-        return adaptive_range(broadcast, slack=self.slack, floor=self.floor, max_radius=self.radius)
+        return self.mechanisms()[0].interval(broadcast)
+
+    def mechanisms(self) -> tuple[AdaptiveTwoPoint]:
+        told = AdaptiveTwoPoint(
+            of=self.target,
+            epsilon=self.epsilon,
+            radius=self.radius,
+            slack=self.slack,
+            floor=self.floor,
+        )
+        return (told,)

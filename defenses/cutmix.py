@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bench.api import Client, Facts, Message, Mixture, Part
 from bench.toolkit.patches import count_positions
-from defenses import dp_cutmix_claims as claims
-from defenses.dp_cutmix import DPCutMix, DPMixSL
-from defenses.mixer import Deal, Mixing, deal_boxes
+from defenses.dp_cutmix import DPCutMix
+from defenses.dp_cutmix_rivals import DPMixSL
+from defenses.mixer import Deal, Mixing, box_side, deal_boxes
 
 
 class CutMix(DPCutMix):
@@ -31,9 +31,14 @@ class CutMix(DPCutMix):
         self, *, patches: int, group: int, mixing: Mixing = "uniform", alpha: float = 1.0
     ) -> None:
         super().__init__(
-            patches=patches, group=group, mixing=mixing, alpha=alpha, clip=math.inf,
-            smashed_std=0.0, label_std=0.0,
-        )  # fmt: skip
+            patches=patches,
+            group=group,
+            mixing=mixing,
+            alpha=alpha,
+            clip=math.inf,
+            smashed_std=0.0,
+            label_std=0.0,
+        )
 
 
 class VanillaCutMix(CutMix):
@@ -61,7 +66,7 @@ class VanillaCutMix(CutMix):
             )
         super().__init__(patches=positions, group=group, mixing=mixing, alpha=alpha)
 
-    def _deal(self) -> Deal:
+    def deal(self) -> Deal:
         return partial(deal_boxes, self.patches, mixing=self.mixing, alpha=self.alpha)
 
     def smashed(self, q: Tensor, client: Client) -> Part:
@@ -73,10 +78,12 @@ class VanillaCutMix(CutMix):
         return super().smashed(q, client)
 
     def worst_share(self, facts: Facts) -> float:
-        return claims.worst_box_share(
-            positions=self.patches, smallest=self._smallest_group(facts),
-            even=self.mixing == "uniform",
-        )  # fmt: skip
+        """All but what the least box keeps in a corner. Of equal ratios the first box pasted has
+        half the grid, and the others may lie inside it."""
+        if self.smallest_group(facts) == 1:
+            return 1.0
+        width = box_side(math.isqrt(self.patches), 1 / 2) if self.mixing == "uniform" else 1
+        return 1 - (-(-width // 2)) ** 2 / self.patches
 
 
 class Cutout(CutMix):

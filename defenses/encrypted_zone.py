@@ -11,7 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from defenses import ckks
 KEY_SERVER = "key_server"
 MASK, CIPHERTEXT = "mask", "ciphertext"
 _PUBLIC_KEY, _OPEN, _SUM = "public_key", "open", "sum"
-_KEY, _MINE = "encrypted_zone.key", "encrypted_zone.mask"
+_KEY, MINE = "encrypted_zone.key", "encrypted_zone.mask"
 _SPREAD = 200_000
 """Values from which a round's encryption (some 0.7 microseconds each) is worth more processes."""
 Masks = Mapping[str, Tensor]
@@ -85,26 +85,35 @@ class KeyHolder(Party):
         sealed = message.sealed[CIPHERTEXT]
         values = self.keys.decrypt(sealed.box, length=int(sealed.covers.sum())) / GAIN
         answer = Message(
-            kind=_SUM, sender=KEY_SERVER, receiver=message.sender, round=message.round,
+            kind=_SUM,
+            sender=KEY_SERVER,
+            receiver=message.sender,
+            round=message.round,
             parts={_SUM: Part(values=values, bits=64)},
-        )  # fmt: skip
+        )
         return [answer]
 
     def _public_key(self, receiver: str, round: int) -> Message:
         box = self.keys.public_context()
         sealed = Sealed(n_bytes=len(box), covers=torch.zeros(0, dtype=torch.bool), box=box)
         return Message(
-            kind=_PUBLIC_KEY, sender=KEY_SERVER, receiver=receiver, round=round,
+            kind=_PUBLIC_KEY,
+            sender=KEY_SERVER,
+            receiver=receiver,
+            round=round,
             sealed={_PUBLIC_KEY: sealed},
-        )  # fmt: skip
+        )
 
 
 class EncryptedZone(Defense):
     """Base: clients agree on coordinates to encrypt (`agree`) from the masks that each proposes
-    (`propose`) in plain sight, and `show` what is done with all others.
+    (`propose`) in plain sight, and `protect` their updates.
 
-    parameters: `additive` or `standard` (`ckks.ADDITIVE`, `ckks.STANDARD`). The server adds
-    ciphertexts and asks the key server for the sum; it divides by the number of clients.
+    The server adds ciphertexts, asks the key server for the sum, and divides it by the number of
+    clients.
+
+    Args:
+        parameters: Of CKKS, `additive` (`ckks.ADDITIVE`) or `standard` (`ckks.STANDARD`).
     """
 
     owns = frozenset({"aggregate"})
@@ -127,10 +136,6 @@ class EncryptedZone(Defense):
         """The coordinates that all encrypt, from the clients' masks."""
         raise TypeError(f"{type(self).__name__} must define agree(masks).")
 
-    def show(self, parts: Mapping[str, Part], client: Client) -> dict[str, Part]:
-        """What is sent in the open of the coordinates present in `parts` of an update."""
-        return dict(parts)
-
     # --- the protocol ---------------------------------------------------------------------------
     @property
     def _ckks(self) -> ckks.Parameters:
@@ -145,7 +150,7 @@ class EncryptedZone(Defense):
         assert local is not None
         given = client.plan.get("mask")
         mask = self.propose(client, local) if given is None else given
-        client.memory[_MINE] = mask
+        client.memory[MINE] = mask
         parts = self.proposal_parts(mask)
         return [Message(kind=MASK, sender=client.id, receiver=EVERYONE, round=round, parts=parts)]
 
@@ -155,34 +160,32 @@ class EncryptedZone(Defense):
                 client.memory[_KEY] = message.sealed[_PUBLIC_KEY].box
         if when != "upload" or "pinned" in client.plan:
             return
-        masks = _in_order({**_masks(heard), client.id: client.memory[_MINE]})
+        masks = _in_order({**_masks(heard), client.id: client.memory[MINE]})
         client.plan["encrypted"] = self.agree(masks)
         client.plan["company"] = len(masks)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         return [
-            self._protect(as_kind(m, "update", base=local.broadcast, lr=local.lr), client)
+            self.protect(as_kind(m, "update", base=local.broadcast, lr=local.lr), client)
             if m.kind in UPLOAD_KINDS
             else m
             for m in messages
         ]
 
-    def _protect(self, message: Message, client: Client) -> Message:
+    def protect(self, update: Message, client: Client) -> Message:
+        """What of an update is sent: the encrypted zone sealed, all else as it is."""
         zone = client.plan["encrypted"]
-        mine = client.memory.get(_MINE, zone)
-        hidden = {n: p.presence() & zone[n] for n, p in message.parts.items()}
-        rest = {
-            n: showing(p, ~hidden[n] & ~self.withheld(n, mine)) for n, p in message.parts.items()
-        }
+        shown = {n: showing(p, ~zone[n]) for n, p in update.parts.items()}
+        return replace(update, parts=shown, sealed=self.sealed(update, zone, client))
+
+    def sealed(self, update: Message, zone: Masks, client: Client) -> dict[str, Sealed]:
+        """The update's values in the zone, as ciphertexts once `finish_uploads` is through."""
+        hidden = {n: p.presence() & zone[n] for n, p in update.parts.items()}
         sealed = {n: Sealed(n_bytes=0, covers=h) for n, h in hidden.items() if bool(h.any())}
         if sealed:
-            values = torch.cat([message.parts[n].values[hidden[n]] for n in sealed])
+            values = torch.cat([update.parts[n].values[hidden[n]] for n in sealed])
             sealed[CIPHERTEXT] = self._seal(values, client, clients=client.plan["company"])
-        return replace(message, parts=self.show(rest, client), sealed=sealed)
-
-    def withheld(self, name: str, mask: Masks) -> Tensor:
-        """Coordinates outside the encrypted zone that stay with a client of this mask."""
-        return torch.zeros((), dtype=torch.bool, device=mask[name].device)
+        return sealed
 
     def _seal(self, values: Tensor, client: Client, *, clients: int) -> Sealed:
         covers = torch.ones(len(values), dtype=torch.bool)
@@ -218,7 +221,14 @@ class EncryptedZone(Defense):
 
     # --- server -------------------------------------------------------------------------------
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
-        """Per coordinate the mean update, of the encrypted zone by the key server's sum."""
+        return self.moved(server, messages, over="count")
+
+    def moved(
+        self, server: Server, messages: Sequence[Message], *, over: Literal["count", "all"]
+    ) -> State:
+        """The state plus, per coordinate, the mean update: of what was sent in the open the sum
+        over the clients that sent it (`count`) or all clients; of the encrypted zone the key
+        server's sum over all clients."""
         uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
         state = {**server.state, **(server.trained or {})}
         sent = {n for m in uploads for n in m.parts}
@@ -227,17 +237,14 @@ class EncryptedZone(Defense):
             parts = [m.parts[name] for m in uploads if name in m.parts]
             present = torch.stack([p.presence() for p in parts])
             total = torch.stack([p.values for p in parts]).where(present, 0.0).sum(dim=0)
-            new[name] = new[name] + total / self.divisor(present)
+            count = present.sum(dim=0).clamp_min(1)
+            new[name] = new[name] + total / (len(parts) if over == "all" else count)
         for name, values in self._opened(server, uploads).items():
             covers = next(m.sealed[name].covers for m in uploads if name in m.sealed)
-            moved = torch.zeros_like(new[name])
-            moved[covers] = values.to(moved)
-            new[name] = new[name] + moved / len(uploads)
+            total = torch.zeros_like(new[name])
+            total[covers] = values.to(total)
+            new[name] = new[name] + total / len(uploads)
         return new
-
-    def divisor(self, present: Tensor) -> Tensor:
-        """What the sum over clients, present [K, ...], is divided by."""
-        return present.sum(dim=0).clamp_min(1)
 
     def _opened(self, server: Server, uploads: Sequence[Message]) -> dict[str, Tensor]:
         """Sums of the encrypted coordinates by name; empty where nothing was encrypted."""

@@ -7,15 +7,17 @@ have it). Each gives one row per client of a group, and the rows add up to one e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from bench.api import SERVER, Message, Part, Party, Stage
-from defenses import dp_cutmix_claims as claims
+from bench.api import SERVER, Facts, Message, Mixture, Part, Party, Stage
+from defenses.noised_smashed import NoisedSmashed
 
 Mixing = Literal["uniform", "dirichlet"]
 MIXER = "mixer"
@@ -56,7 +58,7 @@ def deal_patches(
     that sends all its patches is not mixed at all. Which patches is uniform in both.
     """
     if mixing == "uniform":
-        sizes = torch.tensor(claims.partition_sizes(patches, clients))
+        sizes = torch.tensor(partition_sizes(patches, clients))
         owner = torch.arange(clients).repeat_interleave(sizes)
         owner = owner[torch.randperm(patches, generator=rng)]
     else:
@@ -69,6 +71,16 @@ def deal_patches(
     return torch.arange(clients)[:, None] == owner
 
 
+def partition_sizes(patches: int, clients: int) -> list[int]:
+    """Largest-remainder sizes of `patches` shared evenly; the first clients get the extra one.
+
+    The paper's [lambda N] leaves open how to round, and floor, round and ceiling all miss the
+    total for most numbers of clients, which its "no blank patches" excludes.
+    """
+    share, extra = divmod(patches, clients)
+    return [share + (i < extra) for i in range(clients)]
+
+
 def deal_boxes(
     positions: int, clients: int, *, mixing: Mixing, alpha: float, rng: torch.Generator
 ) -> Tensor:
@@ -79,7 +91,7 @@ def deal_boxes(
     over it, whose share of the grid is its ratio among those so far: for a pair lambda is the
     first's ratio, and the box has 1 - lambda. The box's side is rounded, its centre is uniform
     over the grid, and it is clipped at the borders. More than a pair, the random order (by which
-    each client's expected share is 1 / clients) and the limits of `claims.box_side` are ours.
+    each client's expected share is 1 / clients) and the limits of `box_side` are ours.
     Source: Yun et al., arXiv:1905.04899, Eqs. 1 and 2.
     """
     side = math.isqrt(positions)
@@ -88,13 +100,23 @@ def deal_boxes(
     areas = (ratios / ratios.cumsum(0)).tolist()
     owner = torch.full((side, side), order[0])
     for client, area in zip(order[1:], areas[1:], strict=True):
-        width = claims.box_side(side, area)
+        width = box_side(side, area)
         rows, columns = (
             slice(max(0, start), start + width)
             for start in (torch.randint(side, (2,), generator=rng) - width // 2).tolist()
         )
         owner[rows, columns] = client
     return torch.arange(clients)[:, None] == owner.flatten()
+
+
+def box_side(side: int, area: float) -> int:
+    """Side of a box with about `area` (a share) of a grid of side x side positions.
+
+    At least 1 and, if the grid has more, less than `side`: a client whose company gets nothing
+    is not mixed at all.
+    """
+    nearest = math.floor(side * math.sqrt(area) + 0.5 + 1e-9)  # ties upwards, by exact areas
+    return min(max(1, nearest), max(1, side - 1))
 
 
 # --- the party ------------------------------------------------------------------------------
@@ -126,11 +148,15 @@ class Mixer(Party):
                 addressed += [(m, {PATCHES: parts[m]}) for m in members]
             out += [
                 Message(
-                    kind=self.kind, sender=MIXER, receiver=receiver, round=round, step=step,
+                    kind=self.kind,
+                    sender=MIXER,
+                    receiver=receiver,
+                    round=round,
+                    step=step,
                     parts=content,
                 )
                 for receiver, content in addressed
-            ]  # fmt: skip
+            ]
         return out
 
     def _parts(self, members: Sequence[str]) -> dict[str, Part]:
@@ -138,3 +164,103 @@ class Mixer(Party):
         if self.kind == PATCHES:
             return {m: Part(values=mask, bits=1) for m, mask in zip(members, rows, strict=True)}
         return {m: Part(values=ratio) for m, ratio in zip(members, rows.float(), strict=True)}
+
+
+# --- the server -----------------------------------------------------------------------------
+
+
+def mixtures(
+    uploads: Mapping[str, Part],
+    heard: Sequence[Message],
+    *,
+    kind: str,
+    share: Callable[[Tensor, float], Tensor],
+) -> list[Mixture]:
+    """One mixture per group of the mixer's messages of this kind: the sum of share(s_i, lambda_i);
+    lambda_i weighs client i's label, or, where labels stay with the clients, its loss."""
+    labels = {m.sender: m.parts["labels"].values for m in heard if m.kind == "labels"}
+    out = []
+    for plan in (m for m in heard if m.sender == MIXER and m.kind == kind):
+        ratio = {i: float(part.values.double().mean()) for i, part in plan.parts.items()}
+        smashed = [share(_sent(uploads[i]), r) for i, r in ratio.items()]
+        targets = [r * labels[i] for i, r in ratio.items()] if labels else []
+        out.append(
+            Mixture(
+                smashed=reduce(torch.add, smashed),
+                cut="",  # left to the protocol
+                targets=reduce(torch.add, targets) if targets else None,
+                members=list(ratio.items()),
+            )
+        )
+    return out
+
+
+def _sent(part: Part) -> Tensor:
+    """A part's values, 0 where nothing was sent."""
+    if part.present is None:
+        return part.values
+    return torch.where(part.present, part.values, 0.0)
+
+
+class GroupMixing(NoisedSmashed):
+    """Base of defenses that mix a group's noised smashed data into one batch of the server.
+
+    Args:
+        group: Clients mixed together.
+        most: Largest group, that of one patch (`dealt`) each; None: any.
+        mixing: `uniform`, or `dirichlet` with concentration alpha.
+        alpha: In [0.01, 1e6].
+        clip: See `NoisedSmashed`, as the rest.
+    """
+
+    owns = frozenset({"mix"})
+    zero_strength = MappingProxyType(
+        {"group": 1, "clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
+    )
+    dealt = "patches"
+    """What masks are dealt over; the setting that counts it."""
+
+    def __init__(
+        self,
+        *,
+        group: int,
+        mixing: Mixing,
+        alpha: float,
+        clip: float,
+        smashed_std: float,
+        label_std: float,
+        low: float,
+        smashed_size: int | None,
+        most: int | None = None,
+    ) -> None:
+        super().__init__(
+            clip=clip,
+            low=low,
+            smashed_std=smashed_std,
+            label_std=label_std,
+            smashed_size=smashed_size,
+        )
+        if group < 1 or (most is not None and group > most):
+            limit = "" if most is None else f" and <= {self.dealt} ({most})"
+            raise ValueError(f"group must be >= 1{limit} (clients mixed together), got {group}.")
+        if mixing not in ("uniform", "dirichlet"):
+            raise ValueError(f"mixing must be uniform or dirichlet, got '{mixing}'.")
+        if not 0.01 <= alpha <= 1e6:
+            raise ValueError(
+                f"alpha must lie in [0.01, 1e6] (concentration of dirichlet mixing), got {alpha}."
+            )
+        self.group: int = group
+        self.mixing: Mixing = mixing
+        self.alpha = alpha
+
+    @property
+    def together(self) -> int:  # type: ignore[override]
+        return self.group
+
+    def mixed_noises(self) -> float:
+        """Variance of the noise in a full group's mixture over that in one upload."""
+        raise TypeError(f"{type(self).__name__} must define mixed_noises().")
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        std = self.smashed_std * self.mixed_noises() ** 0.5
+        return super().constants(facts) | {"mixed_noise_std": std}

@@ -2,7 +2,9 @@
 
 A round: client i takes part with probability p_i, trains on subsampled batches, keeps its
 private parameters, clips the public ones AS WEIGHTS to norm C (Eq. 15), adds Gaussian noise
-(Eq. 16) and uploads them. The server averages (Eq. 17); what was kept is put back (Eq. 18).
+(Eq. 16) and uploads them. The server averages (Eq. 17). Recombination (Eq. 18) is not here: what
+a client withheld the protocol puts back at the start of its next round, in
+`Federation._begin_at` of `bench/protocols/federation.py`.
 
 Where the paper contradicts itself: an empty round keeps the old model (Eq. 17 divides by 0);
 Eq. 17's correction nu is off unless asked for, since it is unbiased only for equal p_i and
@@ -26,6 +28,7 @@ from bench.api import (
     Defense,
     Event,
     Facts,
+    Formula,
     Gaussian,
     GaussianNoise,
     Local,
@@ -44,70 +47,32 @@ from bench.privacy.gaussian import (
 )
 from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.vectors import clip, gaussian_like, replace_values, showing
-from defenses import ms_pafl_claims as claims
+from defenses import ms_pafl_theorems as theorems
 
 Sampling = Literal["wor", "wr"]
 _ROUND, _QUEUE = "ms_pafl.round", "ms_pafl.queue"
 
 
-def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:
-    """Check-in probabilities by round and client: `0.5`, `"0.1,0.9"` for clients in turn,
-    `"0.1,0.9;0.5"` with rounds in turn. Raises ValueError for one outside [0, 1]."""
-    rows = []
-    for row in str(text).split(";"):
-        try:
-            values = tuple(float(v) for v in row.split(","))
-        except ValueError:
-            raise ValueError(
-                f"check_in must be numbers, `,` between clients and `;` between rounds, "
-                f"got '{text}'."
-            ) from None
-        for value in values:
-            if not 0 <= value <= 1:
-                raise ValueError(f"check_in must lie in [0, 1] (probabilities), got {value}.")
-        rows.append(values)
-    return tuple(rows)
-
-
-def private_coordinates(values: State, private: float | str) -> dict[str, Tensor]:
-    """Which coordinates stay with the client, bool by name.
-
-    private: a share in [0, 1], the first coordinates in the order of the parameters, rounded
-    down (Sec. V-A: the first half); or stages and parameters by name, separated by commas.
-    Raises ValueError for a name that is none, naming those there are.
-    """
-    if isinstance(private, str):
-        names = [n.strip() for n in private.split(",")]
-        known = {n.split(".", 1)[0] for n in values} | set(values)
-        for name in names:
-            if name not in known:
-                raise ValueError(
-                    f"private names '{name}', but the client trains {', '.join(sorted(known))}."
-                )
-        return {
-            n: torch.full_like(v, n in names or n.split(".", 1)[0] in names, dtype=torch.bool)
-            for n, v in values.items()
-        }
-    left = math.floor(private * sum(v.numel() for v in values.values()) + 1e-9)
-    out = {}
-    for name, value in values.items():
-        out[name] = (torch.arange(value.numel(), device=value.device) < left).view(value.shape)
-        left = max(0, left - value.numel())
-    return out
-
-
 class MSPAFL(Defense):
     """Check-in, subsampling, and noise on the public parameters alone.
 
-    epsilon, delta: the local budget of one upload, for which Lemma 1 calibrates the noise (its
-    sensitivity is 2 clip_norm). noise: `lemma1`, std 2C sqrt(2 ln(1.25/delta))/epsilon, proven
-    for epsilon <= 1; `analytic`, the smallest std that keeps the budget at any epsilon.
-    clip_norm: C, L2 norm of the public weights. check_in: see `check_in_table`; it takes the
-    place of the suite's participation. sampling: a round's batches together `wor` (distinct
-    samples, until all were drawn) or `wr` (every sample drawn from all). private: see
-    `private_coordinates`. nu_clients: N of Eq. 17's correction, 0 to leave it out.
-    beta, delta_tilde: of the paper's Theorems 2 and 4, for its claim alone.
+    Args:
+        epsilon: Local budget of one upload, > 0, for which Lemma 1 calibrates the noise (its
+            sensitivity is 2 clip_norm).
+        delta: Of the same budget, in (0, 1).
+        noise: `lemma1`, std 2C sqrt(2 ln(1.25/delta))/epsilon, proven for epsilon <= 1;
+            `analytic`, the smallest std that keeps the budget at any epsilon.
+        clip_norm: C, L2 norm of the public weights, > 0.
+        check_in: See `check_in_table`; it takes the place of the suite's participation.
+        sampling: A round's batches together: `wor` (distinct samples, until all were drawn) or
+            `wr` (every sample drawn from all).
+        private: See `private_coordinates`.
+        nu_clients: N of Eq. 17's correction, 0 to leave it out.
+        beta: Of Theorem 2, > 0; for the paper's claim alone.
+        delta_tilde: Of Theorem 4, in (0, 1); for the paper's claim alone.
+
     An observed round is the server's view of clients that did check in, with distinct samples.
+
     Source: MS-PAFL, Algorithm 1, Eq. 14-18.
     """
 
@@ -182,7 +147,7 @@ class MSPAFL(Defense):
     def variant(self) -> str:
         return "printed" if self.noise == "lemma1" else "corrected"
 
-    # --- client -------------------------------------------------------------------------------
+    # --- client: check in, subsample, split, clip, noise -----------------------------------------
     def joins(self, client: Client, sampled: bool) -> bool:
         """Eq. 14, a coin of the client's own; the server's sampling is not asked."""
         number = client.memory.get(_ROUND, 0)
@@ -201,6 +166,7 @@ class MSPAFL(Defense):
         return []
 
     def batch(self, client: Client, size: int) -> Tensor:
+        """Sec. III-B: a batch of the round's subsample."""
         rng, records = client.rng["batch"], len(client.y)
         if self.sampling == "wr":
             return torch.randint(records, (size,), generator=rng)
@@ -221,6 +187,7 @@ class MSPAFL(Defense):
     def _publish(
         self, message: Message, kept: Mapping[str, Tensor], local: Local, client: Client
     ) -> Message:
+        """The public half, clipped as weights (Eq. 15) and noised (Eq. 16)."""
         weights = as_kind(message, "weights", base=local.broadcast, lr=local.lr)
         public = {n: showing(p, ~kept[n]) for n, p in weights.parts.items()}
         if not any(bool(p.presence().any()) for p in public.values()):
@@ -237,7 +204,7 @@ class MSPAFL(Defense):
         if not self.nu_clients:
             return None
         number = next((m.round for m in messages), 0)
-        nu = claims.correction([self.probability(i, number) for i in range(self.nu_clients)])
+        nu = theorems.correction([self.probability(i, number) for i in range(self.nu_clients)])
         mean = mean_over_present(server, messages)
         sent = {n: torch.zeros_like(v, dtype=torch.bool) for n, v in mean.items()}
         for message in messages:
@@ -271,38 +238,156 @@ class MSPAFL(Defense):
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Theorem 4 for the global model over all rounds, with the largest check-in probability;
         infinite where its delta reaches 1, since that claims nothing."""
-        epsilon, delta = claims.claimed(
-            p=self._most(), q=self._rate(facts), epsilon=self.epsilon, delta=self.delta,
-            clients=facts.clients, beta=self.beta, delta_tilde=self.delta_tilde,
-            rounds=facts.rounds,
-        )  # fmt: skip
+        epsilon, delta = self._global_model(facts)
         return (epsilon, delta, "record") if delta < 1 else (math.inf, 1.0, "record")
+
+    def _one_round(self, facts: Facts) -> tuple[float, float]:
+        """(epsilon_c, delta_c) of Corollary 1 at the largest check-in probability."""
+        return theorems.single_round(
+            p=self._most(),
+            q=self._rate(facts),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            clients=facts.clients,
+            beta=self.beta,
+        )
+
+    def _global_model(self, facts: Facts) -> tuple[float, float]:
+        """(epsilon, delta) of Theorem 4 over all rounds."""
+        one = self._one_round(facts)
+        return theorems.composed(*one, rounds=facts.rounds, delta_tilde=self.delta_tilde)
+
+    def _one_client(self, facts: Facts) -> float:
+        """Epsilon of Theorem 3 over all rounds, for C = 1 as in the paper."""
+        return theorems.local_total(
+            p=self._most(),
+            q=self._rate(facts),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            rounds=facts.rounds,
+            clip_norm=1.0,
+        )
 
     def _most(self) -> float:
         return max(p for row in self.table for p in row)
 
     def _rate(self, facts: Facts) -> float:
         """q of Eq. 11 for the smallest client."""
-        return claims.sampling_rate(
-            records=facts.records, steps=facts.local_steps, batch=min(facts.batch, facts.records),
-            sampling=self.sampling,
-        )  # fmt: skip
+        draws = facts.local_steps * min(facts.batch, facts.records)
+        replacement = self.sampling == "wr"
+        return theorems.sampling_rate(records=facts.records, draws=draws, replacement=replacement)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        p, q = self._most(), self._rate(facts)
         return {
             "noise_std": self.std,
             "noise_std_lemma1": self._std("lemma1"),
             "noise_std_analytic": self._std("analytic"),
             "eps_one_upload": self.local_epsilon,
-            "check_in_most": p,
-            "sampling_rate": q,
-            "eps_one_round_claimed": claims.single_round(
-                p=p, q=q, epsilon=self.epsilon, delta=self.delta, clients=facts.clients,
-                beta=self.beta,
-            )[0],
-            "eps_client_claimed": claims.local_total(
-                p=p, q=q, epsilon=self.epsilon, delta=self.delta, rounds=facts.rounds
+            "check_in_most": self._most(),
+            "sampling_rate": self._rate(facts),
+            "eps_one_round_claimed": self._one_round(facts)[0],
+            "eps_client_claimed": self._one_client(facts),
+            "expected_uploads": self._most() * facts.rounds,
+        }
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        """Theorems 2 to 4 are held against the exact Gaussian of all uploads: nothing less is
+        proven, since the server sees who uploads and the private half remembers records."""
+        printed, exact = theorems.amplified(self.epsilon, q=self._rate(facts))
+        one, one_delta = self._one_round(facts)
+        total, total_delta = self._global_model(facts)
+        mu = 2 * self.clip_norm / self.std
+        run = exact_gaussian_epsilon(mu=mu * math.sqrt(facts.releases), delta=facts.delta)
+        late = theorems.linear_from(one, delta_tilde=self.delta_tilde) if one > 0 else math.inf
+        return (
+            Formula(
+                name="std of the noise per public coordinate",
+                equation="Eq. 6 (Lemma 1)",
+                value=self._std("lemma1"),
+                really=self._std("analytic"),
+                holds="Proven for epsilon <= 1. It is not the smallest, which is the other number.",
             ),
-            "expected_uploads": p * facts.rounds,
-        }  # fmt: skip
+            Formula(
+                name="epsilon of an upload, amplified by its subsample",
+                equation="Theorem 1",
+                value=printed,
+                really=exact,
+                holds="It holds for one round without memory and epsilon <= 1. The private half "
+                "remembers a record once sampled, so no later round is amplified.",
+            ),
+            Formula(
+                name="probability that check-ins deviate (delta')",
+                equation="Theorem 2",
+                value=theorems.deviation_probability(beta=self.beta, clients=facts.clients),
+                holds="From 1 on the theorem says nothing.",
+            ),
+            Formula(
+                name=f"epsilon of one round's global model at delta {one_delta:.3g}",
+                equation="Eq. 20 (Corollary 1)",
+                value=one,
+                really=self.local_epsilon,
+                holds="It does not hold for small p against the server, which sees who takes part.",
+            ),
+            Formula(
+                name="epsilon of one client over the run",
+                equation="Eq. 22 (Theorem 3)",
+                value=self._one_client(facts),
+                really=run,
+                holds="It does not hold; its constant c_0 by Eq. C.8 depends on the unit of the "
+                "weights. Proven is the other number, without amplification.",
+            ),
+            Formula(
+                name=f"epsilon of the global models of the run at delta {total_delta:.3g}",
+                equation="Eq. 23 (Theorem 4)",
+                value=total,
+                really=run,
+                holds="As composition it is right and loose; with Corollary 1 it does not hold for "
+                f"rare check-ins. It grows linearly from round {late:.3g} on.",
+            ),
+        )
+
+
+def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:
+    """Check-in probabilities by round and client: `0.5`, `"0.1,0.9"` for clients in turn,
+    `"0.1,0.9;0.5"` with rounds in turn. Raises ValueError for one outside [0, 1]."""
+    rows = []
+    for row in str(text).split(";"):
+        try:
+            values = tuple(float(v) for v in row.split(","))
+        except ValueError:
+            raise ValueError(
+                f"check_in must be numbers, `,` between clients and `;` between rounds, "
+                f"got '{text}'."
+            ) from None
+        for value in values:
+            if not 0 <= value <= 1:
+                raise ValueError(f"check_in must lie in [0, 1] (probabilities), got {value}.")
+        rows.append(values)
+    return tuple(rows)
+
+
+def private_coordinates(values: State, private: float | str) -> dict[str, Tensor]:
+    """Which coordinates stay with the client, bool by name.
+
+    private: a share in [0, 1], the first coordinates in the order of the parameters, rounded
+    down (Sec. V-A: the first half); or stages and parameters by name, separated by commas.
+    Raises ValueError for a name that is none, naming those there are.
+    """
+    if isinstance(private, str):
+        names = [n.strip() for n in private.split(",")]
+        known = {n.split(".", 1)[0] for n in values} | set(values)
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"private names '{name}', but the client trains {', '.join(sorted(known))}."
+                )
+        return {
+            n: torch.full_like(v, n in names or n.split(".", 1)[0] in names, dtype=torch.bool)
+            for n, v in values.items()
+        }
+    left = math.floor(private * sum(v.numel() for v in values.values()) + 1e-9)
+    out = {}
+    for name, value in values.items():
+        out[name] = (torch.arange(value.numel(), device=value.device) < left).view(value.shape)
+        left = max(0, left - value.numel())
+    return out

@@ -2,8 +2,8 @@
 
 A client receives theta, trains scores s = sigma^-1(theta) of the network w_b * M with a fresh
 M ~ Bernoulli(sigma(s)) per step, and uploads one more fresh mask, one bit per parameter. The
-server averages the masks (Eq. 5, 7). The headline method adds no noise; Theorems 2 and 3 are
-about noised variants, here the setting `noise`.
+server averages the masks (Eq. 5, 7). This is the headline method, which adds no noise; Theorems
+2 and 3 are about noised variants, which are in `defenses/pm_sfl_noised.py`.
 
 Departures: theta is clipped to [clip, 1 - clip] before the scores are taken, since Eq. 5 reaches
 0 and 1; a coordinate that nobody sends keeps its theta (Eq. 7 is 0/0 there); scores move with
@@ -26,88 +26,44 @@ from bench.api import (
     UPLOAD_KINDS,
     BernoulliMask,
     Client,
-    Clip,
     Defense,
     Event,
     Facts,
-    Gaussian,
-    Laplace,
-    LaplaceNoise,
+    Formula,
     Local,
-    Loss,
     Mechanism,
     Message,
     Part,
-    RandomisedResponse,
     Server,
     State,
     Unprotected,
     as_kind,
 )
-from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.per_sample import per_sample_gradients
-from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like, showing, uniform_like
-from defenses import pm_sfl_claims as claims
+from bench.toolkit.vectors import gaussian_like, showing, uniform_like
 
 Variant = Literal["corrected", "printed"]
-Noise = Literal["none", "local", "mask", "smashed"]
 
 INDICATOR = "indicator"
 PERSONAL = "personal."
-_MASK, _NOISE = "mask.", "noise."
-
-
-def kaiming_normal(like: Tensor, *, rng: torch.Generator) -> Tensor:
-    """N(0, 2 / fan_in) of the shape of a weight [out, in, ...] (He et al. 2015)."""
-    return gaussian_like(like, std=math.sqrt(2 / like[0].numel()), rng=rng)
-
-
-def with_slope(value: Tensor, scores: Tensor, *, variant: Variant, lr_scale: float) -> Tensor:
-    """`value` with lr_scale times a straight-through derivative with respect to the scores.
-
-    corrected: sigma'(s), the derivative of the mean mask. printed: sigma(s) sigma'(s) (Eq. 4,
-    17), which treats theta as a factor of its own derivative.
-    """
-    theta = torch.sigmoid(scores)
-    slope = lr_scale * (theta if variant == "corrected" else theta.square() / 2)
-    return value.detach() + (slope - slope.detach())
-
-
-def personal_share(round: int, *, share: float, agreement_rounds: int, growth_rounds: int) -> float:
-    """Share of personalised masks in a round: 0 in the agreement rounds, then growing by equal
-    steps to `share` (Sec. 4.2 and 6.5.1, which leave the steps open)."""
-    grown = (round + 1 - agreement_rounds) / growth_rounds
-    return share * min(max(grown, 0.0), 1.0)
-
-
-def rank_changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """|change of theta|, whether it crossed .5, and the order in which masks become personal:
-    those that crossed first, then the others, each by falling change (Sec. 4.2).
-
-    before, after: scores [D].
-    """
-    change = (torch.sigmoid(after.double()) - torch.sigmoid(before.double())).abs()
-    disagree = before * after < 0
-    return change, disagree, (change + disagree).argsort(descending=True, stable=True)
+_MASK = "mask."
 
 
 class PMSFL(Defense):
     """Trained random masks over frozen weights, uploaded as sampled bits.
 
-    clip: c; received probabilities are clipped to [c, 1 - c], 0 < c < .5. variant: `corrected`
-    or `printed`, for the score gradient (see `with_slope`) and the noise on masks. lr_scale:
-    step of the scores over the protocol's learning rate, > 0. personal: final share of masks
-    that a client keeps to itself, in [0, 1]; agreement_rounds: rounds before the first;
-    growth_rounds: rounds until the share is reached.
-    noise: none; `local`, on every score gradient (Theorem 3a); `mask`, on theta before the
-    upload is drawn (Theorem 3b): printed, of Eq. 69's std before the clip, corrected, after a
-    clip and sqrt(d) times as strong; `smashed`, Laplace on smashed data (Theorem 2). epsilon,
-    delta: the theorem's budget. local_steps: R of Theorem 3a. clip_norm: L2 norm of one
-    sample's score gradient (`local`) or L1 norm of its smashed data (`smashed`).
-    Source: PM-SFL, Sec. 4, Algorithm 1, Theorems 2-3.
+    Args:
+        clip: c; received probabilities are clipped to [c, 1 - c], 0 < c < .5.
+        variant: `corrected` or `printed`, for the score gradient (see `with_slope`).
+        lr_scale: Step of the scores over the protocol's learning rate, > 0.
+        personal: Final share of masks that a client keeps to itself, in [0, 1].
+        agreement_rounds: Rounds before the first personal mask, >= 0.
+        growth_rounds: Rounds until the share is reached, >= 1.
+
+    Source: PM-SFL, Sec. 4, Algorithm 1.
     """
 
+    owns = frozenset({"variables", "aggregate"})
     source = "PM-SFL, Sec. 4, Algorithm 1"
 
     def __init__(
@@ -119,11 +75,6 @@ class PMSFL(Defense):
         personal: float = 0.0,
         agreement_rounds: int = 5,
         growth_rounds: int = 10,
-        noise: Noise = "none",
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        local_steps: int = 1,
-        clip_norm: float = 1.0,
     ) -> None:
         if not 0 < clip < 0.5:
             raise ValueError(f"clip must lie in (0, 0.5) (c of [c, 1 - c]), got {clip}.")
@@ -139,32 +90,11 @@ class PMSFL(Defense):
             raise ValueError(f"agreement_rounds must be >= 0, got {agreement_rounds}.")
         if growth_rounds < 1:
             raise ValueError(f"growth_rounds must be >= 1, got {growth_rounds}.")
-        if noise not in ("none", "local", "mask", "smashed"):
-            raise ValueError(f"noise must be none, local, mask or smashed, got '{noise}'.")
-        if noise == "none" and epsilon is not None:
-            raise ValueError(f"epsilon needs a noise (local, mask or smashed), got {epsilon}.")
-        if noise != "none" and (epsilon is None or not 0 < epsilon < math.inf):
-            raise ValueError(f"epsilon must be > 0 (budget of noise '{noise}'), got {epsilon}.")
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie in (0, 1), got {delta}.")
-        if local_steps < 1:
-            raise ValueError(f"local_steps must be >= 1 (R of Theorem 3a), got {local_steps}.")
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(f"clip_norm must be > 0 (norm of one sample), got {clip_norm}.")
         self.clip = clip
         self._variant: Variant = variant
         self.lr_scale = lr_scale
         self.personal = personal
         self.agreement_rounds, self.growth_rounds = agreement_rounds, growth_rounds
-        self.noise: Noise = noise
-        self.epsilon = math.inf if epsilon is None else epsilon
-        self.delta = delta
-        self.local_steps = local_steps
-        self.clip_norm = clip_norm
-        self.owns = frozenset(
-            {"variables", "aggregate", *(["gradient"] if noise == "local" else [])}
-        )
-        self.requires = frozenset({"smashed"} if noise == "smashed" else set())
 
     @property
     def variant(self) -> str:
@@ -190,10 +120,7 @@ class PMSFL(Defense):
 
     def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
         masked = {n: v for n, v in variables.items() if n in const}
-        drawn = {_MASK + n: uniform_like(v, rng=rng) for n, v in masked.items()}
-        if self.noise == "local":
-            drawn |= {_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in masked.items()}
-        return drawn
+        return {_MASK + n: uniform_like(v, rng=rng) for n, v in masked.items()}
 
     def realize(self, variables: State, const: State, draw: State) -> State:
         """w_b * M with M = [u < sigma(s)], or w_b * sigma(s) without a draw (Sec. 4.1)."""
@@ -235,10 +162,14 @@ class PMSFL(Defense):
                 }
                 out.append(
                     Message(
-                        kind=INDICATOR, sender=message.sender, receiver=SERVER,
-                        round=message.round, step=message.step, parts=told,
+                        kind=INDICATOR,
+                        sender=message.sender,
+                        receiver=SERVER,
+                        round=message.round,
+                        step=message.step,
+                        parts=told,
                     )
-                )  # fmt: skip
+                )
         return out
 
     def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
@@ -248,17 +179,7 @@ class PMSFL(Defense):
 
     def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
         """The probabilities from which the upload is drawn."""
-        thetas = {n: torch.sigmoid(s) for n, s in scores.items()}
-        if self.noise != "mask":
-            return thetas
-        low, high = self.clip, 1 - self.clip
-        std = self._mask_std(sum(s.numel() for s in scores.values()))
-        noised = {}
-        for name, theta in thetas.items():
-            exact = theta if self._variant == "printed" else theta.clamp(low, high)
-            noise = gaussian_like(theta, std=std, rng=client.rng["defense"])
-            noised[name] = (exact + noise).clamp(low, high)
-        return noised
+        return {n: torch.sigmoid(s) for n, s in scores.items()}
 
     def _personal(
         self, round: int, before: State, after: State, client: Client
@@ -268,9 +189,11 @@ class PMSFL(Defense):
         Empty while the share is 0, which is a public matter of the round.
         """
         share = personal_share(
-            round, share=self.personal, agreement_rounds=self.agreement_rounds,
+            round,
+            share=self.personal,
+            agreement_rounds=self.agreement_rounds,
             growth_rounds=self.growth_rounds,
-        )  # fmt: skip
+        )
         total = sum(v.numel() for v in after.values())
         count = math.floor(share * total + 1e-9)
         if not count:
@@ -312,166 +235,93 @@ class PMSFL(Defense):
         the server's copy (Eq. 8)."""
         return holders / max(1, joined)
 
-    # --- noised variants ----------------------------------------------------------------------
-    def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
-        """Under noise `local`: mean of per-sample score gradients clipped to clip_norm, plus
-        Gaussian noise (Eq. 12, 13), both taken before `lr_scale`; otherwise the plain gradient.
-        """
-        if self.noise != "local":
-            return super().gradient(loss, variables, x, y, draw)
-
-        each = per_sample_gradients(loss, variables, x, y)
-        size = len(next(iter(each.values())))
-        noise = {n: draw[_NOISE + n] for n in each if _NOISE + n in draw}
-        clipped = list(noise or each)
-        square = torch.stack([each[n].flatten(1).square().sum(dim=1) for n in clipped]).sum(dim=0)
-        length = square.clamp_min(1e-30).sqrt() / self.lr_scale
-        factor = (self.clip_norm / length).clamp_max(1.0)
-        std = self.lr_scale * self._step_multiplier() * self.clip_norm / size
-        out = {}
-        for name, grads in each.items():
-            if name not in clipped:
-                out[name] = grads.mean(dim=0)
-                continue
-            out[name] = torch.tensordot(factor, grads, dims=1) / size
-            if noise:
-                out[name] = out[name] + std * noise[name]
-        return out
-
-    def smashed(self, q: Tensor, client: Client) -> Part:
-        """Under noise `smashed`: each sample's part clipped to L1 norm clip_norm, plus Laplace
-        noise of scale 2 clip_norm / epsilon, the range's L1 width (Theorem 2's Delta_f, taken
-        after the mask, where its Lemma 2 holds)."""
-        if self.noise != "smashed":
-            return Part(values=q)
-        clipped = clip_rows_l1(q, norm=self.clip_norm)
-        scale = 2 * self.clip_norm / self.epsilon
-        noise = laplace_like(q.detach(), scale=scale, rng=client.rng["defense"])
-        return Part(values=clipped + noise)
-
-    def _step_multiplier(self) -> float:
-        return claims.step_noise_multiplier(
-            self.epsilon, delta=self.delta, steps=self.local_steps
-        )  # fmt: skip
-
-    def _mask_std(self, d: int) -> float:
-        std = claims.mask_noise_std(self.epsilon, delta=self.delta, c=self.clip)
-        return std if self._variant == "printed" else std * math.sqrt(d)
-
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The upload is Bernoulli(sigma(scores)); noise on scores or theta is in the settings."""
-        sent: tuple[Mechanism, ...] = ()
-        if self.noise == "smashed":
-            sent = (
-                Clip(of="smashed", norm=self.clip_norm, order=1),
-                LaplaceNoise(of="smashed", scale=2 * self.clip_norm / self.epsilon),
-            )
-        return (*sent, BernoulliMask(of="weights", clip=self.clip))
-
-    def claim(self, facts: Facts) -> tuple[float, float, str] | None:
-        """Theorem 2 or 3 for one release, Theorem 3 with Sec. 5's closing bound; none of them
-        is about the method without noise."""
-        if self.noise == "none":
-            return None
-        if self.noise == "smashed":
-            bound = claims.amplified_epsilon(self.epsilon, c=self.clip, d=facts.parameters)
-            return bound["eps_amp"], 0.0, "record"
-        most = facts.parameters * claims.bernoulli_epsilon(self.clip)
-        return min(self.epsilon, most), self.delta, "record"
+        return (BernoulliMask(of="weights", clip=self.clip),)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        """Replacing one record, over all releases; smashed data only under noise `smashed`."""
-        masks = Unprotected(
-            what="the uploaded masks",
-            why="their probabilities are a deterministic function of the data and are clipped "
-            "only before training, so one bit can tell two data sets apart",
+        return (
+            Unprotected(
+                what="the uploaded masks",
+                why="their probabilities are a deterministic function of the data and are clipped "
+                "only before training, so one bit can tell two data sets apart",
+            ),
         )
-        pattern = Unprotected(
-            what="the pattern of personalised masks",
-            why="it is computed from the changes of theta before any noise",
-        )
-        match self.noise:
-            case "none":
-                return (masks,)
-            case "smashed":
-                return (self._laplace(facts), masks)
-            case "local":
-                return (self._steps(facts),)
-            case "mask":
-                return (self._bits(facts), *([pattern] if self.personal else []))
-
-    def _laplace(self, facts: Facts) -> Event:
-        return Laplace(
-            sensitivity=2 * self.clip_norm, scale=2 * self.clip_norm / self.epsilon,
-            unit="record", count=facts.releases * facts.local_steps,
-        )  # fmt: skip
-
-    def _steps(self, facts: Facts) -> Event:
-        """A record may be in every batch; replacing it moves a mean gradient by 2 Gamma / |Q|.
-        Masks and their personal pattern are drawn from the noised scores: post-processing."""
-        unit = self.clip_norm / facts.batch
-        return Gaussian(
-            sensitivity=2 * unit, std=self._step_multiplier() * unit, unit="record",
-            count=facts.releases * facts.local_steps,
-        )  # fmt: skip
-
-    def _bits(self, facts: Facts) -> Event:
-        """The better of the noise on theta and of sampling bits whose chances lie in [c, 1 - c]."""
-        bits = RandomisedResponse(
-            epsilon=claims.bernoulli_epsilon(self.clip), coordinates=facts.parameters,
-            covers="mask bits", unit="record", count=facts.releases,
-        )  # fmt: skip
-        noise = self._theta_noise(facts)
-        mu = math.sqrt(noise.count) * noise.sensitivity / noise.std
-        better = exact_gaussian_epsilon(mu=mu, delta=facts.delta) <= (
-            bits.count * bits.coordinates * bits.epsilon
-        )
-        return noise if better else bits
-
-    def _theta_noise(self, facts: Facts) -> Gaussian:
-        """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""
-        width = 1.0 if self._variant == "printed" else 1 - 2 * self.clip
-        return Gaussian(
-            sensitivity=math.sqrt(facts.parameters) * width, std=self._mask_std(facts.parameters),
-            unit="record", count=facts.releases,
-        )  # fmt: skip
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         d, clients = facts.parameters, facts.sampled
-        factor = "correct" if self._variant == "corrected" else "as_printed"
-        found: dict[str, float | str] = {
+        return {
             "c": self.clip,
-            "gradient_factor_at_half": claims.gradient_factors([0.0])[factor][0],
+            "gradient_factor_at_half": 0.25 if self._variant == "corrected" else 0.125,
             "eq6_bound": d / (4 * clients),
-            "collapse_probability_at_0.9": claims.collapse_probability(0.9, clients=clients),
+            "collapse_probability_at_0.9": collapse_probability(0.9, clients=clients),
             "log10_c_pow_d": d * math.log10(self.clip),
-            "masks": "no DP" if self.noise in ("none", "smashed") else "noised",
-            "smashed_data": "noised" if self.noise == "smashed" else "no DP where sent",
+            "masks": "no DP",
+            "smashed_data": "no DP where sent",
         }
-        match self.noise:
-            case "local":
-                local = claims.local_noise(
-                    self.epsilon, delta=self.delta, steps=self.local_steps,
-                    clip_norm=self.clip_norm, batch=facts.batch,
-                )  # fmt: skip
-                found |= {
-                    "noise_std": local["sigma"],
-                    "eps_one_round_add_remove": local["exact_eps_add_remove"],
-                    "eps_one_round_replace": local["exact_eps_replace"],
-                }
-            case "mask":
-                noise = self._theta_noise(facts)
-                mu = noise.sensitivity / noise.std
-                found |= {
-                    "noise_std": noise.std,
-                    "eps_one_round": exact_gaussian_epsilon(mu=mu, delta=self.delta),
-                }
-            case "smashed":
-                gain = claims.amplified_epsilon(self.epsilon, c=self.clip, d=d)["gain"]
-                found |= {
-                    "noise_scale": 2 * self.clip_norm / self.epsilon,
-                    "eps_amplification_gain": gain,
-                    "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
-                }
-        return found
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        clients = facts.sampled
+        collapse = collapse_probability(0.9, clients=clients)
+        return (
+            Formula(
+                name="factor of the score gradient at theta = .5",
+                equation="Eq. 4, 17",
+                value=0.125,
+                really=0.25,
+                holds="Too small by the factor sigma(s): the straight-through derivative is "
+                "sigma'(s). Every sign is right, the scale is not.",
+            ),
+            Formula(
+                name=f"probability of the mean of {clients} masks, theta = .9, to be in (0, 1)",
+                equation="Eq. 5",
+                value=1.0,
+                really=1 - collapse,
+                holds="At 0 and 1 the score is infinite, hence `clip`.",
+            ),
+            Formula(
+                name="bound on the squared error of the mean mask",
+                equation="Eq. 6",
+                value=facts.parameters / (4 * clients),
+                holds="It holds.",
+            ),
+        )
+
+
+def kaiming_normal(like: Tensor, *, rng: torch.Generator) -> Tensor:
+    """N(0, 2 / fan_in) of the shape of a weight [out, in, ...] (He et al. 2015)."""
+    return gaussian_like(like, std=math.sqrt(2 / like[0].numel()), rng=rng)
+
+
+def with_slope(value: Tensor, scores: Tensor, *, variant: Variant, lr_scale: float) -> Tensor:
+    """`value` with lr_scale times a straight-through derivative with respect to the scores.
+
+    corrected: sigma'(s), the derivative of the mean mask. printed: sigma(s) sigma'(s) (Eq. 4,
+    17), which treats theta as a factor of its own derivative.
+    """
+    theta = torch.sigmoid(scores)
+    slope = lr_scale * (theta if variant == "corrected" else theta.square() / 2)
+    return value.detach() + (slope - slope.detach())
+
+
+def personal_share(round: int, *, share: float, agreement_rounds: int, growth_rounds: int) -> float:
+    """Share of personalised masks in a round: 0 in the agreement rounds, then growing by equal
+    steps to `share` (Sec. 4.2 and 6.5.1, which leave the steps open)."""
+    grown = (round + 1 - agreement_rounds) / growth_rounds
+    return share * min(max(grown, 0.0), 1.0)
+
+
+def rank_changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """|change of theta|, whether it crossed .5, and the order in which masks become personal:
+    those that crossed first, then the others, each by falling change (Sec. 4.2).
+
+    before, after: scores [D].
+    """
+    change = (torch.sigmoid(after.double()) - torch.sigmoid(before.double())).abs()
+    disagree = before * after < 0
+    return change, disagree, (change + disagree).argsort(descending=True, stable=True)
+
+
+def collapse_probability(theta: float, *, clients: int) -> float:
+    """Chance that the mean of masks (Eq. 5) is exactly 0 or 1, where sigma^-1 is infinite."""
+    return float(theta**clients + (1 - theta) ** clients)

@@ -1,10 +1,11 @@
 """SelectiveShield: encrypt what all find sensitive, keep what only some do, noise the rest.
 
-A round: every client scores its parameters by Fisher information and marks those above tau
-(Eq. 12-14). The clients exchange the masks in plain sight: what a share rho of them marked is
-encrypted (Eq. 16), what else a client marked stays with it (Eq. 17), and the rest is clipped
-and noised (Eq. 18, 20, 21). The server sums, the key server opens the encrypted sum (Eq. 23-26),
-and each client puts its own values back where it kept them (Eq. 27).
+A round, from top to bottom of `SelectiveShield`: score the parameters by Fisher information and
+mark those above tau (Eq. 12-14), negotiate the zones from everybody's masks (Eq. 16), encrypt what
+a share rho of the clients marked, keep what else a client marked (Eq. 17), noise the rest
+(Eq. 18-21), aggregate (Eq. 23-26). Messages, keys and ciphertexts are in `encrypted_zone.py` and
+`ckks.py`; each client's own values are put back where it kept them (Eq. 27) by the protocol, in
+`Federation._begin_at` of `bench/protocols/federation.py`.
 
 Where the paper contradicts itself: Eq. 12 is the square of the mean gradient, Eq. 3 the mean of
 the squares, Algorithm 1 scores the update (`score`); Eq. 21's noise has std C sigma sqrt(|K|),
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -27,21 +29,24 @@ from bench.api import (
     Encrypted,
     Event,
     Facts,
+    Formula,
     Gaussian,
     GaussianNoise,
     Local,
     Loss,
     Mechanism,
+    Message,
     Part,
     Round,
+    Server,
     State,
     Unprotected,
     Withheld,
 )
+from bench.privacy.gaussian import best_renyi_epsilon
 from bench.toolkit.per_sample import per_sample_gradients
-from bench.toolkit.vectors import clip, gaussian_like
-from defenses import selective_shield_claims as claims
-from defenses.encrypted_zone import GAIN, EncryptedZone, Masks
+from bench.toolkit.vectors import clip, gaussian_like, showing
+from defenses.encrypted_zone import GAIN, MINE, EncryptedZone, Masks
 
 Score = Literal["eq12", "eq3", "update"]
 NoiseScale = Literal["times_K", "plain", "div_K"]
@@ -49,52 +54,25 @@ TOLERANCE = 1e-9
 """Slack of rho: .1 * 30 > 3 in floating point."""
 
 
-def fisher_scores(sums: State, *, samples: int, score: Score) -> dict[str, Tensor]:
-    """Fisher information per parameter. sums: over `samples` samples, of the gradients (eq12,
-    squared here after the mean) or of their squares (eq3, the mean taken here)."""
-    if score == "eq3":
-        return {n: v / samples for n, v in sums.items()}
-    return {n: (v / samples).square() for n, v in sums.items()}
-
-
-def normalised_by_layer(scores: State) -> dict[str, Tensor]:
-    """Eq. 13: scores of each layer (weight and bias together) moved to [0, 1]; 0 in a layer whose
-    scores are all alike, where Eq. 13 is 0/0."""
-    out = {}
-    for layer in dict.fromkeys(n.rpartition(".")[0] for n in scores):
-        mine = {n: v for n, v in scores.items() if n.rpartition(".")[0] == layer}
-        low = min(float(v.min()) for v in mine.values())
-        high = max(float(v.max()) for v in mine.values())
-        for name, value in mine.items():
-            out[name] = (value - low) / (high - low) if high > low else torch.zeros_like(value)
-    return out
-
-
-def sensitive(scores: State, *, tau: float) -> dict[str, Tensor]:
-    """Eq. 14: the mask of normalised scores strictly above tau."""
-    return {n: v > tau for n, v in normalised_by_layer(scores).items()}
-
-
-def consensus(masks: Sequence[Masks], *, rho: float) -> dict[str, Tensor]:
-    """Eq. 16: coordinates that at least a share rho of the masks marks."""
-    return {
-        n: torch.stack([m[n] for m in masks]).double().mean(dim=0) >= rho - TOLERANCE
-        for n in masks[0]
-    }
-
-
 class SelectiveShield(EncryptedZone):
     """Three zones per client: encrypted, personal, noised.
 
-    tau: threshold of the normalised scores in [0, 1]; rho: share of clients that must agree, in
-    [0, 1] (0 encrypts everything). score: `eq12`, `eq3` or `update` (Algorithm 1: the squared
-    mean gradient of the local training). Under split protocols a client cannot compute the loss
-    of its data alone, so `update` is what is used. noise_multiplier: sigma, clip_norm: C, of the
-    noised zone's update. noise_scale: its std is C sigma times sqrt(|K|) (`times_K`, Eq. 21 as
-    printed), 1 (`plain`) or 1/sqrt(|K|) (`div_K`), |K| being the clients of the round. average:
-    sums of the noised zone by `count`, the clients that sent the coordinate, or `all`, |K|
-    (Eq. 26 as printed). parameters: see `EncryptedZone`. public_masks: whether the ledger may
-    take the masks for public: granted, not true of masks that are computed from the data.
+    Args:
+        tau: Threshold of the normalised scores, in [0, 1].
+        rho: Share of clients that must agree, in [0, 1]; 0 encrypts everything.
+        score: `eq12`, `eq3` or `update` (Algorithm 1: the squared mean gradient of the local
+            training). Under split protocols a client cannot compute the loss of its data alone,
+            so `update` is what is used.
+        noise_multiplier: sigma, >= 0.
+        clip_norm: C, L2 norm of the noised zone's update, > 0.
+        noise_scale: The noise's std is C sigma times sqrt(|K|) (`times_K`, Eq. 21 as printed),
+            1 (`plain`) or 1/sqrt(|K|) (`div_K`), |K| being the clients of the round.
+        average: Sums of the noised zone by `count`, the clients that sent the coordinate, or
+            `all`, |K| (Eq. 26 as printed).
+        parameters: See `EncryptedZone`.
+        public_masks: Whether the ledger may take the masks for public: granted, not true of
+            masks that are computed from the data.
+
     Source: SelectiveShield, Algorithm 1, Eq. 12-27.
     """
 
@@ -138,12 +116,7 @@ class SelectiveShield(EncryptedZone):
         printed = self.noise_scale == "times_K" and self.average == "all"
         return "printed" if printed else "corrected"
 
-    def std(self, clients: int) -> float:
-        """The noise's standard deviation per coordinate in a round of so many clients."""
-        power = {"times_K": 0.5, "plain": 0.0, "div_K": -0.5}[self.noise_scale]
-        return self.clip_norm * self.noise_multiplier * max(1, clients) ** power
-
-    # --- zones --------------------------------------------------------------------------------
+    # --- score ----------------------------------------------------------------------------------
     def inspects(self, client: Client) -> bool:
         return self.score != "update" and "mask" not in client.plan
 
@@ -158,6 +131,7 @@ class SelectiveShield(EncryptedZone):
         return {n: g.square().sum(dim=0) for n, g in each.items()}
 
     def propose(self, client: Client, local: Local) -> Masks:
+        """Eq. 12-14: the client's mask, which `say` sends to everyone."""
         sums = client.memory.get("inspected")
         if self.score == "update" or not sums:
             scores = fisher_scores(local.grad_sum, samples=local.steps, score="eq12")
@@ -166,13 +140,21 @@ class SelectiveShield(EncryptedZone):
             scores = fisher_scores(held, samples=len(client.y), score=self.score)
         return sensitive(scores, tau=self.tau)
 
+    # --- negotiate ------------------------------------------------------------------------------
     def agree(self, masks: Sequence[Masks]) -> Masks:
+        """Eq. 16, by every client alike from the masks that `hear` has collected."""
         return consensus(masks, rho=self.rho)
 
-    def withheld(self, name: str, mask: Masks) -> Tensor:
-        return mask[name]
+    # --- encrypt, keep, noise -------------------------------------------------------------------
+    def protect(self, update: Message, client: Client) -> Message:
+        """What of an update is sent, in three zones."""
+        zone = client.plan["encrypted"]
+        mine = client.memory.get(MINE, zone)
+        sealed = self.sealed(update, zone, client)  # Eq. 19
+        shown = {n: showing(p, ~(zone[n] | mine[n])) for n, p in update.parts.items()}  # Eq. 17, 18
+        return replace(update, parts=self.noised(shown, client), sealed=sealed)
 
-    def show(self, parts: Mapping[str, Part], client: Client) -> dict[str, Part]:
+    def noised(self, parts: Mapping[str, Part], client: Client) -> dict[str, Part]:
         """The noised zone: clipped as one vector (Eq. 20) and noised (Eq. 21)."""
         if not any(bool(p.presence().any()) for p in parts.values()):
             return dict(parts)
@@ -183,13 +165,19 @@ class SelectiveShield(EncryptedZone):
             out[name] = Part(values=torch.where(part.presence(), noised, 0.0), present=part.present)
         return out
 
+    def std(self, clients: int) -> float:
+        """The noise's standard deviation per coordinate in a round of so many clients."""
+        power = {"times_K": 0.5, "plain": 0.0, "div_K": -0.5}[self.noise_scale]
+        return self.clip_norm * self.noise_multiplier * max(1, clients) ** power
+
+    # --- aggregate ------------------------------------------------------------------------------
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
+        """The server adds ciphertexts (Eq. 23) and noised values (Eq. 24), the key server opens
+        the former's sum (Eq. 25), and the model moves by the mean, eta_g = 1 (Eq. 26)."""
+        return self.moved(server, messages, over=self.average)
+
     def rehearsed(self, mask: Masks) -> dict[str, Any]:
         return {} if self.score == "update" else super().rehearsed(mask)
-
-    def divisor(self, present: Tensor) -> Tensor:
-        if self.average == "all":
-            return torch.full_like(present[0], len(present), dtype=torch.int64)
-        return super().divisor(present)
 
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
@@ -206,12 +194,14 @@ class SelectiveShield(EncryptedZone):
         and the exact sum of the encrypted ones, are not noised at all."""
         events: list[Event] = [
             Gaussian(
-                sensitivity=2 * self.clip_norm, std=self.std(facts.sampled), unit="record",
+                sensitivity=2 * self.clip_norm,
+                std=self.std(facts.sampled),
+                unit="record",
                 count=facts.releases,
             ),
             Encrypted(what="each client's values in the encrypted zone"),
             Withheld(what="the personal zone"),
-        ]  # fmt: skip
+        ]
         if not self.public_masks:
             events.append(
                 Unprotected(
@@ -231,10 +221,13 @@ class SelectiveShield(EncryptedZone):
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Eq. 22 over all rounds by Lemma 2, at the best order."""
-        epsilon = claims.claimed_epsilon(
-            sigma=self.noise_multiplier, rounds=facts.releases, delta=facts.delta
-        )
-        return epsilon, facts.delta, "record"
+        return self._claimed(facts), facts.delta, "record"
+
+    def _claimed(self, facts: Facts) -> float:
+        if facts.releases and self.noise_multiplier <= 0:
+            return math.inf
+        slope = facts.releases / (2 * self.noise_multiplier**2) if facts.releases else 0.0
+        return best_renyi_epsilon(slope, facts.delta)[0]
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         std = self.std(facts.sampled)
@@ -246,3 +239,79 @@ class SelectiveShield(EncryptedZone):
             "ckks_security_bits": float(self._ckks.security_bits),
             "ckks_resolution": self._ckks.resolution / GAIN,
         }
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        clients, sigma = facts.sampled, self.noise_multiplier
+        if sigma == 0:
+            return ()
+        return (
+            Formula(
+                name=f"std of the noise per coordinate, |K| = {clients}",
+                equation="Eq. 21",
+                value=self.clip_norm * sigma * math.sqrt(clients),
+                really=self.std(clients),
+                holds="The other number is the std in use, by `noise_scale`.",
+            ),
+            Formula(
+                name="std of the mean update's noise per coordinate",
+                equation="Eq. 26",
+                value=self.clip_norm * sigma,
+                really=self.std(clients) / math.sqrt(clients),
+                holds="With eta_g = 1, which is FedAvg; the paper says |K|.",
+            ),
+            Formula(
+                name="Renyi divergence of order 2 of an upload",
+                equation="Eq. 22",
+                value=1 / sigma**2,
+                really=self.upload_rdp(2.0, clients=clients),
+                holds="The other number is that of the noise in use when a record is replaced, "
+                "which moves the values by 2C; with Eq. 21 as printed Eq. 22 holds from |K| = 4 "
+                "on, otherwise it does not.",
+            ),
+            Formula(
+                name=f"epsilon of {facts.releases} rounds",
+                equation="Lemma 2, 3",
+                value=self._claimed(facts),
+                holds="The accounting holds for Eq. 22, and so for the noised values given the "
+                "masks. The masks have no DP, and the encrypted zone's sum is published.",
+            ),
+        )
+
+    def upload_rdp(self, alpha: float, *, clients: int, moved: float = 2.0) -> float:
+        """Renyi divergence of order alpha of one upload as the server gets it; moved: by how
+        many C a record moves it, 2 when it is replaced and 1 when it is added or removed."""
+        return alpha * (moved * self.clip_norm / self.std(clients)) ** 2 / 2
+
+
+def fisher_scores(sums: State, *, samples: int, score: Score) -> dict[str, Tensor]:
+    """Fisher information per parameter. sums: over `samples` samples, of the gradients (eq12,
+    squared here after the mean) or of their squares (eq3, the mean taken here)."""
+    if score == "eq3":
+        return {n: v / samples for n, v in sums.items()}
+    return {n: (v / samples).square() for n, v in sums.items()}
+
+
+def normalised_by_layer(scores: State) -> dict[str, Tensor]:
+    """Eq. 13: scores of each layer (weight and bias together) moved to [0, 1]; 0 in a layer whose
+    scores are all alike, where Eq. 13 is 0/0."""
+    out = {}
+    for layer in dict.fromkeys(n.rpartition(".")[0] for n in scores):
+        mine = {n: v for n, v in scores.items() if n.rpartition(".")[0] == layer}
+        low = min(float(v.min()) for v in mine.values())
+        high = max(float(v.max()) for v in mine.values())
+        for name, value in mine.items():
+            out[name] = (value - low) / (high - low) if high > low else torch.zeros_like(value)
+    return out
+
+
+def sensitive(scores: State, *, tau: float) -> dict[str, Tensor]:
+    """Eq. 14: the mask of normalised scores strictly above tau."""
+    return {n: v > tau for n, v in normalised_by_layer(scores).items()}
+
+
+def consensus(masks: Sequence[Masks], *, rho: float) -> dict[str, Tensor]:
+    """Eq. 16: coordinates that at least a share rho of the masks marks."""
+    return {
+        n: torch.stack([m[n] for m in masks]).double().mean(dim=0) >= rho - TOLERANCE
+        for n in masks[0]
+    }

@@ -15,6 +15,7 @@ from bench.api import (
     Defense,
     Event,
     Facts,
+    Formula,
     Laplace,
     LaplaceNoise,
     Local,
@@ -125,9 +126,11 @@ class SplitFedDP(Defense):
         """
         samples = 1 + (facts.local_steps - 1) * min(facts.batch, facts.records)
         smashed = Laplace(
-            sensitivity=2 * self.smashed_clip, scale=self.smashed_scale, unit="record",
+            sensitivity=2 * self.smashed_clip,
+            scale=self.smashed_scale,
+            unit="record",
             count=facts.releases * samples,
-        )  # fmt: skip
+        )
         return (smashed, *self.update.guarantee(facts))
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
@@ -189,3 +192,7 @@ class SplitFedPM(PMSFL):
         about_bits = ("eq6_bound", "collapse_probability_at_0.9")
         bits = self.sends == "bits"
         return {k: v for k, v in super().constants(facts).items() if bits or k not in about_bits}
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        gradient, *about_bits = super().paper_formulas(facts)
+        return (gradient, *(about_bits if self.sends == "bits" else ()))

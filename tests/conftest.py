@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 
 from bench.contract.attack import Context, Seen
 from bench.contract.defense import Defense
-from bench.data import load
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.models import Network, build
 from bench.protocols.federation import Federation
@@ -30,19 +32,51 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if alone else len(os.sched_getaffinity(0))
 
 
-def pytest_configure() -> None:
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds that each test file took when `pytest --record-durations` last ran all of them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"write {DURATIONS.name} anew."
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slowest files first, so that none is left for one worker at the end; new ones lead."""
+    known = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -known.get(item.path.name, float("inf")))
+
+
+class DurationRecorder:
+    """Adds up what the tests of a file took, on whichever worker they ran."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[Path(report.location[0]).name] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        rounded = {name: round(s, 1) for name, s in sorted(self.seconds.items())}
+        DURATIONS.write_text(json.dumps(rounded, indent=1) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.record_durations and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(DurationRecorder())
     spread = "PYTEST_XDIST_WORKER" in os.environ
     torch.set_num_threads(1 if spread else max(1, (os.cpu_count() or 2) // 2))
 
 
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
-    return load("digits", seed=0)
+    return load_dataset("digits", seed=0)
 
 
 @pytest.fixture(scope="session")
 def photos() -> Dataset:
-    return load("photos", seed=0)
+    return load_dataset("photos", seed=0)
 
 
 @pytest.fixture(scope="session")

@@ -18,10 +18,10 @@ from attacks.prior_only import PriorOnly
 from bench.contract.attack import Attack, Seen
 from bench.contract.defense import Defense, Loss
 from bench.contract.messages import Message, Part, State
-from bench.data import load
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.score import floors, score
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from defenses.noise import GaussianUpdate
@@ -53,7 +53,7 @@ def mean(values: list[float]) -> float:
 def test_undefended_lenet_leaks_every_image_and_label_at_init(
     name: str, least: float, attack: Attack
 ) -> None:
-    data = load(name, seed=0)
+    data = load_dataset(name, seed=0)
     network = network_for(data)
     seen, truth = seen_under(data, network, Defense())
     values = scored(attack, data, seen, truth, network)
@@ -78,7 +78,7 @@ def test_a_public_start_beats_a_gray_one_on_a_trained_network(digits: Dataset) -
     """A trained network's gradients point nowhere from gray: 3 of 8 against 8 of 8."""
     network = network_for(digits)
     federation = federation_of(digits, network, Defense(), clients=4, each=200)
-    work = Work(protocol="fedavg", batch=32, lr=0.5, local_epochs=5)
+    work = LocalWork(protocol="fedavg", batch=32, lr=0.5, local_epochs=5)
     for _ in range(25):
         federation.play(work, [c.id for c in federation.clients])
     seen, truth = observe(
@@ -204,7 +204,7 @@ def test_granted_labels_are_used(digits: Dataset) -> None:
 
 
 def test_dlg_rebuilds_tabular_records() -> None:
-    data = load("breast_cancer", seed=0)
+    data = load_dataset("breast_cancer", seed=0)
     network = network_for(data, "logistic")
     seen, truth = seen_under(data, network, Defense(), clients=4)
     values = scored(DLG(), data, seen, truth, network)
@@ -215,7 +215,7 @@ def test_dlg_rebuilds_tabular_records() -> None:
 @pytest.mark.parametrize("model", ["lenet", "mlp3", "cnn_selective_shield", "cnn_spm"])
 @pytest.mark.parametrize("dataset", ["digits", "photos"])
 def test_ilrg_restores_all_counts_of_batches_of_eight_at_init(dataset: str, model: str) -> None:
-    data = load(dataset, seed=0)
+    data = load_dataset(dataset, seed=0)
     network = network_for(data, model)
     seen, truth = seen_under(data, network, Defense(), batch=8)
     values = scored(ILRG(), data, seen, truth, network)

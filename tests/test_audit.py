@@ -27,7 +27,7 @@ from bench.seeding import numpy_generator
 from bench.toolkit.vectors import replace_values, uniform_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.none import NoDefense
-from defenses.pm_sfl import PMSFL
+from defenses.pm_sfl_noised import NoisedPMSFL
 from defenses.spm import SPM
 
 # --- the estimator, on data of known epsilon ----------------------------------------------------
@@ -206,7 +206,7 @@ def test_selective_shields_masks_break_its_claim(registry: Registry) -> None:
 
 
 def test_noise_before_the_upload_is_not_judged_by_the_upload_alone() -> None:
-    found = audit(PMSFL(noise="local", epsilon=1.0), draws=400)
+    found = audit(NoisedPMSFL(noise="local", epsilon=1.0), draws=400)
     assert [f.channel for f in found.pairs] == ["coordination"]
     assert {s.channel for s in found.skipped} == {"upload", "smashed"}
     assert found.verdict_claim == found.verdict_proof == "consistent"

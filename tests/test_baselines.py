@@ -16,7 +16,8 @@ from bench.contract.messages import Message, Part
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
-from bench.protocols.federation import Federation, Work, names_in
+from bench.protocols.federation import Federation, names_in
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
@@ -24,12 +25,12 @@ from defenses.splitfed import SplitFedDP, SplitFedPM
 from defenses.standalone import Standalone
 from tests.conftest import context_for, federation_of, network_for, seen_under
 
-WORK = Work(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
+WORK = LocalWork(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
 SPLIT = replace(WORK, protocol="splitfed")
 FACTS = Facts(parameters=100, rounds=10, clients=10, batch=32, records=100, local_steps=5)
 
 
-def play(run: Federation, work: Work = WORK, rounds: int = 1) -> Any:
+def play(run: Federation, work: LocalWork = WORK, rounds: int = 1) -> Any:
     result = None
     for _ in range(rounds):
         result = run.play(work, [c.id for c in run.clients], observed=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,17 +15,15 @@ from torch import Tensor
 
 from bench.contract.defense import Client, Local
 from bench.contract.events import Facts, Unprotected
-from bench.contract.mechanisms import GaussianNoise, SignPerturbation
+from bench.contract.mechanisms import AdaptiveTwoPoint, Piecewise, SignPerturbation, TwoPoint
 from bench.contract.messages import Message, Part, as_kind
 from bench.privacy.ledger import account
 from bench.seeding import generator
-from defenses import spm_claims
 from defenses.bounded_ldp import (
     PNPM,
     Duchi,
     PMPiecewise,
     SunAdaptive,
-    adaptive_range,
     duchi,
     duchi_variance,
     piecewise,
@@ -32,6 +31,7 @@ from defenses.bounded_ldp import (
     piecewise_variance,
 )
 from tests.conftest import network_for, seen_under
+from tests.oracle import spm as spm_oracle
 
 DRAWS = 200_000
 EPSILONS = (0.3, 1.5, 3.9)
@@ -108,7 +108,7 @@ def test_variances_agree_with_the_reference_values_of_figure_2(
 @given(epsilon=st.floats(1e-3, 30), w=st.floats(-1, 1))
 @settings(deadline=None)
 def test_variances_agree_with_the_claims_at_any_budget(epsilon: float, w: float) -> None:
-    claimed = spm_claims.variances(epsilon, w)
+    claimed = spm_oracle.variances(epsilon, w)
     # 1e-7: at large budgets the claims' e - 1 and Duchi's square - w^2 cancel.
     close = {"rel": 1e-6, "abs": 1e-7}
     assert duchi_variance(w, epsilon=epsilon) == pytest.approx(claimed["duchi"], **close)
@@ -271,10 +271,10 @@ def test_the_same_seed_gives_the_same_numbers_and_no_other_generator_moves(defen
 
 def test_the_adaptive_range_follows_the_broadcast_within_its_limits() -> None:
     weights = torch.tensor([1.0, 2.0, 6.0])  # mean 3, farthest 3
-    open_ = {"floor": 0.1, "max_radius": 100.0}
-    assert adaptive_range(weights, slack=1.5, **open_) == (3.0, 4.5)
-    assert adaptive_range(weights, slack=1.5, floor=0.1, max_radius=2.0) == (3.0, 2.0)
-    assert adaptive_range(torch.ones(4), slack=1.5, **open_) == (1.0, 0.1)
+    wide = AdaptiveTwoPoint(of="weights", epsilon=1.0, slack=1.5, floor=0.1, radius=100.0)
+    assert wide.interval(weights) == (3.0, 4.5)
+    assert replace(wide, radius=2.0).interval(weights) == (3.0, 2.0)
+    assert wide.interval(torch.ones(4)) == (1.0, 0.1)
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -319,21 +319,20 @@ def test_suns_range_does_not_depend_on_the_clients_own_weights() -> None:
 
 
 @pytest.mark.parametrize("target", ["update", "gradient", "weights"])
-@pytest.mark.parametrize("kind", [Duchi, PMPiecewise])
-def test_attackers_are_told_a_gaussian_of_the_true_std_at_zero(kind: Any, target: str) -> None:
+@pytest.mark.parametrize(("kind", "law"), [(Duchi, TwoPoint), (PMPiecewise, Piecewise)])
+def test_attackers_are_told_the_true_law(kind: Any, law: Any, target: Any) -> None:
     defense = kind(epsilon=1.5, bound=0.1, target=target)
-    std = 0.1 * math.sqrt(VARIANCE[kind](math.exp(1.5), 0.0))
-    assert defense.mechanisms() == (GaussianNoise(of=target, std=pytest.approx(std)),)  # type: ignore[arg-type]
+    (told,) = defense.mechanisms()
+    assert told == law(of=target, epsilon=1.5, radius=0.1)
+    assert told.variance == pytest.approx(0.01 * VARIANCE[kind](math.exp(1.5), 0.0))
 
 
-@pytest.mark.parametrize(
-    ("target", "of"), [("update", "gradient"), ("gradient", "gradient"), ("weights", "weights")]
-)
-def test_attackers_on_pnpm_are_told_its_signs_and_factors(target: Any, of: Any) -> None:
+@pytest.mark.parametrize("target", ["update", "gradient", "weights"])
+def test_attackers_on_pnpm_are_told_its_signs_factors_and_clip(target: Any) -> None:
     e = math.exp(1.5)
     (told,) = PNPM(epsilon=1.5, bound=0.1, target=target).mechanisms()
     assert isinstance(told, SignPerturbation)
-    assert (told.of, told.low) == (of, 1.0)
+    assert (told.of, told.low, told.bound) == (target, 1.0, 0.1)
     assert told.keep == pytest.approx(e / (e + 1))
     assert told.high == pytest.approx((e + 3) / (e - 1))
 

@@ -76,7 +76,7 @@ def write(folder: Path, suite: suites.Suite, **changes: Any) -> list[float]:
 
 @pytest.fixture
 def suite(tiny: Callable[..., Path]) -> suites.Suite:
-    return suites.load(str(tiny(**{'name = "ilrg"': 'name = "dlg"'})))
+    return suites.read_suite(str(tiny(**{'name = "ilrg"': 'name = "dlg"'})))
 
 
 def table(folder: Path) -> Table:
@@ -100,10 +100,10 @@ def test_more_rounds_and_larger_budgets_lie_on_the_line_through_what_was_measure
     found = []
     for rounds, budget in ((1, 5), (4, 20)):
         part = tmp_path / str(rounds)
-        write(part, suites.load(path, [f"protocol.rounds={rounds}", f"budget={budget}"]))
+        write(part, suites.read_suite(path, [f"protocol.rounds={rounds}", f"budget={budget}"]))
         found += measure(part)
     known = Table(joined(found))
-    more = expand(suites.load(path, ["protocol.rounds=100", "budget=500"]))
+    more = expand(suites.read_suite(path, ["protocol.rounds=100", "budget=500"]))
     for job in more.trainings:
         estimate = known.training(job, device="cpu", samples=0)
         assert estimate.seconds == pytest.approx(took(job))
@@ -224,7 +224,7 @@ def test_a_disk_that_is_too_small_is_told(
 ) -> None:
     monkeypatch.setattr(planning, "_free", lambda store: 10)
     path = tiny(**{'name = "ilrg"': 'name = "dlg"'})
-    write(tmp_path / "measured", suites.load(str(path)))
+    write(tmp_path / "measured", suites.read_suite(str(path)))
     text = plan(str(path), "--out", str(tmp_path / "o"), "--costs", str(tmp_path / "measured"))
     assert "likely too small" in text
 

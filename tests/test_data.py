@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.data import load
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.data.partition import dirichlet, iid, shards
 
@@ -21,7 +21,7 @@ def rows(x: torch.Tensor) -> set[bytes]:
 
 @pytest.mark.parametrize("name", ["digits", "photos", "lfw_subset", "breast_cancer"])
 def test_embedded_sets_load_with_disjoint_parts(name: str) -> None:
-    data = load(name, seed=0)
+    data = load_dataset(name, seed=0)
     parts = [rows(x) for x in (data.train_x, data.test_x, data.aux_x)]
     for i in range(3):
         for j in range(i):
@@ -35,13 +35,13 @@ def test_embedded_sets_load_with_disjoint_parts(name: str) -> None:
 
 
 def test_the_seed_decides_the_split(digits: Dataset) -> None:
-    again, other = load("digits", seed=0), load("digits", seed=1)
+    again, other = load_dataset("digits", seed=0), load_dataset("digits", seed=1)
     assert torch.equal(digits.train_x, again.train_x)
     assert not torch.equal(digits.train_x, other.train_x)
 
 
 def test_tabular_features_are_standardised_by_the_public_part() -> None:
-    data = load("breast_cancer", seed=0)
+    data = load_dataset("breast_cancer", seed=0)
     assert data.aux_x.mean(dim=0).abs().max() < 1e-5
     assert (data.aux_x.std(dim=0, correction=0) - 1).abs().max() < 1e-4
 
@@ -98,7 +98,7 @@ def test_a_small_alpha_skews_labels_more_than_a_large_one() -> None:
 def test_sets_of_the_data_folder_load(
     data_dir: Path, name: str, shape: tuple[int, ...], classes: int
 ) -> None:
-    data = load(name, seed=0, data_dir=data_dir)
+    data = load_dataset(name, seed=0, data_dir=data_dir)
     assert data.shape == shape
     assert data.classes == classes
     sample = 500
@@ -106,7 +106,7 @@ def test_sets_of_the_data_folder_load(
 
 
 def test_adult_groups_are_one_hot(data_dir: Path) -> None:
-    data = load("adult", seed=0, data_dir=data_dir)
+    data = load_dataset("adult", seed=0, data_dir=data_dir)
     assert len(data.categorical) == 8
     for first, last in data.categorical:
         assert torch.equal(data.train_x[:, first:last].sum(dim=1), torch.ones(len(data.train_x)))
@@ -125,7 +125,7 @@ def write_npz(path: Path, **changes: object) -> Path:
 
 
 def test_an_npz_file_loads(tmp_path: Path) -> None:
-    data = load(f"npz:{write_npz(tmp_path / 'a.npz')}", seed=0)
+    data = load_dataset(f"npz:{write_npz(tmp_path / 'a.npz')}", seed=0)
     assert data.shape == (1, 16, 16)
     assert len(data.train_y) + len(data.aux_y) == 60
 
@@ -139,12 +139,12 @@ def test_a_folder_of_images_loads(tmp_path: Path) -> None:
         for i in range(8):
             pixels = rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / label / f"{i}.png")
-    data = load(f"folder:{tmp_path}", seed=0, options={"size": 16})
+    data = load_dataset(f"folder:{tmp_path}", seed=0, options={"size": 16})
     assert data.shape == (3, 16, 16)
     assert data.class_names == ("a", "b")
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"cannot read the image .*broken\.png"):
-        load(f"folder:{tmp_path}", seed=0)
+        load_dataset(f"folder:{tmp_path}", seed=0)
 
 
 def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
@@ -164,17 +164,17 @@ def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
     }
     for name, message in cases.items():
         with pytest.raises(ValueError, match=message):
-            load(name, seed=0)
+            load_dataset(name, seed=0)
     with pytest.raises(ValueError, match=r"Did you mean 'size'"):
-        load("digits", seed=0, options={"sizes": 16})
+        load_dataset("digits", seed=0, options={"sizes": 16})
     with pytest.raises(ValueError, match=r"size must be >= 11"):
-        load("digits", seed=0, options={"size": 8})
+        load_dataset("digits", seed=0, options={"size": 8})
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.data").write_text("39, State-gov, 77516\n" * 200)
     with pytest.raises(ValueError, match=r"truncated or not the UCI file"):
-        load("adult", seed=0, data_dir=tmp_path)
+        load_dataset("adult", seed=0, data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"is not in .*--download"):
-        load("cifar10", seed=0, data_dir=tmp_path)
+        load_dataset("cifar10", seed=0, data_dir=tmp_path)
 
 
 @given(clients=st.integers(1, 12), each=st.integers(1, 3), classes=st.integers(2, 5))

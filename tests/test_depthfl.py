@@ -16,12 +16,12 @@ from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from defenses.depthfl import DepthFL, local_loss, pooled
 from tests.conftest import context_for, federation_of, network_for, seen_under
 
-WORK = Work(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
+WORK = LocalWork(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
 DEPTHS = ("block1", "block2")
 
 

@@ -24,7 +24,8 @@ from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.evaluate import evaluate
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
@@ -106,7 +107,7 @@ class Run:
 
     def play(self, federation: Federation, steps: int = 2) -> None:
         steps = 1 if self.name == "fedsgd" else steps
-        work = Work(protocol=self.name, batch=8, lr=0.1, local_steps=steps)
+        work = LocalWork(protocol=self.name, batch=8, lr=0.1, local_steps=steps)
         federation.play(work, [c.id for c in federation.clients])
 
     def seen(self, federation: Federation, folder: Path) -> Seen:

@@ -230,7 +230,7 @@ def test_a_quoted_command_is_one_that_the_program_takes(path: Path, line: str) -
 @cache
 def expanded(suite: str, overrides: tuple[str, ...], only: tuple[str, ...]) -> None:
     """Raises ValueError for what the suite does not take; `full` has a hundred thousand cells."""
-    expand(suites.load(suite, overrides), suites.parse_pairs(only, "--only"))
+    expand(suites.read_suite(suite, overrides), suites.parse_pairs(only, "--only"))
 
 
 def is_synopsis(line: str) -> bool:

@@ -21,18 +21,20 @@ from bench.contract.events import Event, Facts, Gaussian, Unprotected
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import SERVER, Message, Part, State
 from bench.data.dataset import Dataset
-from bench.privacy.gaussian import gaussian_std
+from bench.privacy.gaussian import best_renyi_epsilon, gaussian_std
 from bench.privacy.ledger import account, gaussian_epsilon
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
 from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.patches import patch_map
-from defenses import dp_cutmix, dp_cutmix_claims
+from defenses import noised_smashed
 from defenses.cutmix import CutMix, Cutout, Mixup, VanillaCutMix
-from defenses.dp_cutmix import DPSL, DPCutMix, DPMixSL
+from defenses.dp_cutmix import DPCutMix
+from defenses.dp_cutmix_rivals import DPSL, DPMixSL
 from defenses.mixer import Mixing, deal_boxes, deal_patches, dirichlet
 from tests.conftest import federation_of, network_for, seen_under
+from tests.oracle import dp_cutmix as oracle
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "dp_cutmix.json").read_text())["cases"]
 ROSTER = ("client-0", "client-1", "client-2", "client-3", "client-4")
@@ -117,7 +119,7 @@ def plain(**changes: Any) -> DPCutMix:
 
 
 def _views(inputs: dict[str, Any]) -> dict[str, float]:
-    return dp_cutmix_claims.rdp_views(
+    return oracle.rdp_views(
         clients=inputs["n"], alpha=inputs["alpha"], variance=inputs["v"], clip=inputs["Delta"],
         smashed_size=inputs["D_s"], label_size=inputs["D_y"],
     )  # fmt: skip
@@ -127,17 +129,17 @@ def _converted(inputs: dict[str, Any]) -> dict[str, float]:
     """The paper's numbers (D_s = 20, D_y = 10, Delta = 0.2) at alpha = 1, which is the slope."""
     paper = {"alpha": 1.0, "D_s": 20, "D_y": 10, "Delta": 0.2}
     view = inputs["name"].removeprefix("cutmix_dp_").rsplit("_n", 1)[0]
-    return dp_cutmix_claims.conversions(
+    return oracle.conversions(
         _views(inputs | paper)[view], releases=inputs["T"], delta=inputs["delta"]
     )
 
 
 def _sigma(inputs: dict[str, Any]) -> dict[str, float]:
-    share = dp_cutmix_claims.partition_constants(64, inputs["n"])["lambda_eff_max"]
+    share = oracle.partition_constants(64, inputs["n"])["lambda_eff_max"]
     assert isinstance(share, float)
     budget = (inputs["eps"], inputs["delta"])
     sizes = {
-        f"sigma_Ds{size}": dp_cutmix_claims.sigma_for(
+        f"sigma_Ds{size}": oracle.sigma_for(
             *budget, share=share, clip=inputs["Delta"], smashed_size=size
         )
         for size in (20, 12288)
@@ -162,7 +164,9 @@ def _mix_example(inputs: dict[str, Any]) -> dict[str, Any]:
             client.plan["patches"] = part.values
             drawn = torch.tensor(inputs["noise"][place], dtype=torch.float64).view(1, 6, 1)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(dp_cutmix, "gaussian_like", lambda v, std, rng, drawn=drawn: drawn)
+                patch.setattr(
+                    noised_smashed, "gaussian_like", lambda v, std, rng, drawn=drawn: drawn
+                )
                 q = torch.tensor(inputs["s"][place], dtype=torch.float64).view(1, 6, 1)
                 uploads[i] = defense.smashed(q, client)
             y = torch.eye(3, dtype=torch.float64)[place : place + 1]
@@ -180,7 +184,7 @@ def _mix_example(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 COMPUTE: dict[str, Any] = {
-    "partition": lambda i: dp_cutmix_claims.partition_constants(i["N"], i["n"]),
+    "partition": lambda i: oracle.partition_constants(i["N"], i["n"]),
     "mix": _mix_example,
     "rdp": _views,
     "dp": _converted,
@@ -600,7 +604,7 @@ def test_zero_strength_of_the_others_leaves_smashed_data_and_labels_alone() -> N
 @pytest.mark.parametrize("labels", ["private", "shared"])
 def test_zero_strength_trains_as_the_undefended_protocol_does(digits: Dataset, labels: str) -> None:
     network = network_for(digits)  # its cut layer's activations lie in [0, 1]
-    work = Work(protocol="splitfed", batch=4, lr=0.5, local_steps=2)
+    work = LocalWork(protocol="splitfed", batch=4, lr=0.5, local_steps=2)
 
     def trained(defense: Defense) -> State:
         run = federation_of(
@@ -858,7 +862,7 @@ def test_the_claim_is_equation_6_at_the_real_size_where_it_is_known() -> None:
     assert constants["rdp2_server"] == pytest.approx(889, rel=1e-3)
     entries = [account(d, facts) for d in (real, unknown)]
     slope = (0.04 * 12288 / 10 + 10 / 100) / (16 / 255) / 2  # Eq. 6 over alpha
-    expected, _ = dp_cutmix_claims.best_epsilon(slope, 1e-5)
+    expected, _ = best_renyi_epsilon(slope, 1e-5)
     assert entries[0].eps_claimed == pytest.approx(expected)
     assert entries[0].eps_claimed == constants["eps_printed_one_upload"]
     assert entries[1].eps_claimed == pytest.approx(8.77104, rel=1e-4)
@@ -870,7 +874,7 @@ def test_the_ledgers_accountant_agrees_with_the_servers_epsilon() -> None:
         patches=64, group=4, smashed_size=640, clip=0.2, smashed_std=3.0, label_std=2.0
     )
     facts = Facts(parameters=1, clients=8, rounds=5, batch=4, records=20, local_steps=3)
-    assert dp_cutmix.record_uploads(facts) == 3  # 15 steps of 4 of 20 samples
+    assert noised_smashed.record_uploads(facts) == 3  # 15 steps of 4 of 20 samples
     events = gaussians(defense.guarantee(facts))
     assert [e.count for e in events] == [3, 3]
     assert [e.sensitivity**2 for e in events] == pytest.approx([0.25 * 640 * 0.04, 2.0])
@@ -878,18 +882,15 @@ def test_the_ledgers_accountant_agrees_with_the_servers_epsilon() -> None:
     reference = gaussian_epsilon(noise_multiplier=square**-0.5, steps=1, delta=facts.delta)
     constants = defense.constants(facts)
     assert constants["eps_server_all_uploads"] == pytest.approx(reference, rel=2e-3)
-    exact = dp_cutmix_claims.exact_epsilon(square / 2, facts.delta)
+    exact = oracle.exact_epsilon(square / 2, facts.delta)
     assert exact < float(constants["eps_server_all_uploads"])
 
 
 def test_sigma_for_a_budget_meets_it_exactly() -> None:
-    sigma = dp_cutmix_claims.sigma_for(2.0, 1e-5, share=0.25, clip=0.2, smashed_size=640)
-    slope = dp_cutmix_claims.server_slope(
-        share=0.25,
-        smashed=dp_cutmix_claims.signal(0.04 * 640, sigma),
-        label=dp_cutmix_claims.signal(2.0, sigma),
-    )
-    assert dp_cutmix_claims.exact_epsilon(slope, 1e-5) == pytest.approx(2.0)
+    sigma = oracle.sigma_for(2.0, 1e-5, share=0.25, clip=0.2, smashed_size=640)
+    defense = DPCutMix(patches=64, group=4, clip=0.2, smashed_std=sigma, label_std=sigma)
+    slope = defense.server_slope(640, Facts(parameters=1, clients=4))
+    assert oracle.exact_epsilon(slope, 1e-5) == pytest.approx(2.0)
 
 
 def test_two_inputs_at_the_ends_of_the_interval_reach_the_sensitivity() -> None:
@@ -958,7 +959,7 @@ def test_the_run_knows_the_step_of_fewest_clients(digits: Dataset) -> None:
     )  # fmt: skip
     run.clients[1].x, run.clients[1].y = run.clients[1].x[:8], run.clients[1].y[:8]
     assert run.fewest is None
-    work = Work(protocol="splitfed", batch=8, lr=0.1, local_epochs=1)
+    work = LocalWork(protocol="splitfed", batch=8, lr=0.1, local_epochs=1)
     result = run.play(work, [c.id for c in run.clients], observed=True)
     assert run.fewest == 1
     alone = [m.parts["smashed"] for m in result.wire.log if m.kind == "smashed" and m.step == 2]

@@ -16,7 +16,7 @@ from bench.contract.mechanisms import GaussianNoise
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.losses import NetworkLoss
@@ -56,7 +56,7 @@ def test_every_steps_noise_has_its_std_within_5_standard_errors(digits: Dataset)
     network = network_for(digits, "mlp_spm")
     loud, quiet = DPSGD(noise_multiplier=2.0, clip_norm=0.5), DPSGD(noise_multiplier=0.0,
                                                                     clip_norm=0.5)  # fmt: skip
-    work = Work(protocol="fedsgd", batch=8, lr=1.0, local_steps=1)
+    work = LocalWork(protocol="fedsgd", batch=8, lr=1.0, local_steps=1)
     runs = [federation_of(digits, network, d, clients=1, protocol="fedsgd") for d in (loud, quiet)]
     for run in runs:
         run.play(work, ["client-0"])
@@ -89,7 +89,7 @@ def test_the_claim_is_opacus_and_the_proof_counts_every_use() -> None:
 def test_a_record_is_used_no_more_often_than_the_proof_says(digits: Dataset) -> None:
     run = federation_of(digits, network_for(digits, "mlp_spm"), DPSGD(noise_multiplier=0.0,
                         clip_norm=1.0), clients=2, each=23)  # fmt: skip
-    work = Work(protocol="fedavg", batch=5, lr=0.1, local_steps=4)
+    work = LocalWork(protocol="fedavg", batch=5, lr=0.1, local_steps=4)
     counts = torch.zeros(23, dtype=torch.int64)
     for rounds in range(1, 9):
         used = run.play(work, ["client-0"], observed=True).used["client-0"].flatten()

@@ -21,7 +21,7 @@ SHAPES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32,
 
 @pytest.fixture(scope="module")
 def full() -> suites.Suite:
-    return suites.load("full")
+    return suites.read_suite("full")
 
 
 @pytest.fixture(scope="module")

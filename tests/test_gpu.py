@@ -22,7 +22,7 @@ pytestmark = [
 def test_quick_leaks_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
     """Every attack of `quick` runs on both devices; DLG and iDLG rebuild every image at init."""
     only = {"defense": "none", "dataset": "digits"}
-    plan = expand(suites.load("quick", ["protocol.rounds=2"]), only)
+    plan = expand(suites.read_suite("quick", ["protocol.rounds=2"]), only)
     for device in ("cpu", "cuda"):
         env = Environment(device=device)
         trained = run_training(plan.trainings[0], env, tmp_path / device)

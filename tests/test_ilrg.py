@@ -19,7 +19,7 @@ from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import Message, Part
 from bench.data.dataset import Dataset
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import generator
@@ -336,7 +336,7 @@ def test_after_some_training_refinement_helps_and_doubtful_counts_are_told(
     federation = federation_of(digits, network, Defense(), clients=16, each=40, seed=seed)
     everyone = [c.id for c in federation.clients]
     for _ in range(4):
-        federation.play(Work(protocol="fedavg", batch=16, lr=0.1, local_steps=3), everyone)
+        federation.play(LocalWork(protocol="fedavg", batch=16, lr=0.1, local_steps=3), everyone)
     seen, truth = observe(
         federation,
         protocol=ProtocolSettings(name="fedavg", clients=16, local_steps=1, lr=0.1),

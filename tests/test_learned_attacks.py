@@ -16,7 +16,7 @@ from attacks.ridge import Inverter, Ridge, fit
 from bench.contract.attack import Attack, Context, Seen
 from bench.contract.defense import Client, Defense, Local, fresh
 from bench.contract.messages import SERVER, Message, Part
-from bench.data import load
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.metrics.score import floors, score
@@ -108,7 +108,7 @@ def floor_of(data: Dataset, truth: Truth, name: str = "ssim_class_mean") -> floa
 @pytest.mark.parametrize("model", ["mlp3", "mlp_spm", "logistic"])
 def test_analytic_is_exact_where_nothing_is_random(digits: Dataset, model: str) -> None:
     assert run(Analytic(), digits, updates(digits, model)) > 0.99
-    table = load("breast_cancer", seed=0)
+    table = load_dataset("breast_cancer", seed=0)
     assert run(Analytic(), table, updates(table, model), "mse") < 1e-6
 
 
@@ -218,7 +218,7 @@ SLOW_UPDATES = [
 
 
 def beats_the_class_mean_floor(dataset: str, model: str) -> None:
-    data = load(dataset, seed=0)
+    data = load_dataset(dataset, seed=0)
     case = updates(data, model, clients=4)
     ridge, decoder = run(Ridge(rows=360), data, case), run(Decoder(rows=360), data, case)
     assert ridge > floor_of(data, case[1]) + 0.1
@@ -290,7 +290,7 @@ def test_a_doubled_budget_trains_twice_as_long(digits: Dataset) -> None:
 
 
 def test_tabular_samples_are_decoded() -> None:
-    data = load("breast_cancer", seed=0)
+    data = load_dataset("breast_cancer", seed=0)
     case = updates(data, "logistic", GaussianUpdate(noise_multiplier=0.002, clip_norm=5.0))
     for attack in (Ridge(), Decoder()):
         assert run(attack, data, case, "mse") < floor_of(data, case[1], "mse")

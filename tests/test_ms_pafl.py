@@ -17,13 +17,13 @@ from attacks.engine.private import with_private_parts
 from bench.contract.defense import Client, Local, Server
 from bench.contract.events import Facts
 from bench.contract.messages import SERVER, Message, Part
-from bench.data import load
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.registry import Registry, discover
@@ -32,7 +32,7 @@ from defenses.ms_pafl import MSPAFL, check_in_table, private_coordinates
 from tests.conftest import context_for, federation_of, network_for, seen_under
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "ms_pafl.json").read_text())["cases"]
-WORK = Work(protocol="fedavg", batch=4, lr=0.3, local_steps=3)
+WORK = LocalWork(protocol="fedavg", batch=4, lr=0.3, local_steps=3)
 FACTS = Facts(parameters=100, rounds=20, clients=100, batch=5, records=125, local_steps=5,
               participations=12, delta=1e-4)  # fmt: skip
 
@@ -233,7 +233,7 @@ def test_nu_under_splitfed_leaves_the_servers_own_layers_alone(digits: Dataset) 
         federation_of(digits, network, MSPAFL(epsilon=1.0, check_in=1.0, nu_clients=n), **split)
         for n in (0, 4)  # nu = 1: every client checks in
     ]
-    work = Work(protocol="splitfed", batch=4, lr=0.3, local_steps=3)
+    work = LocalWork(protocol="splitfed", batch=4, lr=0.3, local_steps=3)
     for run in runs:
         run.play(work, [])
     plain, corrected = (run.state for run in runs)
@@ -246,7 +246,7 @@ def test_nu_under_splitfed_leaves_the_servers_own_layers_alone(digits: Dataset) 
 @pytest.mark.parametrize("name", ["breast_cancer"])
 def test_records_are_rebuilt_from_the_public_weights_where_noise_is_small(name: str) -> None:
     """Logistic regression, batch 1, the clip binding: the attacker models it."""
-    data = load(name, seed=0)
+    data = load_dataset(name, seed=0)
     network = network_for(data, "logistic")
     quiet = MSPAFL(epsilon=1e7, noise="analytic", clip_norm=0.5, private=0.5)
     seen, truth = seen_under(data, network, quiet, victims=4, lr=0.1)
@@ -315,7 +315,7 @@ def test_a_surrogate_of_the_private_half_opens_a_trained_clients_image(digits: D
     network = network_for(digits)
     defense = MSPAFL(epsilon=1e9, noise="analytic", clip_norm=100.0, check_in=0.7)
     run = federation_of(digits, network, defense, clients=10, each=80)
-    work = Work(protocol="fedavg", batch=16, lr=0.5, local_steps=25)
+    work = LocalWork(protocol="fedavg", batch=16, lr=0.5, local_steps=25)
     for _ in range(20):
         run.play(work, [])
     seen, truth = observe(

@@ -22,17 +22,25 @@ from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
-from bench.toolkit.aggregation import mean_over_present
-from defenses import pm_sfl_claims as claims
-from defenses.pm_sfl import INDICATOR, PERSONAL, PMSFL, personal_share, rank_changes
+from defenses.pm_sfl import (
+    INDICATOR,
+    PERSONAL,
+    PMSFL,
+    collapse_probability,
+    personal_share,
+    rank_changes,
+)
+from defenses.pm_sfl_noised import NoisedPMSFL
 from tests.conftest import federation_of, network_for
+from tests.oracle import pm_sfl as oracle
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "pm_sfl.json").read_text())["cases"]
 FACTS = Facts(parameters=100, rounds=10, clients=10, batch=32, records=100, local_steps=5)
-WORK = Work(protocol="fedavg", batch=20, lr=0.1, local_steps=10)
+WORK = LocalWork(protocol="fedavg", batch=20, lr=0.1, local_steps=10)
 
 
 def f64(values: Any) -> Tensor:
@@ -42,30 +50,36 @@ def f64(values: Any) -> Tensor:
 # --- reference values -----------------------------------------------------------------------
 
 
+def _masks(rows: list[list[float]], withheld: list[list[float]]) -> list[Message]:
+    return [
+        Message(
+            kind="weights",
+            sender=f"client-{k}",
+            receiver="server",
+            round=0,
+            parts={"w": Part(values=f64(mask), present=f64(own) < 0.5, bits=1)},
+        )
+        for k, (mask, own) in enumerate(zip(rows, withheld, strict=True))
+    ]
+
+
 def _averaged(i: dict[str, Any]) -> dict[str, Any]:
-    """Eq. 5 and 7 by the protocol's own mean over what is present, then by `receive`."""
-    base = {"w": f64(i["theta_prev"])}
+    """Eq. 5 and 7 by the defense's aggregation, the next round's scores by its `receive`."""
+    base, defense = {"w": f64(i["theta_prev"])}, PMSFL(clip=0.01)
     server = Server(state=base, const=base, lr=0.1)
-
-    def mean(withheld: list[list[float]]) -> tuple[State, list[Message]]:
-        sent = [
-            Message(
-                kind="weights", sender=f"client-{k}", receiver="server", round=0,
-                parts={"w": Part(values=f64(mask), present=f64(own) < 0.5, bits=1)},
-            )
-            for k, (mask, own) in enumerate(zip(i["M"], withheld, strict=True))
-        ]  # fmt: skip
-        return mean_over_present(server, sent), sent
-
-    eq5, _ = mean([[0.0] * len(row) for row in i["I"]])
-    eq7, sent = mean(i["I"])
-    scores = PMSFL(clip=0.01).receive(eq7, base)["w"]
-    parts = [m.parts["w"] for m in sent]
+    nobody = [[0.0] * len(row) for row in i["I"]]
+    theta = defense.aggregate(server, _masks(i["M"], i["I"]))
+    sent = defense.aggregate(
+        Server(state={"w": torch.zeros(5, dtype=torch.float64)}, const=base, lr=0.1),
+        _masks([[1.0 - x for x in row] for row in i["I"]], nobody),
+    )
+    scores = defense.receive(theta, base)["w"]
+    senders = sent["w"] * len(i["M"])
     return {
-        "eq5": eq5["w"].tolist(),
-        "eq7": eq7["w"].tolist(),
-        "eq7_num": sum(p.values * p.presence() for p in parts).tolist(),  # type: ignore[union-attr]
-        "eq7_den": sum(p.presence().double() for p in parts).tolist(),  # type: ignore[union-attr]
+        "eq5": defense.aggregate(server, _masks(i["M"], nobody))["w"].tolist(),
+        "eq7": theta["w"].tolist(),
+        "eq7_num": (theta["w"] * senders).tolist(),
+        "eq7_den": senders.tolist(),
         "clipped_c_0_01": torch.sigmoid(scores).tolist(),
         "scores_after_clip": scores.tolist(),
     }
@@ -85,22 +99,26 @@ def _slope(s: list[float], variant: Any, *, w: list[float], lr_scale: float = 1.
 def _factors(i: dict[str, Any]) -> dict[str, Any]:
     ones = [1.0] * len(i["s"])
     correct, printed = (_slope(i["s"], v, w=ones) for v in ("corrected", "printed"))
-    found = {
+    return {
         "correct": correct.tolist(),
         "as_printed": printed.tolist(),
         "ratio_printed_over_correct": (printed / correct).tolist(),
     }
-    for key, value in claims.gradient_factors(i["s"]).items():
-        assert value == pytest.approx(found[key], rel=1e-9)
-    return found
 
 
 def _linear(i: dict[str, Any]) -> dict[str, Any]:
-    outer = i["grad_q"] * f64(i["x"])
-    return {
-        "correct": (outer * _slope(i["s"], "corrected", w=i["w"])).tolist(),
-        "as_printed": (outer * _slope(i["s"], "printed", w=i["w"])).tolist(),
-    }
+    """The defense's own gradient of a loss with dL/dq = grad_q, for a mask of ones."""
+    found = {}
+    for key, variant in (("correct", "corrected"), ("as_printed", "printed")):
+        defense, const = PMSFL(variant=variant), {"w": f64(i["w"])}  # type: ignore[arg-type]
+        draw = {"mask.w": torch.zeros(len(i["w"]), dtype=torch.float64)}
+
+        def loss(v: State, x: Tensor, y: Tensor) -> Tensor:
+            return i["grad_q"] * (x @ defense.realize(v, const, draw)["w"]).sum()  # noqa: B023
+
+        x, scores = f64([i["x"]]), {"w": f64(i["s"])}
+        found[key] = defense.gradient(loss, scores, x, x, draw)["w"].tolist()  # type: ignore[arg-type]
+    return found
 
 
 def _ranked(i: dict[str, Any]) -> dict[str, Any]:
@@ -114,21 +132,21 @@ def _ranked(i: dict[str, Any]) -> dict[str, Any]:
 
 def _one_dimension(i: dict[str, Any]) -> dict[str, Any]:
     exact = max(
-        claims.masked_laplace_loss([1.0], a, b, keep=1 - i["c"], scale=1 / i["eps"])
+        oracle.masked_laplace_loss([1.0], a, b, keep=1 - i["c"], scale=1 / i["eps"])
         for a, b in (([0.0], [1.0]), ([1.0], [0.0]))
     )
-    return {"exact": exact, "bound": claims.amplified_epsilon(i["eps"], c=i["c"], d=1)["eps_amp"]}
+    return {"exact": exact, "bound": oracle.amplified_epsilon(i["eps"], c=i["c"], d=1)["eps_amp"]}
 
 
 def _two_dimensions(i: dict[str, Any]) -> dict[str, Any]:
     """The reference takes x against 0; with L1 sensitivity the other direction is larger, .119,
     and within the claim as well."""
     products = [w * x for w, x in zip(i["w"], i["x"], strict=True)]
-    claimed = claims.amplified_epsilon(i["eps"], c=i["c"], d=i["d"])["eps_amp"]
+    claimed = oracle.amplified_epsilon(i["eps"], c=i["c"], d=i["d"])["eps_amp"]
     literal, box = abs(sum(products)) / i["eps"], sum(map(abs, products)) / i["eps"]
 
     def loss(a: list[float], b: list[float], scale: float) -> float:
-        return claims.masked_laplace_loss(i["w"], a, b, keep=1 - i["c"], scale=scale)
+        return oracle.masked_laplace_loss(i["w"], a, b, keep=1 - i["c"], scale=scale)
 
     zero = [0.0, 0.0]
     assert loss(zero, i["x"], literal) < loss(i["x"], zero, literal)
@@ -143,7 +161,7 @@ def _two_dimensions(i: dict[str, Any]) -> dict[str, Any]:
 
 def _typo(i: dict[str, Any]) -> dict[str, Any]:
     sigma71, sigma63 = (
-        claims.local_noise(
+        oracle.local_noise(
             i["eps"], delta=i["delta"], steps=i["R"], clip_norm=norm, batch=i["Q"]
         )["sigma"]
         for norm in (i["c"], 1.0)
@@ -152,34 +170,43 @@ def _typo(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compensated(i: dict[str, Any]) -> dict[str, Any]:
-    server, clients = np.array(i["theta_sl"]), np.array(i["theta_client"])
-    mixed = claims.compensated(server, clients, holders=i["K_l"], joined=i["K"])
-    return {"theta": mixed.tolist()}
+    """Eq. 8 by the defense's aggregation: K_l of K clients hold the layer."""
+    rows, theta = [i["theta_client"]] * i["K_l"], {"w": f64(i["theta_sl"])}
+    others = [
+        Message(kind="weights", sender=f"shallow-{k}", receiver="server", round=0)
+        for k in range(i["K"] - i["K_l"])
+    ]
+    server = Server(state=theta, const=theta, lr=0.1, trained={"w": torch.logit(theta["w"])})
+    sent = _masks(rows, [[0.0] * 4] * i["K_l"])
+    return {"theta": PMSFL().aggregate(server, [*sent, *others])["w"].tolist()}
 
 
 COMPUTE: dict[str, Any] = {
     "pmsfl_thm2_exact_1d": _one_dimension,
     "pmsfl_thm2_counterexample": _two_dimensions,
-    "pmsfl_thm2_eps": lambda i: claims.amplified_epsilon(i["eps"], c=i["c"], d=i["d"]),
+    "pmsfl_thm2_eps": lambda i: oracle.amplified_epsilon(i["eps"], c=i["c"], d=i["d"]),
     "pmsfl_score_gradient_factor": _factors,
     "pmsfl_score_gradient_linear": _linear,
     "pmsfl_eq5_eq7": _averaged,
     "pmsfl_eq8": _compensated,
-    "pmsfl_eq6": lambda i: claims.aggregation_error(i["theta_k"]),
+    "pmsfl_eq6": lambda i: {
+        **oracle.aggregation_error(i["theta_k"]),
+        "bound": PMSFL().constants(Facts(parameters=2, clients=len(i["theta_k"])))["eq6_bound"],
+    },
     "pmsfl_personalised_selection": _ranked,
     "pmsfl_theta_collapse": lambda i: {
-        "prob": claims.collapse_probability(i["theta"], clients=i["K"])
+        "prob": collapse_probability(i["theta"], clients=i["K"])
     },
-    "pmsfl_thm3_local": lambda i: claims.local_noise(
+    "pmsfl_thm3_local": lambda i: oracle.local_noise(
         i["eps"], delta=i["delta"], steps=i["R"], clip_norm=i["Gamma"], batch=i["Q"]
     ),
     "pmsfl_E3_typo": _typo,
-    "pmsfl_thm3_mask": lambda i: claims.mask_noise(
+    "pmsfl_thm3_mask": lambda i: oracle.mask_noise(
         i["eps"], delta=i["delta"], c=i["c"], d=i["d"]
     ),
-    "pmsfl_amp_second_term": lambda i: claims.closing_bound(i["c"], i["alpha"]),
-    "pmsfl_thm1": lambda i: claims.guessed_mask_error(i["W"], i["M"], i["x"], keep=i["keep"]),
-    "pmsfl_release_count": lambda i: claims.smashed_releases(
+    "pmsfl_amp_second_term": lambda i: oracle.closing_bound(i["c"], i["alpha"]),
+    "pmsfl_thm1": lambda i: oracle.guessed_mask_error(i["W"], i["M"], i["x"], keep=i["keep"]),
+    "pmsfl_release_count": lambda i: oracle.smashed_releases(
         i["eps"], rounds=i["rounds"], fraction=i["frac"], epochs=i["epochs"]
     ),
 }  # fmt: skip
@@ -292,7 +319,7 @@ def test_parameters_of_the_server_pass_through_every_hook_unchanged() -> None:
     params = {"low.weight": torch.randn(3, 2, generator=rng), "top.weight": torch.randn(2, 3)}
     for noise in ("none", "local", "mask"):
         epsilon = None if noise == "none" else 1.0
-        defense = PMSFL(noise=noise, epsilon=epsilon, personal=0.5, agreement_rounds=0)  # type: ignore[arg-type]
+        defense = NoisedPMSFL(noise=noise, epsilon=epsilon, personal=0.5, agreement_rounds=0)  # type: ignore[arg-type]
         state, const = defense.variables(params, ["low.weight"], generator(0, "v"))
         assert list(state) == list(params)
         assert set(const) == {"low.weight"}
@@ -347,7 +374,7 @@ def test_uploaded_masks_are_unbiased_within_5_standard_errors(kind: str) -> None
 def test_masks_are_bits_and_received_probabilities_lie_in_the_clip(
     s: list[float], theta: float, clip: float, noise: Any, personal: float
 ) -> None:
-    defense = PMSFL(
+    defense = NoisedPMSFL(
         clip=clip, noise=noise, epsilon=None if noise == "none" else 1.0, personal=personal,
         agreement_rounds=0, growth_rounds=1,
     )  # fmt: skip
@@ -369,11 +396,11 @@ def test_noise_on_masks_flips_bits_as_often_as_the_closed_form(variant: Any) -> 
     """theta is all but 0. Printed order: noise, clip, draw. Corrected: theta is at c before the
     noise, which is sqrt(d) times as strong. 5 standard errors."""
     d, c = 100_000, 0.1
-    defense = PMSFL(clip=c, noise="mask", epsilon=5.0, variant=variant)
+    defense = NoisedPMSFL(clip=c, noise="mask", epsilon=5.0, variant=variant)
     (message,) = _upload(defense, {"w": torch.full((d,), -60.0)})
     start, factor = (0.0, 1.0) if variant == "printed" else (c, math.sqrt(d))
-    std = factor * claims.mask_noise_std(5.0, delta=1e-5, c=c)
-    expected = claims.mean_clipped_normal(start, std, c=c)
+    std = factor * (1 - 2 * c) * math.sqrt(2 * math.log(1.25e5)) / 5  # Eq. 69
+    expected = oracle.mean_clipped_normal(start, std, c=c)
     mean = float(message.parts["w"].values.double().mean())
     assert abs(mean - expected) < 5 * math.sqrt(expected * (1 - expected) / d)
 
@@ -441,7 +468,7 @@ def test_a_round_costs_one_bit_per_parameter_and_averages_the_masks(digits: Data
     assert thirds <= {0.0, 1.0, 2.0, 3.0}
     for protocol in ("fedsgd", "fedavg"):
         again = mlp(digits, PMSFL(lr_scale=100.0), clients=3, each=24)
-        again.play(Work(protocol=protocol, batch=20, lr=0.1, local_steps=1), everyone(again))
+        again.play(LocalWork(protocol=protocol, batch=20, lr=0.1, local_steps=1), everyone(again))
         assert all(bool(((v >= 0) & (v <= 1)).all()) for v in again.state.values())
 
 
@@ -449,7 +476,7 @@ def test_clients_keep_their_personal_scores_across_rounds(digits: Dataset) -> No
     """A round at a learning rate of almost 0 leaves scores where it began: at their own."""
     defense = PMSFL(lr_scale=100.0, personal=0.5, agreement_rounds=0, growth_rounds=2)
     federation = mlp(digits, defense)
-    still = Work(protocol="fedavg", batch=20, lr=1e-30, local_steps=1)
+    still = LocalWork(protocol="fedavg", batch=20, lr=1e-30, local_steps=1)
     for work, share in ((WORK, 0.25), (still, 0.5), (WORK, 0.5), (still, 0.5)):
         earlier = {c.id: (c.own, c.kept) for c in federation.clients}
         federation.play(work, everyone(federation))
@@ -493,7 +520,7 @@ def test_local_noise_clips_each_sample_and_adds_the_theorems_std() -> None:
     rng = generator(0, "local")
     x, y = torch.randn(32, 50, generator=rng), torch.randn(32, 1, generator=rng)
     const = {"w": torch.randn(400, 50, generator=rng)}
-    defense = PMSFL(
+    defense = NoisedPMSFL(
         noise="local", epsilon=1.0, local_steps=25, clip_norm=0.5, lr_scale=10.0
     )  # fmt: skip
     assert defense.owns == {"variables", "gradient", "aggregate"}
@@ -512,12 +539,12 @@ def test_local_noise_clips_each_sample_and_adds_the_theorems_std() -> None:
     slow = (each * (0.5 / norms).clamp_max(1)[:, None, None]).mean(dim=0)
     assert torch.allclose(quiet, slow, atol=1e-6)
     added = (defense.gradient(loss, scores, x, y, draw)["w"] - quiet) / 10
-    std = claims.local_noise(1.0, delta=1e-5, steps=25, clip_norm=0.5, batch=32)["sigma"]
+    std = oracle.local_noise(1.0, delta=1e-5, steps=25, clip_norm=0.5, batch=32)["sigma"]
     assert abs(float(added.std()) / std - 1) < 5 / math.sqrt(2 * added.numel())
 
 
 def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
-    defense = PMSFL(noise="smashed", epsilon=1e6, clip_norm=3.0)
+    defense = NoisedPMSFL(noise="smashed", epsilon=1e6, clip_norm=3.0)
     assert defense.requires == {"smashed"}
     q = torch.randn(6, 4, 5, generator=generator(0, "q"), requires_grad=True)
     part = defense.smashed(q, make_client("smashed"))
@@ -527,7 +554,7 @@ def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
     part.values.sum().backward()
     assert q.grad is not None
     assert bool((q.grad != 0).any())
-    noisy = PMSFL(noise="smashed", epsilon=2.0, clip_norm=3.0)
+    noisy = NoisedPMSFL(noise="smashed", epsilon=2.0, clip_norm=3.0)
     values = noisy.smashed(torch.zeros(1000, 100), make_client("l")).values
     assert float(values.abs().mean()) == pytest.approx(3.0, rel=5 / math.sqrt(1e5))
     assert PMSFL().smashed(q, make_client()).values is q
@@ -535,7 +562,7 @@ def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
 
 @pytest.mark.parametrize("settings", [{"noise": "local", "local_steps": 10}, {"noise": "mask"}])
 def test_noised_variants_play_rounds(digits: Dataset, settings: dict[str, Any]) -> None:
-    federation = mlp(digits, PMSFL(epsilon=5.0, lr_scale=10.0, **settings))
+    federation = mlp(digits, NoisedPMSFL(epsilon=5.0, lr_scale=10.0, **settings))
     federation.play(WORK, everyone(federation))
     assert all(bool(torch.isfinite(v).all()) for v in federation.state.values())
 
@@ -570,7 +597,7 @@ def test_without_noise_nothing_is_claimed_or_proven(registry: Registry) -> None:
 
 def test_local_noise_is_composed_over_steps_and_rounds_for_replacing_a_record() -> None:
     """Reference case R = 25, eps = 1: replace-one 1.62756 for one round."""
-    defense = PMSFL(noise="local", epsilon=1.0, local_steps=25)
+    defense = NoisedPMSFL(noise="local", epsilon=1.0, local_steps=25)
     once = Facts(parameters=100, batch=32, records=100, local_steps=25)
     entry = account(defense, once)
     assert entry.eps_claimed == 1.0
@@ -585,24 +612,24 @@ def test_local_noise_is_composed_over_steps_and_rounds_for_replacing_a_record() 
 
 def test_noise_on_masks_proves_the_better_of_noise_and_sampling() -> None:
     facts = Facts(parameters=100)
-    printed = PMSFL(clip=0.1, noise="mask", epsilon=1.0, variant="printed")
+    printed = NoisedPMSFL(clip=0.1, noise="mask", epsilon=1.0, variant="printed")
     entry = account(printed, facts)
     assert entry.eps_claimed == 1.0
     assert entry.eps_record == pytest.approx(13.7449, rel=1e-4)
     assert entry.constants["eps_one_round"] == pytest.approx(13.7449, rel=1e-4)
-    corrected = account(PMSFL(clip=0.1, noise="mask", epsilon=1.0), facts)
+    corrected = account(NoisedPMSFL(clip=0.1, noise="mask", epsilon=1.0), facts)
     assert corrected.eps_record < 1.0
     assert corrected.constants["noise_std"] == pytest.approx(38.7584, rel=1e-4)
-    bits = account(PMSFL(clip=0.499, noise="mask", epsilon=5.0, variant="printed"), facts)
+    bits = account(NoisedPMSFL(clip=0.499, noise="mask", epsilon=5.0, variant="printed"), facts)
     # The claim adds up; independent bits compose to less at delta = 1e-5.
     assert bits.eps_claimed == pytest.approx(100 * math.log(0.501 / 0.499))
     assert 0.1 < bits.eps_record < bits.eps_claimed
-    personal = PMSFL(clip=0.1, noise="mask", epsilon=1.0, personal=0.5)
+    personal = NoisedPMSFL(clip=0.1, noise="mask", epsilon=1.0, personal=0.5)
     assert account(personal, facts).eps_record == math.inf
 
 
 def test_noise_on_smashed_data_leaves_the_masks_unprotected() -> None:
-    defense = PMSFL(clip=0.1, noise="smashed", epsilon=1.0)
+    defense = NoisedPMSFL(clip=0.1, noise="smashed", epsilon=1.0)
     entry = account(defense, Facts(parameters=1, rounds=10, local_steps=5))
     assert entry.eps_claimed == pytest.approx(0.934702, rel=1e-5)
     assert entry.eps_record == math.inf
@@ -634,7 +661,7 @@ def test_noise_on_smashed_data_leaves_the_masks_unprotected() -> None:
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        PMSFL(**settings)
+        NoisedPMSFL(**settings)
     assert str(error.value).endswith(".")
     assert "\n" not in str(error.value)
 
@@ -647,7 +674,7 @@ def test_layers_that_not_all_clients_hold_follow_eq_8(digits: Dataset) -> None:
         digits, network, defense, protocol="splitfed", cuts=("block1", "block1", "block2"),
         labels="private", clients=3,
     )  # fmt: skip
-    work = Work(protocol="splitfed", batch=8, lr=0.5, local_steps=2)
+    work = LocalWork(protocol="splitfed", batch=8, lr=0.5, local_steps=2)
     result = run.play(work, [c.id for c in run.clients], observed=True)
     name = "block2.conv.weight"
     (sent,) = [

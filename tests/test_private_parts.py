@@ -23,7 +23,7 @@ from bench.contract.messages import Part
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.sandbox.rehearsal import play_shadow
@@ -45,7 +45,7 @@ def trained(
         digits, network, defense, each=160, seed=seed, protocol="splitfed", cuts=(CUT,),
         labels="private",
     )  # fmt: skip
-    work = Work(protocol="splitfed", batch=32, lr=0.5, local_epochs=3)
+    work = LocalWork(protocol="splitfed", batch=32, lr=0.5, local_epochs=3)
     everyone = [c.id for c in federation.clients]
     for _ in range(rounds):
         federation.play(work, everyone)

@@ -17,7 +17,8 @@ from bench.contract.defense import Client, Defense, Local, Party, Server
 from bench.contract.messages import Message, Part, Sealed, Stage, State, as_kind
 from bench.data.dataset import Dataset
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
@@ -26,7 +27,7 @@ from defenses.noise import GaussianUpdate
 from defenses.spm import SPM
 from tests.conftest import federation_of, network_for, seen_under
 
-WORK = Work(protocol="fedavg", batch=8, lr=0.1, local_steps=3)
+WORK = LocalWork(protocol="fedavg", batch=8, lr=0.1, local_steps=3)
 
 
 def everyone(federation: Federation) -> list[str]:
@@ -80,7 +81,7 @@ def test_fedsgd_equals_one_step_of_fedavg(digits: Dataset) -> None:
     states = []
     for protocol in ("fedsgd", "fedavg"):
         federation = federation_of(digits, network_for(digits), Defense())
-        work = Work(protocol=protocol, batch=8, lr=0.1, local_steps=1)
+        work = LocalWork(protocol=protocol, batch=8, lr=0.1, local_steps=1)
         federation.play(work, everyone(federation))
         states.append(federation.state)
     assert close(states[0], states[1], 1e-7)
@@ -101,7 +102,7 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_generator_alone
 
 def test_a_batch_uses_every_sample_once_per_epoch(digits: Dataset) -> None:
     federation = federation_of(digits, network_for(digits, "logistic"), Defense(), each=24)
-    work = Work(protocol="fedavg", batch=8, lr=0.1, local_epochs=2)
+    work = LocalWork(protocol="fedavg", batch=8, lr=0.1, local_epochs=2)
     used = federation.play(work, ["client-0"]).used["client-0"]
     assert used.shape == (6, 8)
     for epoch in (used[:3], used[3:]):

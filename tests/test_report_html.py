@@ -575,7 +575,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finished(suite: Path, out: Path) -> Path:
     env = Environment()
-    plan = expand(suites.load(str(suite)), {"checkpoint": "init"})
+    plan = expand(suites.read_suite(str(suite)), {"checkpoint": "init"})
     store = Store(out)
     store.prepare()
     keys = runner.Keys(registry_for(()), env)

@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Run:
     ) -> tuple[Store, runner.Report]:  # fmt: skip
         env = Environment(plugins=plugins)
         registry = registry_for(plugins)
-        plan = expand(suites.load(str(suite)), only)
+        plan = expand(suites.read_suite(str(suite)), only)
         runner.check(plan, registry, env)
         store = Store(tmp_path / out)
         store.prepare()

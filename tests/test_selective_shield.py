@@ -23,7 +23,8 @@ from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
 from bench.registry import Registry
 from bench.seeding import generator
@@ -42,7 +43,7 @@ from tests.conftest import context_for, federation_of, network_for, seen_under
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "selective_shield.json").read_text())
 CASES = {c["name"]: c for c in ORACLE["cases"]}
-WORK = Work(protocol="fedavg", batch=8, lr=0.3, local_steps=2)
+WORK = LocalWork(protocol="fedavg", batch=8, lr=0.3, local_steps=2)
 FACTS = Facts(parameters=100, rounds=10, clients=20, batch=32, records=100, local_steps=5)
 STEPS = ("joins", "batch", "defense")
 
@@ -55,7 +56,7 @@ def bits(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
-def play(run: Federation, work: Work = WORK, rounds: int = 1) -> Any:
+def play(run: Federation, work: LocalWork = WORK, rounds: int = 1) -> Any:
     for _ in range(rounds):
         result = run.play(work, [c.id for c in run.clients], observed=True)
     return result

@@ -16,14 +16,15 @@ from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.export import load_seen, save_seen
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from tests.conftest import federation_of, network_for
 
-STEP = Work(protocol="splitfed", batch=8, lr=0.5, local_steps=1)
+STEP = LocalWork(protocol="splitfed", batch=8, lr=0.5, local_steps=1)
 
 
 def federation(
@@ -33,7 +34,7 @@ def federation(
     return federation_of(digits, network, defense or Defense(), protocol=protocol, **more)
 
 
-def play(run: Federation, work: Work = STEP) -> Any:
+def play(run: Federation, work: LocalWork = STEP) -> Any:
     return run.play(work, [c.id for c in run.clients], observed=True)
 
 

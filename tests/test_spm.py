@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from bench.contract.defense import Client, Local
 from bench.contract.messages import Message, Part
 from bench.seeding import generator
-from defenses import spm_claims
 from defenses.spm import SPM, Variant, keep_probability, moments, perturb, scale_range
+from tests.oracle import spm as spm_oracle
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "spm.json").read_text())["cases"]
 COMPUTE: dict[str, Any] = {
-    "spm_params": lambda i: spm_claims.mechanism_constants(i["eps"]),
-    "spm_variances": lambda i: spm_claims.variances(i["eps"], i["w"]),
-    "spm_magnitude": lambda i: spm_claims.magnitude_leak(i["eps"], i["w"], i["w_prime"]),
-    "spm_composition": lambda i: spm_claims.composition(
+    "spm_params": lambda i: spm_oracle.mechanism_constants(i["eps"]),
+    "spm_variances": lambda i: spm_oracle.variances(i["eps"], i["w"]),
+    "spm_magnitude": lambda i: spm_oracle.magnitude_leak(i["eps"], i["w"], i["w_prime"]),
+    "spm_composition": lambda i: spm_oracle.composition(
         i["eps"], coordinates=i["d"], rounds=i["T"], delta=i["delta"]
     ),
-    "spm_majority": lambda i: {"error": spm_claims.majority_sign_error(i["eps"], i["uploads"])},
-    "spm_thm3": lambda i: spm_claims.theorem3(i["eps"], uploads=i["n"], beta=i["beta"], w=i["w"]),
-    "spm_growth": lambda i: spm_claims.growth_constants(i["eps"], i["n"]),
+    "spm_majority": lambda i: {"error": spm_oracle.majority_sign_error(i["eps"], i["uploads"])},
+    "spm_thm3": lambda i: spm_oracle.theorem3(i["eps"], uploads=i["n"], beta=i["beta"], w=i["w"]),
+    "spm_growth": lambda i: spm_oracle.growth_constants(i["eps"], i["n"]),
     "spm_apply": lambda i: {"w_bar": _applied(i)},
 }
 APPLIED: dict[str, Variant] = {

@@ -14,21 +14,21 @@ from bench.harness.plan import expand
 def test_shipped_suites_load_and_describe_themselves() -> None:
     assert {"quick", "spm_accuracy"} <= set(suites.shipped())
     for name in suites.shipped():
-        loaded = suites.load(name)
+        loaded = suites.read_suite(name)
         assert loaded.name == name
         assert loaded.description
 
 
 def test_quick_runs_every_attack_and_the_shipped_suites_every_defense(registry) -> None:  # type: ignore[no-untyped-def]
-    quick = suites.load("quick")
+    quick = suites.read_suite("quick")
     assert {a.name for a in quick.attacks} == set(registry.names("attack"))
-    shipped = [suites.load(name) for name in suites.shipped()]
+    shipped = [suites.read_suite(name) for name in suites.shipped()]
     assert {d.name for s in shipped for d in s.defenses} == set(registry.names("defense"))
 
 
 @pytest.mark.parametrize("name", ["pm_sfl", "pm_sfl_paper", "dp_cutmix", "dp_cutmix_paper"])
 def test_split_suites_mix_no_more_clients_than_take_part(name: str, registry) -> None:  # type: ignore[no-untyped-def]
-    plan = expand(suites.load(name))
+    plan = expand(suites.read_suite(name))
     assert {j.protocol.name for j in plan.trainings} == {"splitfed"}
     for job in plan.trainings:
         together = registry.defense(job.defense, job.settings).together
@@ -37,7 +37,7 @@ def test_split_suites_mix_no_more_clients_than_take_part(name: str, registry) ->
 
 
 def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path]) -> None:
-    suite = suites.load(str(tiny()))
+    suite = suites.read_suite(str(tiny()))
     plan = expand(suite)
     assert [dict(j.settings) for j in plan.trainings] == [{}, {"epsilon": 0.5}, {"epsilon": 2.0}]
     assert len(plan.cells) == 3 * 2 * 2
@@ -47,7 +47,7 @@ def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path])
 
 
 def test_a_filter_by_task_tells_tasks_of_one_dataset_apart() -> None:
-    suite = suites.load("pm_sfl")
+    suite = suites.read_suite("pm_sfl")
     cuts = {place: {j.protocol.cuts for j in expand(suite, {"task": place}).trainings}
             for place in (0, 1)}  # fmt: skip
     assert cuts == {0: {("layer2",)}, 1: {("layer1", "layer2", "layer3", "layer4")}}
@@ -55,26 +55,26 @@ def test_a_filter_by_task_tells_tasks_of_one_dataset_apart() -> None:
 
 def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) -> None:
     text = 'name = "ilrg"\ncheckpoints = ["final"]'
-    plan = expand(suites.load(str(tiny(**{'name = "ilrg"': text}))))
+    plan = expand(suites.read_suite(str(tiny(**{'name = "ilrg"': text}))))
     where = {(c.attack, c.checkpoint) for c in plan.cells}
     assert where == {("ilrg", "final"), ("prior_only", "init"), ("prior_only", "final")}
     wrong = tiny(**{'name = "ilrg"': text, '["init", "final"]': '["init"]'})
     with pytest.raises(ValueError, match=r"ilrg is to run at checkpoint final, but .* init"):
-        suites.load(str(wrong))
+        suites.read_suite(str(wrong))
 
 
 def test_an_attack_may_be_kept_to_some_tasks(tiny: Callable[..., Path]) -> None:
     two = '[[tasks]]\ndataset = "photos"\nmodel = "mlp_spm"\n\n[[threats]]'
     text = 'name = "ilrg"\ntasks = [1]'
-    plan = expand(suites.load(str(tiny(**{"[[threats]]": two, 'name = "ilrg"': text}))))
+    plan = expand(suites.read_suite(str(tiny(**{"[[threats]]": two, 'name = "ilrg"': text}))))
     where = {(c.attack, c.train.task.dataset) for c in plan.cells}
     assert where == {("ilrg", "photos"), ("prior_only", "photos"), ("prior_only", "digits")}
     with pytest.raises(ValueError, match="ilrg is to run on task 1, but the suite has"):
-        suites.load(str(tiny(**{'name = "ilrg"': text})))
+        suites.read_suite(str(tiny(**{'name = "ilrg"': text})))
 
 
 def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
-    suite = suites.load("quick", ["protocol.rounds=3", "seeds=[4, 5]", "threats.0.victims=2"])
+    suite = suites.read_suite("quick", ["protocol.rounds=3", "seeds=[4, 5]", "threats.0.victims=2"])
     assert all(suite.protocol_of(t).rounds == 3 for t in suite.tasks)
     assert suite.seeds == [4, 5]
     assert suite.threats[0].victims == 2
@@ -82,9 +82,9 @@ def test_overrides_reach_nested_values_and_win_over_tasks() -> None:
 
 def test_an_attacks_own_budget_takes_the_place_of_the_suites(tiny: Callable[..., Path]) -> None:
     path = str(tiny())
-    budgets = {c.attack: c.budget for c in expand(suites.load(path)).cells}
+    budgets = {c.attack: c.budget for c in expand(suites.read_suite(path)).cells}
     assert budgets == {"ilrg": 5, "prior_only": 5}
-    changed = expand(suites.load(path, ["attacks.0.budget=50"])).cells
+    changed = expand(suites.read_suite(path, ["attacks.0.budget=50"])).cells
     assert {c.attack: c.inputs()["budget"] for c in changed} == {"ilrg": 50, "prior_only": 5}
 
 
@@ -93,7 +93,7 @@ def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path])
         append='\n[[attacks]]\nname = "ilrg"\nthreat = "big"\n'
         '\n[[threats]]\nname = "big"\nvictims = 2\nbatch = 4\n'
     )
-    labels = {c.label for c in expand(suites.load(str(path))).cells}
+    labels = {c.label for c in expand(suites.read_suite(str(path))).cells}
     assert labels == {"ilrg@server", "ilrg@big", "prior_only"}
 
 
@@ -121,19 +121,19 @@ def test_wrong_suites_get_one_clear_sentence(
 ) -> None:
     path = tiny(**replace)
     with pytest.raises(ValueError, match=message):
-        suites.load(str(path))
+        suites.read_suite(str(path))
 
 
 def test_wrong_names_filters_and_overrides_are_refused(tiny: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match=r"Did you mean 'quick'"):
-        suites.load("quik")
+        suites.read_suite("quik")
     with pytest.raises(ValueError, match=r"no such suite file: none\.toml"):
-        suites.load("none.toml")
+        suites.read_suite("none.toml")
     with pytest.raises(ValueError, match=r"--set takes key=value, got 'rounds'"):
-        suites.load("quick", ["rounds"])
+        suites.read_suite("quick", ["rounds"])
     with pytest.raises(ValueError, match=r"has no place '7'"):
-        suites.load("quick", ["threats.7.victims=2"])
-    suite = suites.load(str(tiny()))
+        suites.read_suite("quick", ["threats.7.victims=2"])
+    suite = suites.read_suite(str(tiny()))
     with pytest.raises(ValueError, match=r"Did you mean 'defense'"):
         expand(suite, {"defence": "spm"})
     with pytest.raises(ValueError, match=r"leaves nothing of suite tiny"):

@@ -22,7 +22,7 @@ def accuracy(
         f"protocol.rounds={rounds}", f"protocol.lr={lr}", f"protocol.local_epochs={epochs}",
     ]  # fmt: skip
     only = {"defense": "none", "dataset": dataset, "model": model}
-    (job,) = expand(suites.load("quick", overrides), only).trainings
+    (job,) = expand(suites.read_suite("quick", overrides), only).trainings
     record: dict[str, Any] = run_training(job, Environment(), tmp_path)
     assert record["diverged"] is None
     return record["correct"] / record["test_samples"]

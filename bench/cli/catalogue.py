@@ -33,8 +33,14 @@ def list_(
     from rich.table import Table
 
     for name, entries in chosen.items():
-        table = Table(title=name, title_justify="left", title_style="bold", show_header=False,
-                      box=None, pad_edge=False)  # fmt: skip
+        table = Table(
+            title=name,
+            title_justify="left",
+            title_style="bold",
+            show_header=False,
+            box=None,
+            pad_edge=False,
+        )
         for entry in entries:
             note = entry["summary"]
             if entry["broken"]:
@@ -56,8 +62,12 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
         name: str, what: Any, settings: Any = None, broken: str | None = None
     ) -> dict[str, Any]:
         doc = what if isinstance(what, str) else inspect.getdoc(getattr(what, "func", what))
-        return {"name": name, "summary": (doc or "").strip().split("\n")[0],
-                "settings": settings or "", "broken": broken}  # fmt: skip
+        return {
+            "name": name,
+            "summary": (doc or "").strip().split("\n")[0],
+            "settings": settings or "",
+            "broken": broken,
+        }
 
     def of_kind(kind: Any) -> list[dict[str, Any]]:
         classes: dict[str, Any] = {n: registry.usable[kind, n].cls for n in registry.names(kind)}
@@ -83,12 +93,12 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
         "attacks": of_kind("attack"),
         "datasets": embedded + paths,
         "models": [entry(n, f) for n, f in models.BUILDERS.items()],
-        "suites": [entry(n, suite.load(n).description) for n in suite.shipped()],
+        "suites": [entry(n, suite.read_suite(n).description) for n in suite.shipped()],
     }
 
 
 def _settings(cls: Any) -> str:
-    """name, name=default, ... of a plugin's constructor."""
+    """The settings of a plugin's constructor, as name or name=default."""
     import inspect
 
     parameters = inspect.signature(cls).parameters.values()

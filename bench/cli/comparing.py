@@ -50,7 +50,7 @@ def compare(
 ) -> None:
     """Compare rows of a leaderboard on the same victims: A with B, or each row with the next."""
     with plain_errors():
-        from bench.harness.store import to_json
+        from bench.records import to_json
         from bench.report import comparison, contenders
         from bench.suite import parse_pairs
 

@@ -76,10 +76,15 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def environment(
-    device: str, data_dir: Path | None, download: bool, plugins: list[Path] | None,
-    *, here: bool = True,
-) -> Environment:  # fmt: skip
+def chosen_environment(
+    device: str,
+    data_dir: Path | None,
+    download: bool,
+    plugins: list[Path] | None,
+    *,
+    here: bool = True,
+) -> Environment:
+    """The environment that a command's options choose."""
     from bench.harness import launch
 
     return launch.environment(
@@ -88,7 +93,11 @@ def environment(
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """(i, n) of "i/n". Raises UserError for other text."""
+    """The pair (i, n) that "i/n" stands for.
+
+    Raises:
+        UserError: For other text.
+    """
     number, slash, of = text.partition("/")
     if not (slash and number.isdigit() and of.isdigit()):
         raise UserError(f"--shard takes i/n, as 1/8, got '{text}'.")
@@ -102,11 +111,15 @@ def planned(
     env: Environment,
     shard: tuple[int, int] = (1, 1),
 ) -> tuple[Plan, Keys]:
+    """A suite's plan and keys, as a command's options change it."""
     from bench import suite as suites
     from bench.harness import launch
 
     return launch.planned(
-        suites.load(suite, overrides or ()), suites.parse_pairs(only or (), "--only"), env, shard
+        suites.read_suite(suite, overrides or ()),
+        suites.parse_pairs(only or (), "--only"),
+        env,
+        shard,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.options import AsJson, DataDir, Download, console, environment, plain_errors
+from bench.cli.options import AsJson, DataDir, Download, chosen_environment, console, plain_errors
 from bench.cli.reports import publish
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
@@ -26,7 +26,9 @@ def export(
     with plain_errors():
         from bench import outside
 
-        paths = outside.export(folder, cell, out, environment("cpu", data_dir, download, None))
+        paths = outside.export(
+            folder, cell, out, chosen_environment("cpu", data_dir, download, None)
+        )
     for path, what in (
         (paths.tensors, "tensors that the server saw"),
         (paths.text, "what they are, and public facts"),
@@ -48,9 +50,9 @@ def score(
     """Score an outside attack's reconstruction exactly as leakbench's own attacks are."""
     with plain_errors():
         from bench import outside
-        from bench.harness.store import to_json
+        from bench.records import to_json
 
-        env = environment("cpu", data_dir, download, None)
+        env = chosen_environment("cpu", data_dir, download, None)
         found = outside.score_file(folder, cell, reconstruction, env)
     if as_json:
         typer.echo(to_json(found.to_dict()))
@@ -68,9 +70,10 @@ def score(
         low = [figure.floor, figure.floor_class_mean, figure.own]
         i = figure.interval
         table.add_row(
-            name, Text(f"{i.mean:.4f} [{i.lo:.4f}, {i.hi:.4f}]"),
+            name,
+            Text(f"{i.mean:.4f} [{i.lo:.4f}, {i.hi:.4f}]"),
             *("-" if v is None else f"{v:.4f}" for v in low),
-        )  # fmt: skip
+        )
     console.print(table)
     if found.failed:
         console.print(f"{found.failed} victim(s) failed: scored as the mean public image.")

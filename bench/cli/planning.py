@@ -23,8 +23,8 @@ from bench.cli.options import (
     Set,
     Shard,
     SuiteName,
+    chosen_environment,
     console,
-    environment,
     plain_errors,
     planned,
     shard_of,
@@ -32,10 +32,10 @@ from bench.cli.options import (
 
 if TYPE_CHECKING:
     from bench.harness.costs.cost import Cost
-    from bench.harness.costs.features import Stage
     from bench.harness.costs.lookup import Estimate, Table
+    from bench.harness.costs.records import Finished
     from bench.harness.environment import Environment
-    from bench.harness.plan import Plan, TrainJob
+    from bench.harness.plan import Plan
     from bench.harness.runner import Keys
     from bench.harness.store import Store
 
@@ -48,8 +48,18 @@ _LIKELY = 0.8
 
 @dataclass(kw_only=True)
 class Sum:
-    """Of jobs: how many, how many are cached, and of the others hours per device (of those that
-    could be told), bytes, matches of their estimates."""
+    """What jobs come to together.
+
+    Attributes:
+        settings: Of defenses.
+        trainings: How many.
+        cells: How many attacks.
+        cached_trainings: Those that are finished.
+        cached_cells: Those that are finished.
+        hours: Per device, of the others, as far as they could be told.
+        n_bytes: On disk, of the others.
+        matches: Per device, how well the others were told.
+    """
 
     settings: set[str] = field(default_factory=set)
     trainings: int = 0
@@ -70,8 +80,14 @@ class Sum:
 
 @dataclass(kw_only=True)
 class Forecast:
-    """A plan told: rows per task, by its place in the file; the whole; peak bytes of one worker's
-    memory per device."""
+    """A plan told.
+
+    Attributes:
+        rows: Per task, by its place in the file.
+        whole: All of them.
+        host: Per device, peak bytes of one worker's memory.
+        device: Per device, peak bytes of its own memory.
+    """
 
     rows: dict[int, Sum]
     whole: Sum
@@ -109,7 +125,7 @@ def plan(
         from bench.harness import launch
 
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
-        env = environment(device, data_dir, download, plugin, here=device == "auto")
+        env = chosen_environment(device, data_dir, download, plugin, here=device == "auto")
         part = shard_of(shard)
         made, keys = planned(suite, only, set_, env, part)
         store = launch.store_of(made, out, part)
@@ -129,8 +145,8 @@ def plan(
 # --- the forecast ---------------------------------------------------------------------------
 
 
-def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Mapping[Stage, set[str]]]:
-    """What is known of costs, and the keys of what the folder holds finished.
+def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Finished]:
+    """What is known of costs, and what the folder holds finished.
 
     The folder's own records tell first, then those of other folders, then what comes along: where
     the same job stands in several, this machine tells better of itself than another.
@@ -138,66 +154,55 @@ def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Mapping[Stage
     from bench.harness.costs import lookup, records
 
     own = records.finished(store.folder)
-    sources = [records.measure(store.folder, own)] if own["train"] else []
+    sources = [records.measure(store.folder, own)] if own.trainings else []
     known: dict[Any, Cost] = {}
     for source in (*sources, *map(records.measure, folders), lookup.shipped()):
         for cost in source:
             known.setdefault((cost.stage, cost.skipped, tuple(sorted(cost.features.items()))), cost)
-    return lookup.Table(list(known.values())), {k: set(v) for k, v in own.items()}
+    return lookup.Table(list(known.values())), own
 
 
-def forecast(made: Plan, keys: Keys, table: Table, settled: Mapping[Stage, set[str]]) -> Forecast:
+def forecast(made: Plan, keys: Keys, table: Table, settled: Finished) -> Forecast:
     """Counts of a checked plan, and what is not cached, by each device that was measured."""
     from bench.harness.environment import dataset_of
 
     devices = sorted(table.devices())
     kind = keys.env.device.split(":")[0]
-    places = {id(task): place for place, task in enumerate(made.suite.tasks)}
     sizes: dict[str, int] = {}
     references: dict[str, bool] = {}
     told = Forecast(rows={}, whole=Sum())
+    for job, attacks in made.by_training().items():
+        sums = (told.rows.setdefault(made.suite.tasks.index(job.task), Sum()), told.whole)
 
-    def sums(job: TrainJob) -> tuple[Sum, Sum]:
-        return told.rows.setdefault(places[id(job.task)], Sum()), told.whole
+        def add(name: str, estimate: Estimate, sums: tuple[Sum, ...] = sums) -> None:
+            for total in sums:
+                total.add(name, estimate, disk=name == (kind if kind in devices else devices[0]))
+            told.peak(name, estimate)
 
-    def add(job: TrainJob, name: str, estimate: Estimate) -> None:
-        for total in sums(job):
-            total.add(name, estimate, disk=name == (kind if kind in devices else devices[0]))
-        told.peak(name, estimate)
-
-    for job in made.trainings:
-        done = keys.train(job) in settled["train"]
-        for total in sums(job):
+        trained = keys.train(job) in settled.trainings
+        done = [trained and keys.attack(attack) in settled.attacks for attack in attacks]
+        for total in sums:
             total.settings.add(f"{job.defense} {dict(job.settings)}")
             total.trainings += 1
-            total.cached_trainings += done
-        if done:
-            continue
-        samples = 0
-        if job.protocol.local_epochs:
-            split = f"{job.task.dataset} {job.task.dataset_settings}"
-            if split not in sizes:
-                sizes[split] = len(dataset_of(job, keys.env).train_y)
-            samples = sizes[split]
-        for name in devices:
-            add(job, name, table.training(job, device=name, samples=samples))
-    for cell in made.cells:
-        trained = keys.train(cell.train) in settled["train"]
-        done = trained and keys.attack(cell) in settled["attack"]
-        for total in sums(cell.train):
-            total.cells += 1
-            total.cached_cells += done
-        if done:
-            continue
-        defense = cell.train.defense
-        if defense not in references:
-            built = keys.registry.defense(defense, cell.train.settings)
-            references[defense] = built.is_reference
-        for name in devices:
-            add(
-                cell.train, name,
-                table.attack(cell, device=name, reference=references[defense]),
-            )  # fmt: skip
+            total.cached_trainings += trained
+            total.cells += len(done)
+            total.cached_cells += sum(done)
+        if not trained:
+            samples = 0
+            if job.protocol.local_epochs:
+                split = f"{job.task.dataset} {job.task.dataset_settings}"
+                if split not in sizes:
+                    sizes[split] = len(dataset_of(job, keys.env).train_y)
+                samples = sizes[split]
+            for name in devices:
+                add(name, table.training(job, device=name, samples=samples))
+        if job.defense not in references:
+            built = keys.registry.defense(job.defense, job.settings)
+            references[job.defense] = built.is_reference
+        for attack, finished in zip(attacks, done, strict=True):
+            for name in [] if finished else devices:
+                reference = references[job.defense]
+                add(name, table.attack(attack, device=name, reference=reference))
     return told
 
 
@@ -205,20 +210,22 @@ def forecast(made: Plan, keys: Keys, table: Table, settled: Mapping[Stage, set[s
 
 
 def _print_trainings(made: Plan) -> None:
-    from collections import Counter
-
     from rich.table import Table as Grid
 
-    cells = Counter(id(c.train) for c in made.cells)
     grid = Grid(title=f"{made.suite.name} v{made.suite.version}", title_justify="left")
     for name in ("dataset", "model", "protocol", "defense", "settings", "seed", "attack cells"):
         grid.add_column(name)
-    for job in made.trainings:
+    for job, attacks in made.by_training().items():
         settings = ", ".join(f"{k}={v}" for k, v in job.settings.items())
         grid.add_row(
-            job.task.dataset, job.task.model, job.protocol.name, job.defense, settings,
-            str(job.seed), str(cells[id(job)]),
-        )  # fmt: skip
+            job.task.dataset,
+            job.task.model,
+            job.protocol.name,
+            job.defense,
+            settings,
+            str(job.seed),
+            str(len(attacks)),
+        )
     console.print(grid)
 
 
@@ -237,11 +244,17 @@ def _print_rows(made: Plan, told: Forecast) -> None:
     for place, row in sorted(told.rows.items()):
         task = made.suite.tasks[place]
         grid.add_row(
-            str(place), made.suite.protocol_of(task).name, task.dataset, task.model,
-            str(len(row.settings)), str(row.trainings), str(row.cells),
+            str(place),
+            made.suite.protocol_of(task).name,
+            task.dataset,
+            task.model,
+            str(len(row.settings)),
+            str(row.trainings),
+            str(row.cells),
             str(row.cached_trainings + row.cached_cells),
-            *(_short(row.hours.get(d, 0.0)) for d in devices), _short(row.n_bytes / _GB),
-        )  # fmt: skip
+            *(_short(row.hours.get(d, 0.0)) for d in devices),
+            _short(row.n_bytes / _GB),
+        )
     console.print(grid)
 
 

@@ -13,8 +13,8 @@ from bench.cli.options import (
     DataDir,
     DefenseSet,
     Device,
+    chosen_environment,
     console,
-    environment,
     errors,
     plain_errors,
 )
@@ -54,7 +54,7 @@ def check(
     """Play a defense or attack in tiny rounds and say where it breaks the contract."""
     with plain_errors():
         from bench import suite
-        from bench.harness.store import to_json
+        from bench.records import to_json
         from bench.sandbox.conformance.plugins import check_plugins
 
         found = []
@@ -89,8 +89,9 @@ def _show(conformance: Conformance) -> None:
     counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
     console.print(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "
-        f"{conformance.seconds:.0f} s.\n", highlight=False,
-    )  # fmt: skip
+        f"{conformance.seconds:.0f} s.\n",
+        highlight=False,
+    )
 
 
 def submit(
@@ -110,9 +111,15 @@ def submit(
         from bench.submission.packing import Request, submit
 
         request = Request(
-            target=target, run=run, attacks=tuple(attack or ()), author=author, out=out,
-            date=date, data_dir=data_dir.resolve() if data_dir else None, replace=replace,
-        )  # fmt: skip
+            target=target,
+            run=run,
+            attacks=tuple(attack or ()),
+            author=author,
+            out=out,
+            date=date,
+            data_dir=data_dir.resolve() if data_dir else None,
+            replace=replace,
+        )
         folder = submit(request, tell=_say)
         _say(f"Written: {folder}")
         _say(f"Next: leakbench verify {folder}")
@@ -132,11 +139,12 @@ def verify(
 ) -> None:
     """Check a submission's files, rerun a random sample of its cells, and compare."""
     with plain_errors():
+        from bench.errors import UserError
         from bench.submission import verification
 
         try:
             code = verification.sources(folder)
-        except ValueError as error:
+        except UserError as error:
             if not folder.is_dir():
                 raise
             # A submission that is not what was submitted is a finding, not a mistake of the user.
@@ -147,7 +155,7 @@ def verify(
         say = _aside if as_json else _say
         say("The files are as they were submitted.")
         say(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
-        env = environment(device, data_dir, False, None)
+        env = chosen_environment(device, data_dir, False, None)
         if jobs == 0:
             import torch
 
@@ -163,9 +171,13 @@ def verify(
         for item in drawn:
             say(f"  {item.label}")
         found = verification.rerun(
-            opened, drawn, device=env.device, data_dir=env.data_dir, tolerance=tolerance,
+            opened,
+            drawn,
+            device=env.device,
+            data_dir=env.data_dir,
+            tolerance=tolerance,
             workers=jobs,
-        )  # fmt: skip
+        )
     same = verification.same_environment(opened, env.device)
     differing = sum(c.verdict == "differs" for c in found)
     near = sum(c.verdict == "within tolerance" for c in found)
@@ -174,10 +186,21 @@ def verify(
     if as_json:
         from dataclasses import asdict
 
-        typer.echo(json.dumps({"same_environment": same, "seed": seed, "tolerance": tolerance,
-                               "cells": len(drawn), "cells_with_figures": len(drawn) - bare,
-                               "differing": differing, "within_tolerance": near,
-                               "comparisons": [asdict(c) for c in found]}, indent=1))  # fmt: skip
+        typer.echo(
+            json.dumps(
+                {
+                    "same_environment": same,
+                    "seed": seed,
+                    "tolerance": tolerance,
+                    "cells": len(drawn),
+                    "cells_with_figures": len(drawn) - bare,
+                    "differing": differing,
+                    "within_tolerance": near,
+                    "comparisons": [asdict(c) for c in found],
+                },
+                indent=1,
+            )
+        )
     else:
         _show_comparisons(found)
         expected = "equal figures are expected" if same else "figures may differ by rounding"
@@ -224,9 +247,12 @@ def _show_comparisons(found: list[Comparison]) -> None:
         table.add_column(name, overflow="fold")
     for entry in found:
         table.add_row(
-            Text(entry.what), Text(entry.figure), Text(entry.submitted), Text(entry.rerun),
+            Text(entry.what),
+            Text(entry.figure),
+            Text(entry.submitted),
+            Text(entry.rerun),
             Text(entry.verdict, style=_VERDICTS[entry.verdict]),
-        )  # fmt: skip
+        )
     console.print(table)
 
 

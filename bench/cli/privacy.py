@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bench.cli.options import AsJson, DefenseSet, PluginFile, console, plain_errors, setting_of
 from bench.errors import UserError
+
+if TYPE_CHECKING:
+    from bench.contract.events import Formula
+    from bench.privacy.ledger import Entry
 
 
 def ledger(
@@ -21,6 +26,9 @@ def ledger(
             help="parameters=N,rounds=T,clients=n,participation=p,batch=b,records=m,delta=d",
         ),
     ] = "parameters=1",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The paper's own formulas, and what holds of them.")
+    ] = False,
     as_json: AsJson = False,
     plugin: PluginFile = None,
 ) -> None:
@@ -28,35 +36,49 @@ def ledger(
     with plain_errors():
         from bench import suite
         from bench.contract.events import Facts
-        from bench.harness.store import to_json
         from bench.privacy.ledger import account
+        from bench.records import to_json
 
         built = setting_of(defense, set_, plugin)
-        given = _facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts"))
-        known = Facts(**given)
-        entry = account(built, known)
+        known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
+        try:
+            entry = account(built, known)
+            formulas = built.paper_formulas(known) if paper else ()
+        except UserError:
+            raise
+        except (ArithmeticError, ValueError) as error:
+            raise UserError(f"{defense} has no ledger at these facts: {error}") from error
     document = {"defense": defense, "variant": built.variant, "facts": asdict(known)}
-    document |= asdict(entry)
+    document |= asdict(entry) | ({"paper": [asdict(f) for f in formulas]} if paper else {})
     if as_json:
         typer.echo(to_json(document))
         return
+    for line in _formula_lines(formulas) if paper else _entry_lines(entry):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _entry_lines(entry: Entry) -> Iterator[str]:
     unit = f" per {entry.unit}" if entry.unit else ""
     delta = f" at delta {entry.claim_delta:g}" if entry.claim_delta else ""
     claimed = "none" if entry.eps_claimed is None else f"{entry.eps_claimed:.6g}{unit}{delta}"
-    console.print(f"claimed epsilon: {claimed}", highlight=False)
-    console.print(
+    yield f"claimed epsilon: {claimed}"
+    yield (
         f"proven epsilon for one training record, whole run, delta {entry.delta:g}: "
-        f"{entry.eps_record:.6g}",
-        highlight=False,
-        soft_wrap=True,
+        f"{entry.eps_record:.6g}"
     )
-    for sentence in entry.words:
-        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
-    for reason in entry.reasons:
-        console.print(f"- {reason}", highlight=False, soft_wrap=True, markup=False)
+    yield from entry.words
+    yield from (f"- {reason}" for reason in entry.reasons)
     for key, value in entry.constants.items():
-        shown = f"{value:.6g}" if isinstance(value, float) else value
-        console.print(f"{key} = {shown}", highlight=False, markup=False)
+        yield f"{key} = {value:.6g}" if isinstance(value, float) else f"{key} = {value}"
+
+
+def _formula_lines(formulas: Sequence[Formula]) -> Iterator[str]:
+    if not formulas:
+        yield "The paper has no formula at this setting."
+    for formula in formulas:
+        really = "" if formula.really is None else f" (really {formula.really:.6g})"
+        yield f"{formula.equation}, {formula.name}: {formula.value:.6g}{really}"
+        yield f"    {formula.holds}"
 
 
 def audit(
@@ -76,7 +98,7 @@ def audit(
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof. A hook
     that fails ends it with exit code 1."""
     with plain_errors():
-        from bench.harness.store import to_json
+        from bench.records import to_json
         from bench.report import audits
         from bench.sandbox.audit import audit as audit_of
         from bench.sandbox.hooked import PluginFault
@@ -118,4 +140,6 @@ def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
             expected = "true or false" if key in ("split", "broadcast") else "a whole number"
             expected = "a number" if key in floats else expected
             raise UserError(f"fact {key} must be {expected}, got {value!r}.")
+    if "parameters" not in pairs:
+        raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")
     return pairs

@@ -76,7 +76,7 @@ def publish(
     """Print the folder's leaderboard and write it in the given formats; their paths, in that
     order, then those of the figures. Without records, leaderboard.json is what all is made from,
     and stays as it is."""
-    from bench.harness.store import to_json
+    from bench.records import to_json
     from bench.report import terminal
     from bench.report.files import FILES, Files
 

@@ -17,8 +17,8 @@ from bench.cli.options import (
     Set,
     Shard,
     SuiteName,
+    chosen_environment,
     console,
-    environment,
     errors,
     plain_errors,
     planned,
@@ -68,15 +68,21 @@ def run(
         from bench.harness import launch
 
         launch.check_executor(executor)
-        env = environment(device, data_dir, download, plugin, here=executor == "local")
+        env = chosen_environment(device, data_dir, download, plugin, here=executor == "local")
         part = shard_of(shard)
         plan, keys = planned(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
         store.prepare()
         chosen = launch.executor_of(
-            plan, keys, executor, jobs=jobs, memory=memory, ray_address=ray_address,
-            cell_cpus=cell_cpus, cell_gpus=cell_gpus,
-        )  # fmt: skip
+            plan,
+            keys,
+            executor,
+            jobs=jobs,
+            memory=memory,
+            ray_address=ray_address,
+            cell_cpus=cell_cpus,
+            cell_gpus=cell_gpus,
+        )
         with launch.live(plan, console) as on_progress:
             try:
                 report = launch.execute(
@@ -106,8 +112,15 @@ def run(
 def recorded(arguments: list[str]) -> list[str]:
     """The command as a reader would repeat it: without what names this machine's folders or
     moves no number."""
-    local = ("--out", "--data-dir", "--jobs", "--memory", "--ray-address", "--cell-cpus",
-             "--cell-gpus")  # fmt: skip
+    local = (
+        "--out",
+        "--data-dir",
+        "--jobs",
+        "--memory",
+        "--ray-address",
+        "--cell-cpus",
+        "--cell-gpus",
+    )
     kept = []
     skip = False
     for argument in arguments:

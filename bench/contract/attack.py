@@ -18,15 +18,24 @@ from bench.contract.network import NetworkView
 class Seen:
     """Everything that the observing party holds after the observed round, and nothing else.
 
-    protocol: its name. labels: "private" or "shared". party: who observes. network: registry
-    name, settings, input shape and number of classes. initial, const: first state and public
-    constants. buffers: normalisation statistics of public data, for eval mode. before, after:
-    state broadcast before and after the round. server: the server's own variables before each step
-    (split protocols). messages: those addressed to the party or to all, and what it computed and
-    sent (features and gradients of a split protocol's server).
-    clients: ids of the observed clients, in the order of every stacked tensor. known: what the
-    threat grants (batch, local_steps, lr, mode, aux, labels, ...), the defense's name, public
-    settings and mechanisms. All tensors are detached copies.
+    All tensors are detached copies.
+
+    Attributes:
+        protocol: Name of the protocol.
+        party: Who observes.
+        network: The network's name, settings, input shape and number of classes.
+        initial: The parameters at the start of the run.
+        const: Public constants.
+        before: The state that was broadcast before the round.
+        after: The state after the round, or None where the party does not learn it.
+        messages: Those addressed to the party or to all, and what it computed and sent itself
+            (features and gradients of a split protocol's server).
+        clients: Ids of the observed clients, in the order of every stacked tensor.
+        known: What the threat grants (batch, local_steps, lr, mode, aux, labels, ...), and the
+            defense's name, public settings and mechanisms.
+        buffers: Normalisation statistics of public data, for eval mode.
+        labels: Whether clients keep their labels or share them with the server.
+        server: The server's own variables before each step (split protocols).
     """
 
     protocol: str
@@ -44,15 +53,24 @@ class Seen:
     server: tuple[State, ...] = ()
 
     def of(self, client: str, kind: str) -> tuple[Message, ...]:
-        """Messages of one client and kind, in wire order."""
+        """The messages of one client and kind, in wire order."""
         return tuple(m for m in self.messages if m.sender == client and m.kind == kind)
 
     def stack(
         self, kind: str, clients: Sequence[str], step: int = 0
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Values and presence of one message per client: two dicts of [V, ...] tensors.
+        """Stack one message per client.
 
-        Clients whose message has other names or shapes do not stack: ValueError names them.
+        Args:
+            kind: The kind of message.
+            clients: Ids of V clients.
+            step: The step that it was sent in.
+
+        Returns:
+            Two dicts of [V, ...] tensors by name: values, and which of them are present.
+
+        Raises:
+            ValueError: If a client sent no such message, or other tensors than the first.
         """
         rows = []
         for client in clients:
@@ -72,7 +90,7 @@ class Seen:
         return values, present
 
     def upload_kind(self) -> Kind | None:
-        """Kind of the observed clients' uploads, or None if there is none."""
+        """The kind of the observed clients' uploads, or None if there is none."""
         for kind in UPLOAD_KINDS:
             if self.clients and self.of(self.clients[0], kind):
                 return kind
@@ -81,13 +99,20 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What an attack may use besides `seen`.
+    """What an attack may use besides what was seen.
 
-    rng: the attack's generator (its own stream). device. budget: gradient evaluations allowed
-    per start of a problem. aux_x [N, ...], aux_y [N]: public data disjoint from every
-    client's. network, defense: rebuilt from public settings. shadow(x, y[, before]):
-    one round of the deployed defense on public data [V, N, ...] from the seen state (or another
-    one, `before`) with fresh secrets, as a `Seen`. progress(fraction) may be called at will.
+    Attributes:
+        rng: The attack's own random stream.
+        device: Where to compute.
+        budget: Gradient evaluations allowed per start of a problem.
+        aux_x: Public samples [N, ...] that are disjoint from every client's.
+        aux_y: Their labels, int64 [N].
+        network: The network, built from its public settings.
+        defense: The defense, built from its public settings.
+        shadow: `shadow(x, y[, before])` plays one round of the deployed defense on public data
+            [V, N, ...], from the seen state or from `before`, with fresh secrets, and returns it
+            as a `Seen`.
+        progress: May be called with a fraction in [0, 1] at will.
     """
 
     rng: torch.Generator
@@ -105,10 +130,14 @@ class Context:
 class Reconstruction:
     """An attack's answer for V victims with K samples each and C classes.
 
-    images: float [V, K, ...] in [0, 1] (tabular: standardised features). labels: int64 [V, K],
-    the label of each image. label_counts: int64 [V, C]. loss: the attack's own objective [V].
-    failed: bool [V], victims on which it produced nothing usable. evaluations: gradient
-    evaluations spent, summed over problems. notes: what a reader must know, e.g. visible rows.
+    Attributes:
+        images: Float [V, K, ...] in [0, 1]; of tabular data, standardised features.
+        labels: The label of each image, int64 [V, K].
+        label_counts: Samples of each class, int64 [V, C].
+        loss: The attack's own objective [V].
+        failed: Bool [V], the victims for whom it produced nothing usable.
+        evaluations: Gradient evaluations spent, summed over problems.
+        notes: What a reader must know, such as the number of visible rows.
     """
 
     images: Tensor | None = None
@@ -121,10 +150,14 @@ class Reconstruction:
 
 
 class Attack:
-    """Base class of an attack. Settings are keyword arguments, checked in `__init__`."""
+    """Base class of an attack.
+
+    Its settings are keyword arguments of its constructor, which raises ValueError for a value out
+    of range.
+    """
 
     recovers: frozenset[str] = frozenset()
-    """Any of: images, labels (per image), counts (label counts of the batch)."""
+    """What it answers with: images, labels (of each image), counts (of the batch's labels)."""
     is_floor: bool = False
     """True for an attack that uses no message: it is shown beside the others, never ranked."""
     source: str = ""
@@ -134,5 +167,10 @@ class Attack:
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        """Reconstruct every victim of `seen.clients` in one batch."""
+        """Reconstruct the samples of every client in `seen.clients`.
+
+        Args:
+            seen: What the server saw.
+            ctx: What else the attack may use.
+        """
         raise TypeError(f"{type(self).__name__} must define run(seen, ctx).")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bench.contract.events import Event, Facts, Round
+from bench.contract.events import Event, Facts, Formula, Round
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import Message, Part, Stage, State
 from bench.contract.network import NetworkView
@@ -21,12 +21,18 @@ from bench.contract.network import NetworkView
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Result of one client's local training.
+    """The result of one client's local training.
 
-    broadcast: variables as received. start: where training began (differs from `broadcast` in
-    coordinates that the client kept). end: where it ended. const: what is not trained.
-    grad_sum: sum of the steps' gradients, accumulated rather than taken from end - start, which
-    would round it. lr: learning rate; steps: gradient steps taken.
+    Attributes:
+        broadcast: Variables as received.
+        start: Where training began; it differs from `broadcast` in coordinates that the client
+            kept.
+        end: Where it ended.
+        const: What is not trained.
+        grad_sum: Sum of the steps' gradients. It is added up rather than taken from end - start,
+            which would round it.
+        lr: Learning rate.
+        steps: Gradient steps taken.
     """
 
     broadcast: State
@@ -41,10 +47,12 @@ class Local:
 class Loss(Protocol):
     """Mean training loss of a batch: x [B, ...], y soft labels [B, C] -> scalar.
 
-    Under split protocols x and y are tuples of what the client's two parts need. outputs: of
-    every stage that the client holds, [B, ...] by name in the order of the pass, the head's
-    logits only where the whole network is the client's. targets: the soft labels in y. realize:
-    variables -> network weights of the step.
+    Under split protocols x and y are tuples of what the client's two parts need.
+
+    `realize` turns variables into the network weights of the step. `outputs` gives the output
+    [B, ...] of every stage that the client holds, by name in the order of the pass; the head's
+    logits are among them only where the whole network is the client's. `targets` gives the soft
+    labels in y.
     """
 
     @property
@@ -59,13 +67,20 @@ class Loss(Protocol):
 
 @dataclass(kw_only=True)
 class Client:
-    """One client as its own defense hooks see it.
+    """One client as its own defense's hooks see it.
 
-    x: [N, ...] samples, y: int64 [N]. rng: named `torch.Generator` streams ("joins", "batch",
-    "defense"), so that using one never moves another. memory: the defense's own notes, kept
-    across rounds. plan: set by `hear` from messages alone. own, kept: variables after the last
-    local training and which of their coordinates were withheld at the last upload; the protocol
-    keeps the withheld ones in place of the broadcast. cut: cut point under split protocols.
+    Attributes:
+        id: Its name in messages.
+        x: Samples [N, ...].
+        y: Labels, int64 [N].
+        rng: Random streams "joins", "batch" and "defense"; using one never moves another.
+        cut: The last stage that it holds under split protocols.
+        memory: The defense's own notes, kept across rounds.
+        plan: What was agreed in this round, set by `hear` from messages alone.
+        own: Variables after the last local training, None if nothing was withheld.
+        kept: Which coordinates of `own` were withheld at the last upload; the protocol keeps
+            those in place of the broadcast.
+        loss: The training loss, for hooks that score the client's own data (Fisher information).
     """
 
     id: str
@@ -78,17 +93,19 @@ class Client:
     own: State | None = None
     kept: Mapping[str, Tensor] | None = None
     loss: Loss | None = None
-    """The training loss, for hooks that score the client's own data (Fisher information)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
     """The server as `aggregate` sees it.
 
-    state: variables broadcast this round. const: public constants. lr: local learning rate.
-    trained: the variables that the server trained itself (split protocols), its copies of layers
-    that only some clients hold among them. ask(message) puts a
-    question to a third party and returns its answers addressed to the server.
+    Attributes:
+        state: Variables broadcast this round.
+        const: Public constants.
+        lr: Local learning rate.
+        trained: The variables that the server trained itself (split protocols), with its copies
+            of layers that only some clients hold.
+        ask: `ask(message)` puts a question to a third party and returns its answers to the server.
     """
 
     state: State
@@ -102,8 +119,11 @@ class Server:
 class Mixture:
     """A batch that the server runs under a split protocol.
 
-    smashed: [B, ...]; targets: soft labels [B, C], or None where labels stay with the clients;
-    members: (client, weight of its loss).
+    Attributes:
+        smashed: Activations [B, ...].
+        cut: The stage that they come from.
+        targets: Soft labels [B, C], or None where labels stay with the clients.
+        members: Ids of the clients, each with the weight of its loss.
     """
 
     smashed: Tensor
@@ -113,37 +133,42 @@ class Mixture:
 
 
 class Party:
-    """A third party (mixer, key server). It acts by messages alone."""
+    """A third party, such as a mixer or a key server. It acts by messages alone."""
 
     def begin(self, when: Stage, roster: Sequence[str], round: int, step: int) -> list[Message]:
-        """Messages that it sends unasked at a stage; roster: ids of the joining clients."""
+        """Messages that it sends unasked.
+
+        Args:
+            when: The moment of the round.
+            roster: Ids of the clients that take part.
+            round: The round, from 0.
+            step: The step, from 0.
+        """
         return []
 
     def reply(self, message: Message) -> list[Message]:
-        """Messages that it sends in answer to one it received."""
+        """Messages that it sends in answer to one that it received."""
         return []
 
 
 class Defense:
     """Base class of a defense: every hook is the identity.
 
-    A subclass takes its settings as keyword arguments, checks them in `__init__` (ValueError),
-    and keeps no run state on `self`: what a client remembers goes to `client.memory`, what the
-    parties know travels in messages. `owns` names the exclusive roles it takes, of which a
-    composed defense `a+b` may have only one owner each.
+    A subclass takes its settings as keyword arguments and raises ValueError in `__init__` for a
+    value out of range. It keeps no run state on `self`: what a client remembers goes to
+    `client.memory`, and what the parties know travels in messages.
     """
 
     requires: frozenset[str] = frozenset()
-    """What the protocol must offer, e.g. {"smashed"}; otherwise the cell is not applicable."""
+    """What the protocol must offer, such as {"smashed"}; else its cells are not applicable."""
     owns: frozenset[str] = frozenset()
-    """Roles among: variables, gradient, joins, batch, mix, aggregate."""
+    """The roles it takes alone: variables, gradient, joins, batch, mix or aggregate."""
     together: int = 1
-    """Clients that must take a step together, e.g. because their smashed data is mixed."""
+    """Clients that must take a step together, for example to mix their smashed data."""
     is_reference: bool = False
     """True for the undefended protocol: attacks' convergence is measured on it."""
     zero_strength: Mapping[str, Any] | None = None
-    """Settings that, in place of the given ones, make it the identity; None: none declared. A
-    conformance check holds it to that."""
+    """Settings that make it the identity, or None; a conformance check holds it to that."""
     source: str = ""
     """Where the mechanism is published."""
 
@@ -154,16 +179,21 @@ class Defense:
 
     # --- set-up -------------------------------------------------------------------------
     def third_parties(self, seed: int) -> Mapping[str, Party]:
+        """Third parties of the run by name."""
         return {}
 
     def extra_parameters(
         self, network: NetworkView, params: State, stages: Sequence[str], rng: torch.Generator
     ) -> State:
-        """Initial values of parameters that clients train beside the network's own, named
-        `STAGE.own_name`: a client has those of the stages it holds.
+        """Initial values of parameters that clients train beside the network's own.
 
-        params: the network's initial parameters. stages: those that any client holds. rng: as
-        public as the network's initial values.
+        They are named `STAGE.own_name`; a client has those of the stages that it holds.
+
+        Args:
+            network: The network.
+            params: Its initial parameters.
+            stages: The stages that any client holds.
+            rng: A stream that is as public as the network's initial values.
         """
         return {}
 
@@ -172,9 +202,13 @@ class Defense:
     ) -> tuple[State, State]:
         """Split initial parameters into (trained state, public constants). Role: variables.
 
-        on_clients: names of the parameters that clients train; the others are the server's and
-        belong to the state as they are. The state keeps the parameters' names and shapes. rng:
-        for constants that are drawn once; public.
+        The state keeps the parameters' names and shapes.
+
+        Args:
+            params: The initial parameters.
+            on_clients: Names of those that clients train. The others are the server's and belong to
+                the state as they are.
+            rng: A public stream, for constants that are drawn once.
         """
         return params, {}
 
@@ -184,11 +218,11 @@ class Defense:
         return {}
 
     def receive(self, state: State, const: State) -> State:
-        """Broadcast state -> variables that the client trains. Role: variables."""
+        """The variables that a client trains, from the broadcast state. Role: variables."""
         return state
 
     def realize(self, variables: State, const: State, draw: State) -> State:
-        """Variables -> network weights of one step. Role: variables."""
+        """The network weights of one step, from the variables. Role: variables."""
         return variables
 
     def mean_realize(self, variables: State, const: State) -> State:
@@ -200,16 +234,28 @@ class Defense:
         return torch.func.grad(loss)(variables, x, y)
 
     def inspects(self, client: Client) -> bool:
-        """Whether the client needs `inspect` in this round; asked after it heard the round's
-        messages. Every inspection passes over all of the client's data."""
+        """Whether the client needs `inspect` in this round.
+
+        It is asked after the client heard the round's messages. Every inspection passes over all of
+        the client's data.
+        """
         return False
 
     def inspect(self, loss: Loss, variables: State, x: Tensor, y: Tensor) -> State:
-        """What a client learns of its own data at the start of a round, before it trains: a sum
-        over a chunk of samples x [B, ...] with soft labels y [B, C], added over all of them and
-        put into `client.memory["inspected"]`. Rows of y that are 0 are padding, whose loss is
-        0, and the loss is a mean over B. Called where `inspects` says so, and not under split
-        protocols, where a client cannot compute the loss of its data alone.
+        """What a client learns of its own data at the start of a round, before it trains.
+
+        It is called where `inspects` says so, and not under split protocols, where a client cannot
+        compute the loss of its data alone.
+
+        Args:
+            loss: The training loss, a mean over B.
+            variables: The variables that the client starts from.
+            x: A chunk of its samples [B, ...].
+            y: Their soft labels [B, C]; rows of zeros are padding, whose loss is 0.
+
+        Returns:
+            Sums over the chunk. They are added over all chunks and put into
+            `client.memory["inspected"]`.
         """
         return {}
 
@@ -223,22 +269,22 @@ class Defense:
         return None
 
     def say(self, when: Stage, client: Client, local: Local | None, round: int) -> list[Message]:
-        """Coordination messages that the client sends at a stage."""
+        """Coordination messages that the client sends at a moment of the round."""
         return []
 
     def hear(self, when: Stage, client: Client, heard: Sequence[Message]) -> None:
         """Set `client.plan` from the messages addressed to the client."""
 
     def smashed(self, q: Tensor, client: Client) -> Part:
-        """Cut-layer activations as sent; differentiable."""
+        """The activations at the cut as they are sent; differentiable."""
         return Part(values=q)
 
     def labels(self, y: Tensor, client: Client) -> Tensor:
-        """Soft labels [B, C] that the training uses."""
+        """The soft labels [B, C] that the training uses."""
         return y
 
     def features_grad(self, g: Tensor, client: Client) -> Tensor:
-        """Gradient returned to the server at the head cut."""
+        """The gradient that is returned to the server at the head's cut."""
         return g
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
@@ -246,33 +292,37 @@ class Defense:
         return messages
 
     def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
-        """The clients' messages of the round's end, by client, after `upload`: for work that is
-        alike for all of them and pays to be done together, such as encryption on several cores.
-        No client's messages may depend on another's."""
+        """The clients' messages of the round's end, by client, after `upload`.
+
+        It serves work that is alike for all clients and pays to be done together, such as
+        encryption on several cores. No client's messages may depend on another's.
+        """
         return uploads
 
     # --- server, from messages alone ----------------------------------------------------
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
-        """Combine clients' smashed data, or None for one batch per client. Role: mix."""
+        """Combine clients' smashed data, or return None for one batch per client. Role: mix."""
         return None
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        """New state from the uploads, or None for the mean over present. Role: aggregate."""
+        """The new state from the uploads, or None for the mean over present. Role: aggregate."""
         return None
 
     # --- what is known and what is proven -------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """How an upload is randomised, in order. Public: attackers are told (Kerckhoffs)."""
+        """How an upload is randomised, in order. Attackers are told it (Kerckhoffs)."""
         return ()
 
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
-        """As `mechanisms`, for a round of which more is known."""
+        """The same for a round of which more is known."""
         return self.mechanisms()
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        """What a round's messages to the server say of its clients' plans, one per client. An
-        attacker who plays the defense on public data gives them to its clients in turn, as
-        `client.plan`: what was agreed stays agreed."""
+        """What a round's messages to the server say of its clients' plans, one per client.
+
+        An attacker who plays the defense on public data gives them to its clients in turn, as
+        `client.plan`: what was agreed stays agreed.
+        """
         return ()
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
@@ -280,12 +330,16 @@ class Defense:
         return ()
 
     def claim(self, facts: Facts) -> tuple[float, float, str] | None:
-        """(epsilon, delta, unit) by the paper's own formula, or None where it claims none."""
+        """The paper's own (epsilon, delta, unit), or None where it claims none."""
         return None
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        """Mechanism constants worth printing: bias and variance factors, noise std."""
+        """Constants worth printing: factors of bias and variance, the noise's std."""
         return {}
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        """The paper's own formulas at these settings and facts, and what holds of them."""
+        return ()
 
 
 def fresh(defense: Defense) -> Defense:

@@ -14,13 +14,23 @@ Unit = Literal["coordinate", "label", "record", "client"]
 class Facts:
     """What happened over a run, from which epsilon follows.
 
-    parameters: trained coordinates uploaded per round. rounds: rounds played. clients: number
-    of clients. participation: fraction sampled per round. batch: local batch size. records:
-    samples of the smallest client. local_steps: gradient steps per round. participations: most
-    uploads of any one client; `rounds` when unknown, the worst case. fewest: clients in the step
-    with the fewest, in which others had done theirs; a round's, if not given. split: whether
-    smashed data was sent too. broadcast: whether the server learns the state after a round.
-    delta: target delta.
+    Attributes:
+        parameters: Trained coordinates that a client uploads per round.
+        rounds: Rounds played.
+        clients: Number of clients.
+        participation: Fraction of the clients that is sampled per round.
+        batch: Local batch size.
+        records: Samples of the smallest client.
+        local_steps: Gradient steps per round.
+        participations: Most uploads of any one client; None, the worst case, means `rounds`.
+        fewest: Clients in the step that the fewest took, others having finished theirs; None means
+            those of a round.
+        split: Whether smashed data was sent too.
+        broadcast: Whether the server learns the state after a round.
+        delta: The delta at which epsilon is told.
+
+    Raises:
+        UserError: For a fact out of its range.
     """
 
     parameters: int
@@ -67,14 +77,24 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Base of the ledger's events. count: how often it happened to the most exposed client."""
+    """Base of the ledger's events.
+
+    Attributes:
+        count: How often it happened to the most exposed client.
+    """
 
     count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Event):
-    """N(0, std^2) on a vector whose L2 sensitivity for one `unit` is `sensitivity`."""
+    """Noise N(0, std^2) on a vector.
+
+    Attributes:
+        sensitivity: How far one `unit` moves the vector at most, in L2 norm.
+        std: Standard deviation of the noise on each coordinate.
+        unit: What the neighbours differ in.
+    """
 
     sensitivity: float
     std: float
@@ -83,7 +103,13 @@ class Gaussian(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Event):
-    """Laplace(scale) on a vector whose L1 sensitivity for one `unit` is `sensitivity`."""
+    """Laplace noise on a vector.
+
+    Attributes:
+        sensitivity: How far one `unit` moves the vector at most, in L1 norm.
+        scale: Scale of the noise on each coordinate.
+        unit: What the neighbours differ in.
+    """
 
     sensitivity: float
     scale: float
@@ -92,7 +118,14 @@ class Laplace(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomisedResponse(Event):
-    """Pure `epsilon`-DP randomised response on each of `coordinates` values, e.g. signs."""
+    """Randomised response on each of several values, such as signs.
+
+    Attributes:
+        epsilon: Pure epsilon of one value.
+        coordinates: Number of values.
+        covers: Noun phrase for what the values are.
+        unit: What the neighbours differ in.
+    """
 
     epsilon: float
     coordinates: int
@@ -102,32 +135,74 @@ class RandomisedResponse(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Withheld(Event):
-    """Something that never leaves the client, so that it costs nothing. what: noun phrase."""
+    """Something that never leaves the client, so that it costs nothing.
+
+    Attributes:
+        what: Noun phrase for it.
+    """
 
     what: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encrypted(Event):
-    """Something that the server gets as ciphertexts alone, so that its values cost nothing
-    against a server without the key. what: noun phrase."""
+    """Something that the server gets as ciphertext alone.
+
+    Its values cost nothing against a server without the key.
+
+    Attributes:
+        what: Noun phrase for it.
+    """
 
     what: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unprotected(Event):
-    """Something that leaves the client with no proven protection. what: noun phrase; why."""
+    """Something that leaves the client with no proven protection.
+
+    Attributes:
+        what: Noun phrase for it.
+        why: Clause that says why.
+    """
 
     what: str
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
+class Formula:
+    """A formula that a paper prints, at a defense's settings and a run's facts.
+
+    Attributes:
+        name: What it gives, a noun phrase.
+        equation: Where the paper has it, e.g. "Eq. 22".
+        value: What it says.
+        holds: Sentences on what of it holds for the mechanism, against the server.
+        really: What is so in its place, where that is a number.
+    """
+
+    name: str
+    equation: str
+    value: float
+    holds: str
+    really: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Round:
-    """What everybody knows of an observed round: clients that take part, their batch size and
-    local steps."""
+    """What everybody knows of an observed round.
+
+    Attributes:
+        clients: How many take part.
+        batch: Their batch size.
+        local_steps: Their gradient steps.
+        lr: Learning rate of a local step.
+        parameters: Values that one client uploads.
+    """
 
     clients: int = 1
     batch: int = 1
     local_steps: int = 1
+    lr: float = 1.0
+    parameters: int = 1

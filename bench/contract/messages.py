@@ -22,10 +22,13 @@ UPLOAD_KINDS: tuple[Kind, ...] = ("weights", "update", "gradient")
 class Part:
     """One tensor on the wire.
 
-    values: any shape. present: bool of the same shape, or None if every coordinate is sent;
-    a value that is not present is never read by a receiver. bits: wire size of one value.
-    A receiver that cannot derive `present` must be sent it as a message of its own, since
-    the pattern costs bytes and carries information.
+    A receiver never reads a value that is not present. One that cannot derive `present` must be
+    sent it as a message of its own, since the pattern costs bytes and carries information.
+
+    Attributes:
+        values: A tensor of any shape.
+        present: A bool tensor of the same shape, or None if every coordinate is sent.
+        bits: The wire size of one value.
     """
 
     values: Tensor
@@ -48,7 +51,10 @@ class Part:
 class Sealed:
     """Ciphertext on the wire: its size and the coordinates it covers are public, `box` is not.
 
-    covers: bool tensor. box: whatever the key holder can open; the wire log drops it.
+    Attributes:
+        n_bytes: Its size.
+        covers: A bool tensor of the coordinates that it stands for.
+        box: Whatever the key holder can open; the wire's log drops it.
     """
 
     n_bytes: int
@@ -58,7 +64,18 @@ class Sealed:
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What one party sends another. Addressing alone decides who sees it."""
+    """What one party sends another. Addressing alone decides who sees it.
+
+    Attributes:
+        kind: What it holds, such as "update" or "smashed".
+        sender: Id of a client or third party, or `SERVER`.
+        receiver: The same, or `EVERYONE`.
+        round: The round, from 0.
+        step: The step of the round, from 0.
+        local_steps: Gradient steps behind an upload; a public header.
+        parts: Tensors by name.
+        sealed: Ciphertexts by name.
+    """
 
     kind: str
     sender: str
@@ -66,7 +83,6 @@ class Message:
     round: int
     step: int = 0
     local_steps: int = 1
-    """Gradient steps behind an upload; a public header."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     sealed: Mapping[str, Sealed] = field(default_factory=dict)
 
@@ -82,11 +98,19 @@ class Message:
 
 
 def as_kind(message: Message, kind: Kind, *, base: State, lr: float) -> Message:
-    """The same upload expressed as end weights, update (end - base) or mean gradient.
+    """Express an upload as end weights, as an update (end - base) or as a mean gradient.
 
-    base: the state that was broadcast. gradient = (base - end) / (lr * local_steps), so all
-    three describe one local training. Presence and wire width are kept. Raises ValueError for
-    a kind that is no upload.
+    The gradient is (base - end) / (lr * local_steps), so all three describe one local training.
+    Presence and wire width are kept.
+
+    Args:
+        message: The upload.
+        kind: What to express it as.
+        base: The state that was broadcast.
+        lr: The learning rate of the local training.
+
+    Raises:
+        ValueError: If either kind is no upload.
     """
     if message.kind not in UPLOAD_KINDS or kind not in UPLOAD_KINDS:
         raise ValueError(
@@ -113,5 +137,5 @@ def as_kind(message: Message, kind: Kind, *, base: State, lr: float) -> Message:
 
 
 def detached(state: State) -> dict[str, Tensor]:
-    """A detached, cloned copy: shares neither graph nor storage with the original."""
+    """A detached copy, which shares neither graph nor storage with the original."""
     return {k: v.detach().clone() for k, v in state.items()}

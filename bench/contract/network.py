@@ -15,10 +15,13 @@ from bench.contract.messages import State
 class Layer:
     """One parametrised layer of a forward pass of B samples.
 
-    name: prefix of its parameters, `{name}.weight` and, with a bias, `{name}.bias`. kind: linear
-    (output = input W' + b), conv (`module` tells stride, padding and so on), affine (output =
-    input * weight + bias per channel; `input` is the normalised one) or other. input, output:
-    [B, ...], part of the autograd graph.
+    Attributes:
+        name: The prefix of its parameters, `{name}.weight` and, with a bias, `{name}.bias`.
+        kind: "linear" (output = input W' + b), "conv" (`module` has stride, padding and so on),
+            "affine" (output = input * weight + bias per channel, of a normalised input) or "other".
+        module: The layer itself.
+        input: What went in, [B, ...], part of the autograd graph.
+        output: What came out, [B, ...], part of the autograd graph.
     """
 
     name: str
@@ -29,7 +32,14 @@ class Layer:
 
 
 class NetworkView(Protocol):
-    """The public network as an attack may use it. `cuts`: stages after which it may be cut."""
+    """The public network as an attack may use it. `bench.models.Network` has the methods' texts.
+
+    Attributes:
+        shape: Shape of one sample.
+        classes: Number of classes.
+        head: Names of the head's weight and bias.
+        cuts: Stages after which a split protocol may cut.
+    """
 
     shape: tuple[int, ...]
     classes: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import checked_arguments
 from bench.data import builtin, files, standard, tabular
 from bench.data.dataset import Dataset
 from bench.errors import UserError
@@ -29,7 +29,7 @@ PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz}
 NO_DOWNLOAD = ("digits", "photos", "lfw_subset", "breast_cancer")
 
 
-def load(
+def load_dataset(
     name: str,
     *,
     seed: int,
@@ -37,33 +37,36 @@ def load(
     download: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Load a dataset by name, `folder:PATH` or `npz:PATH`.
+    """Load a data set.
 
-    seed decides every split that is ours. data_dir holds what is not embedded. options are the
-    loader's own keyword arguments (e.g. size=16). Raises UserError for an unknown name or
-    option and for a missing, truncated or wrongly shaped file, naming it.
+    Args:
+        name: Name of the data set, `folder:PATH` or `npz:PATH`.
+        seed: Decides every split that is not the publisher's.
+        data_dir: Folder of what is not embedded.
+        download: Whether torchvision may fetch a missing set.
+        options: Settings of the loader, such as size=16.
+
+    Raises:
+        UserError: For an unknown name or setting, or a file that is missing, truncated or of
+            another shape.
     """
     prefix, _, path = name.partition(":")
-    arguments: dict[str, Any] = {}
+    supplied: dict[str, Any] = {}
     if path:
         if prefix not in PATH_LOADERS:
             raise UserError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
             )
-        loader = PATH_LOADERS[prefix]
-        arguments["path"] = Path(path)
+        loader, supplied["path"] = PATH_LOADERS[prefix], Path(path)
     else:
         if name not in LOADERS:
             raise UserError(did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"]))
         loader = LOADERS[name]
-    if name not in NO_DOWNLOAD and not path:
-        arguments |= {"data_dir": data_dir, "download": download}
-    reserved = {"seed", "path", "data_dir", "download"}
-    taken = set(inspect.signature(loader).parameters) - reserved
-    for option in options or {}:
-        if option not in taken:
-            raise UserError(did_you_mean(f"option of dataset {name}", option, sorted(taken)))
-    return loader(seed=seed, **arguments, **(options or {}))
+        if name not in NO_DOWNLOAD:
+            supplied |= {"data_dir": data_dir, "download": download}
+    supplied["seed"] = seed
+    own = checked_arguments(loader, options or {}, what=f"dataset {name}", supplied=tuple(supplied))
+    return loader(**supplied, **own)
 
 
-__all__ = ["LOADERS", "NO_DOWNLOAD", "PATH_LOADERS", "Dataset", "load"]
+__all__ = ["LOADERS", "NO_DOWNLOAD", "PATH_LOADERS", "Dataset", "load_dataset"]

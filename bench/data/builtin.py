@@ -12,7 +12,7 @@ from bench.seeding import numpy_generator
 def digits(*, seed: int, size: int = 16) -> Dataset:
     """1797 handwritten digits of scikit-learn, 8x8 gray, resized (SSIM needs 11 pixels).
 
-    Split by class: a fifth test, a fifth auxiliary, the rest training.
+    They are split by class: a fifth is test, a fifth auxiliary, the rest training.
     """
     from sklearn.datasets import load_digits
 
@@ -50,14 +50,22 @@ def lfw_subset(*, seed: int, size: int = 25) -> Dataset:
 
 
 PHOTOGRAPHS = (
-    "astronaut", "cat", "coffee", "rocket", "retina",
-    "immunohistochemistry", "hubble_deep_field", "stereo_motorcycle", "china", "flower",
-)  # fmt: skip
+    "astronaut",
+    "cat",
+    "coffee",
+    "rocket",
+    "retina",
+    "immunohistochemistry",
+    "hubble_deep_field",
+    "stereo_motorcycle",
+    "china",
+    "flower",
+)
 """Ten colour photographs of scikit-image and scikit-learn; each is a class."""
 
 
 def _photograph(name: str) -> np.ndarray:
-    """uint8 [H, W, 3]."""
+    """One photograph, uint8 [H, W, 3]."""
     if name in ("china", "flower"):
         from sklearn.datasets import load_sample_image
 

@@ -14,12 +14,22 @@ from bench.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Samples in three disjoint parts.
+    """Samples in three disjoint parts: of the clients, for tests, and public.
 
-    train (the clients'), test, and aux (public, the attacker's). Images: x float32
-    [N, channels, height, width] in [0, 1]; tabular: x float32 [N, features], standardised by the
-    mean and std of aux. y int64 [N] in [0, classes). categorical: for tabular data, the groups
-    of one-hot columns as (first, last + 1) pairs.
+    Images are float32 [N, channels, height, width] in [0, 1]. Tabular samples are float32
+    [N, features], standardised by the mean and std of the public part. Labels are int64 [N].
+
+    Attributes:
+        name: Name of the data set.
+        task: What the samples are.
+        train_x: The clients' samples.
+        train_y: Their labels.
+        test_x: Samples for tests.
+        test_y: Their labels.
+        aux_x: Public samples, which the attacker has.
+        aux_y: Their labels.
+        class_names: Names of the classes.
+        categorical: Groups of one-hot columns of tabular data, as (first, last + 1).
     """
 
     name: str
@@ -52,9 +62,18 @@ def from_arrays(
     class_names: tuple[str, ...],
     size: int | None = None,
 ) -> Dataset:
-    """Images [N, H, W] or [N, H, W, 1 or 3], uint8 or float in [0, 1] -> Dataset.
+    """Make a data set of images [N, H, W] or [N, H, W, 1 or 3], uint8 or float in [0, 1].
 
-    size: side length to resize to (antialiased bilinear), or None to keep.
+    Args:
+        name: Name of the data set.
+        train: The clients' images and labels.
+        test: Images and labels for tests.
+        aux: Public images and labels.
+        class_names: Names of the classes.
+        size: Side to resize to (antialiased bilinear), or None to keep.
+
+    Raises:
+        UserError: For a part without samples, a label without class, or too small a side.
     """
     parts = [(images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)]
     for label, (x, y) in zip(("train", "test", "auxiliary"), parts, strict=True):
@@ -66,13 +85,20 @@ def from_arrays(
             )
     (tx, ty), (vx, vy), (ax, ay) = parts
     return Dataset(
-        name=name, task="image", train_x=tx, train_y=ty, test_x=vx, test_y=vy,
-        aux_x=ax, aux_y=ay, class_names=class_names,
-    )  # fmt: skip
+        name=name,
+        task="image",
+        train_x=tx,
+        train_y=ty,
+        test_x=vx,
+        test_y=vy,
+        aux_x=ax,
+        aux_y=ay,
+        class_names=class_names,
+    )
 
 
 def images_to_tensor(images: np.ndarray, *, size: int | None) -> Tensor:
-    """[N, H, W(, C)] uint8 0..255 or float 0..1 -> float32 [N, C, size, size] in [0, 1]."""
+    """Images [N, H, W(, C)], uint8 or float in [0, 1], as float32 [N, C, size, size]."""
     if size is not None and size < 11:
         raise UserError(f"image size must be >= 11 (the SSIM window), got {size}.")
     x = torch.from_numpy(np.ascontiguousarray(images))
@@ -92,7 +118,16 @@ def labels_to_tensor(labels: np.ndarray) -> Tensor:
 def carve(
     y: np.ndarray, *, fractions: tuple[float, ...], rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Disjoint index arrays with about these fractions of every class, the rest last."""
+    """Part indices class by class.
+
+    Args:
+        y: Labels [N].
+        fractions: About the share of every class in each part.
+        rng: The stream of the split.
+
+    Returns:
+        Disjoint index arrays, one per fraction, and last one of the rest.
+    """
     out: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))

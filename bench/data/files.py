@@ -17,10 +17,15 @@ EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff",
 def read_npz(
     path: Path,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-    """train images, train labels, test images, test labels, class names of a packaged set.
+    """Read a packaged data set.
 
-    Images uint8 [N, H, W] or [N, H, W, 1 or 3]; labels integer [N]. Raises UserError that
-    names the file and what is wrong with it.
+    Images are uint8 [N, H, W] or [N, H, W, 1 or 3]; labels are integers [N].
+
+    Returns:
+        Train images, train labels, test images, test labels and class names.
+
+    Raises:
+        UserError: For a file that is missing or wrong, with what is wrong.
     """
     if not path.exists():
         raise UserError(f"no such file: {path}.")
@@ -74,7 +79,10 @@ def npz(*, path: Path, seed: int, size: int | None = None) -> Dataset:
 def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Dataset:
     """Images in `path/CLASS/*`, centre-cropped to a square and resized to size x size.
 
-    A fifth of every class is test, a fifth auxiliary. Raises UserError for an unreadable image.
+    A fifth of every class is test, a fifth auxiliary.
+
+    Raises:
+        UserError: For an image that cannot be read, or too few of them.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 

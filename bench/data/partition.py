@@ -8,7 +8,7 @@ from bench.errors import UserError
 
 
 def iid(labels: np.ndarray, *, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Equal random shares: `clients` index arrays whose sizes differ by at most one."""
+    """Equal random shares: one index array per client, whose sizes differ by at most one."""
     _check(labels, clients)
     return [np.sort(p) for p in np.array_split(rng.permutation(len(labels)), clients)]
 
@@ -21,13 +21,25 @@ def dirichlet(
     rng: np.random.Generator,
     minimum: int = 1,
 ) -> list[np.ndarray]:
-    """Label-skewed shares: every class is dealt by proportions drawn from Dirichlet(alpha).
+    """Label-skewed shares: every class is dealt by proportions from a Dirichlet distribution.
 
-    labels: int [N]. Returns `clients` disjoint index arrays that cover all N samples, each of
-    at least `minimum`: a client that drew fewer takes from the largest, so that any alpha and
-    client count works (redrawing until all are large enough may never end).
-    Source: Hsu, Qi, Brown, arXiv:1909.06335. NumPy's Dirichlet is used; the packages that offer
-    the partition as a whole bring a data-loading framework with them.
+    A client that drew fewer than `minimum` takes from the largest, so that any alpha and number of
+    clients works; redrawing until all are large enough may never end. NumPy's Dirichlet is used:
+    the packages that offer the partition as a whole bring a data-loading framework with them.
+    Source: Hsu, Qi, Brown, arXiv:1909.06335.
+
+    Args:
+        labels: Labels [N].
+        clients: Number of clients.
+        alpha: Concentration.
+        rng: The stream of the partition.
+        minimum: Fewest samples of a client.
+
+    Returns:
+        Disjoint index arrays that cover all samples, one per client.
+
+    Raises:
+        UserError: If there are too few samples, or alpha is not positive.
     """
     _check(labels, clients * minimum)
     if not alpha > 0:
@@ -49,10 +61,17 @@ def dirichlet(
 def shards(
     labels: np.ndarray, *, clients: int, each: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Shares of a few labels: samples sorted by label are cut into clients * each equal shards, of
-    which every client is dealt `each`, so that it has hardly more labels than that.
+    """Shares of a few labels.
 
-    Sizes differ by at most `each`. Source: McMahan et al., arXiv:1602.05629.
+    Samples sorted by label are cut into clients * each shards, of which every client is dealt
+    `each`, so that it has hardly more labels than that. Sizes differ by at most `each`.
+    Source: McMahan et al., arXiv:1602.05629.
+
+    Args:
+        labels: Labels [N].
+        clients: Number of clients.
+        each: Shards per client.
+        rng: The stream of the partition.
     """
     _check(labels, clients * each)
     order = rng.permutation(len(labels))

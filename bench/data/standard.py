@@ -34,9 +34,18 @@ def _standard(
     train_size: int | None = None,
     test_size: int | None = None,
 ) -> Dataset:
-    """Official or packaged split; a fifth of the training part (at most 5000) is auxiliary.
+    """The publisher's or the packaged split; a fifth of its training part is auxiliary.
 
-    size: resize to size x size. train_size, test_size: keep so many, drawn by the seed.
+    The auxiliary part has at most 5000 samples.
+
+    Args:
+        name: Name of the data set.
+        seed: Decides which samples are auxiliary or kept.
+        data_dir: Folder of the files.
+        download: Whether torchvision may fetch them.
+        size: Side to resize to, or None to keep.
+        train_size: Samples to keep of the training part.
+        test_size: Samples to keep of the test part.
     """
     x, y, tx, ty, names = _read(name, data_dir, download)
     rng = numpy_generator(seed, "split", name)

@@ -12,13 +12,30 @@ from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 ADULT_COLUMNS = (
-    "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
-    "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
-    "native-country", "income",
-)  # fmt: skip
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
+)
 ADULT_NUMERIC = (
-    "age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week",
-)  # fmt: skip
+    "age",
+    "fnlwgt",
+    "education-num",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+)
 
 
 def _tabular(
@@ -38,10 +55,17 @@ def _tabular(
     x = torch.from_numpy(((features - mean) / std).astype(np.float32))
     y = labels_to_tensor(labels)
     return Dataset(
-        name=name, task="tabular", train_x=x[train], train_y=y[train], test_x=x[test],
-        test_y=y[test], aux_x=x[aux], aux_y=y[aux], class_names=class_names,
+        name=name,
+        task="tabular",
+        train_x=x[train],
+        train_y=y[train],
+        test_x=x[test],
+        test_y=y[test],
+        aux_x=x[aux],
+        aux_y=y[aux],
+        class_names=class_names,
         categorical=categorical,
-    )  # fmt: skip
+    )
 
 
 def breast_cancer(*, seed: int) -> Dataset:
@@ -55,7 +79,7 @@ def breast_cancer(*, seed: int) -> Dataset:
 def adult(*, seed: int, data_dir: Path | None, download: bool = False) -> Dataset:
     """UCI Adult from `DATA_DIR/adult/adult.data`: 6 numeric columns, 8 one-hot groups.
 
-    Missing values ("?") are a category of their own. It is never downloaded.
+    Missing values ("?") are a category of their own. The file is never downloaded.
     """
     import pandas as pd
 

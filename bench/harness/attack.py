@@ -15,20 +15,38 @@ from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense, fresh
 from bench.data.dataset import Dataset
 from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
-from bench.harness.plan import AttackCell, TrainJob
 from bench.metrics.score import floors, score
 from bench.protocols.export import load_seen, load_truth
+from bench.records import (
+    AttackJob,
+    AttackOutcome,
+    AttackRecord,
+    DoubledRun,
+    NoResult,
+    TrainJob,
+    TrainOutcome,
+    sound_text,
+)
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attacking:
-    """`run_attack` as executors carry it out; dataset as in `Training`."""
+    """`run_attack` as executors carry it out.
 
-    cell: AttackCell
+    Attributes:
+        cell: The attack.
+        env: Where it runs.
+        trained: What became of its training.
+        observed: The training's artifact folder.
+        artifacts: Folder for what it rebuilds.
+        dataset: As `dataset_of` gives it, or None to load it where the job runs.
+    """
+
+    cell: AttackJob
     env: Environment
-    trained: Mapping[str, Any]
+    trained: TrainOutcome
     observed: Path
     artifacts: Path
     dataset: Dataset | None = None
@@ -37,32 +55,49 @@ class Attacking:
     def job(self) -> TrainJob:
         return self.cell.train
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> AttackOutcome:
         return run_attack(
             self.cell, self.env, self.trained, self.observed, self.artifacts, dataset=self.dataset
         )
 
 
 def run_attack(
-    cell: AttackCell, env: Environment, trained: Mapping[str, Any], observed: Path,
-    artifacts: Path, *, dataset: Dataset | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Attack one observation and score it. trained: the training's record; observed: its
-    artifact folder. The attack gets the reloaded export; the truth is read after it returns.
+    cell: AttackJob,
+    env: Environment,
+    trained: TrainOutcome,
+    observed: Path,
+    artifacts: Path,
+    *,
+    dataset: Dataset | None = None,
+) -> AttackOutcome:
+    """Attack one observation and score the answer.
 
-    An attack that spends gradient evaluations on images of the reference defense runs a second
-    time at twice its budget, scored under `doubled`: whether it had converged. The record's
-    other figures, `seconds` included, are those of the first run."""
-    if trained["status"] != "done":
-        return _not_applicable(f"the training is {trained['status']}: {trained['reason']}")
-    look = trained["observations"][cell.checkpoint][cell.threat.name]
-    if look["status"] != "done":
-        return _not_applicable(look["reason"])
+    The attack gets the reloaded export; the truth is read after it returns. One that spends
+    gradient evaluations on images of the reference defense runs a second time at twice its budget,
+    scored under `doubled`: whether it had converged. The record's other figures, `seconds`
+    included, are those of the first run.
+
+    Args:
+        cell: The attack.
+        env: Where it runs.
+        trained: What became of its training.
+        observed: The training's artifact folder.
+        artifacts: Folder for what is rebuilt.
+        dataset: As `dataset_of` gives it, or None to load it.
+
+    Returns:
+        Its record; see `docs/records.md`.
+    """
+    if trained.status != "done":
+        return _not_applicable(f"the training is {trained.status}: {trained.reason}")
+    look = trained.observations[cell.checkpoint][cell.threat.name]
+    if look.status != "done":
+        return _not_applicable(str(look.reason))
     began = time.perf_counter()
     found = registry_for(env.plugins)
     attack = found.attack(cell.attack, cell.settings)
     defense = found.defense(cell.train.defense, cell.train.settings)
-    stem = observed / look["stem"]
+    stem = observed / look.stem
     seen = load_seen(stem.with_name(f"{stem.name}-seen"))
     reason = attack.applies(seen)
     if reason is not None:
@@ -80,20 +115,20 @@ def run_attack(
         again = _answer(cell, env, dataset, anew, seen, budget=2 * cell.budget)
     again_seconds = time.perf_counter() - began
     truth = _truth(cell, dataset, stem)
-    doubled = None if again is None else {
-        "budget": 2 * cell.budget,
-        "values": score(again, **truth).values,
-        "gradient_evaluations": again.evaluations,
-        "seconds": again_seconds,
-    }  # fmt: skip
-    return _scored(cell, env, attack, answer, dataset, truth, artifacts) | {
-        "doubled": doubled,
-        "seconds": seconds,
-    }
+    doubled = None
+    if again is not None:
+        doubled = DoubledRun(
+            budget=2 * cell.budget,
+            values=score(again, **truth).values,
+            gradient_evaluations=again.evaluations,
+            seconds=again_seconds,
+        )
+    record = _scored(cell, env, attack, answer, dataset, truth, artifacts)
+    return replace(record, doubled=doubled, seconds=seconds)
 
 
 def _answer(
-    cell: AttackCell, env: Environment, dataset: Dataset, attack: Attack, seen: Seen, *, budget: int
+    cell: AttackJob, env: Environment, dataset: Dataset, attack: Attack, seen: Seen, *, budget: int
 ) -> Reconstruction:
     """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
     defense = registry_for(env.plugins).defense(cell.train.defense, cell.train.settings)
@@ -106,7 +141,7 @@ def _answer(
 
 
 def _context(
-    cell: AttackCell,
+    cell: AttackJob,
     env: Environment,
     dataset: Dataset,
     defense: Defense,
@@ -138,7 +173,7 @@ def _context(
     )
 
 
-def _truth(cell: AttackCell, dataset: Dataset, stem: Path) -> dict[str, Any]:
+def _truth(cell: AttackJob, dataset: Dataset, stem: Path) -> dict[str, Any]:
     """What `score` compares an answer with: the truth, and the attacker's public data."""
     truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
     return {
@@ -151,14 +186,14 @@ def _truth(cell: AttackCell, dataset: Dataset, stem: Path) -> dict[str, Any]:
 
 
 def _scored(
-    cell: AttackCell,
+    cell: AttackJob,
     env: Environment,
     attack: Attack,
     answer: Reconstruction,
     dataset: Dataset,
     truth: Mapping[str, Any],
     artifacts: Path,
-) -> dict[str, Any]:
+) -> AttackRecord:
     scores = score(answer, **truth)
     floor = floors(**truth, aux_y=dataset.aux_y[: cell.threat.aux])
     victims, samples = truth["y"].shape
@@ -168,23 +203,22 @@ def _scored(
             {"images": scores.images.contiguous(), "truth": truth["x"].contiguous()},
             artifacts / "reconstruction.safetensors",
         )
-    return {
-        "status": "done",
-        "reason": None,
-        "victims": victims,
-        "samples": samples,
-        "failed": scores.failed,
-        "is_floor": attack.is_floor,
-        "budget": cell.budget,
-        "values": scores.values,
-        "floors": floor,
-        "loss": None if answer.loss is None else [float(v) for v in answer.loss],
-        "gradient_evaluations": answer.evaluations,
-        "notes": list(answer.notes),
-        "device": env.device,
-        "versions": versions(),
-    }
+    return AttackRecord(
+        victims=victims,
+        samples=samples,
+        failed=scores.failed,
+        is_floor=attack.is_floor,
+        budget=cell.budget,
+        values=scores.values,
+        floors=floor,
+        loss=None if answer.loss is None else [float(v) for v in answer.loss],
+        gradient_evaluations=int(answer.evaluations),
+        notes=tuple(sound_text(str(note)) for note in answer.notes),
+        device=env.device,
+        versions=versions(),
+        seconds=0.0,
+    )
 
 
-def _not_applicable(reason: str) -> dict[str, Any]:
-    return {"status": "not_applicable", "reason": reason}
+def _not_applicable(reason: str) -> NoResult:
+    return NoResult(status="not_applicable", reason=sound_text(reason))

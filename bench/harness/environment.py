@@ -11,7 +11,7 @@ from typing import Any
 
 from bench import data, models, registry
 from bench.data.dataset import Dataset
-from bench.harness.plan import TrainJob
+from bench.records import TrainJob
 
 DATASETS_KEPT = 4
 """How many data sets a process keeps: a plan's seeds take turns, each with a split of its own."""
@@ -43,7 +43,9 @@ def _dataset(
     name: str, settings: tuple[tuple[str, Any], ...], seed: int, data_dir: Path | None,
     download: bool,
 ) -> Dataset:  # fmt: skip
-    return data.load(name, seed=seed, data_dir=data_dir, download=download, options=dict(settings))
+    return data.load_dataset(
+        name, seed=seed, data_dir=data_dir, download=download, options=dict(settings)
+    )
 
 
 def dataset_of(job: TrainJob, env: Environment) -> Dataset:

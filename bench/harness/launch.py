@@ -37,10 +37,17 @@ def environment(
     plugins: Sequence[Path] = (),
     here: bool = True,
 ) -> Environment:
-    """Where jobs run. data_dir: by default the environment variable LEAKBENCH_DATA. here: whether
-    on this machine; a cluster's nodes may have a device that it lacks.
+    """Where jobs run.
 
-    Raises UserError for a device or a data folder that this machine does not have.
+    Args:
+        device: auto, cpu or cuda.
+        data_dir: Where data sets lie; by default the environment variable LEAKBENCH_DATA.
+        download: Whether missing ones are fetched.
+        plugins: Files of defenses and attacks.
+        here: Whether on this machine; a cluster's nodes may have a device that it lacks.
+
+    Raises:
+        UserError: For a device or a data folder that this machine does not have.
     """
     import torch
 
@@ -70,9 +77,17 @@ def planned(
     env: Environment,
     shard: tuple[int, int] = (1, 1),
 ) -> tuple[Plan, runner.Keys]:
-    """The checked plan and the keys of its jobs. shard: (i, n), the i-th of n parts.
+    """The checked plan and the keys of its jobs.
 
-    Raises UserError with one sentence for whatever can be found wrong before any work."""
+    Args:
+        suite: What is asked for.
+        only: See `bench.harness.plan.expand`.
+        env: Where jobs run.
+        shard: (i, n), the i-th of n parts.
+
+    Raises:
+        UserError: For whatever can be found wrong before any work.
+    """
     registry_for.cache_clear()  # a plugin that was edited since this process ran it is another one
     registry = registry_for(env.plugins)
     plan = expand(suite, only).part(*shard)
@@ -108,18 +123,38 @@ EXECUTORS = ("local", "ray")
 
 
 def executor_of(
-    plan: Plan, keys: runner.Keys, name: str, *, jobs: int | None = None,
-    memory: float | None = None, ray_address: str | None = None, cell_cpus: float = 1.0,
+    plan: Plan,
+    keys: runner.Keys,
+    name: str,
+    *,
+    jobs: int | None = None,
+    memory: float | None = None,
+    ray_address: str | None = None,
+    cell_cpus: float = 1.0,
     cell_gpus: float | None = None,
-) -> Executor:  # fmt: skip
-    """What carries out the jobs: `local` by the first two settings (jobs None: the machine's
-    default), `cluster` by the others. Raises UserError for settings that are out of range, or of
-    the other executor."""
+) -> Executor:
+    """What carries out the jobs.
+
+    Args:
+        plan: What is run.
+        keys: Of its jobs.
+        name: local or ray.
+        jobs: Of local: worker processes, None for the machine's default.
+        memory: Of local: GB that one worker may hold.
+        ray_address: Of ray, as the next two: see `cluster`.
+        cell_cpus: CPUs of each job.
+        cell_gpus: GPUs of each job.
+
+    Raises:
+        UserError: For settings that are out of range, or of the other executor.
+    """
     check_executor(name)
     if name == "ray":
         if jobs is not None or memory is not None:
-            raise UserError("jobs and memory are for the local executor: a cluster has as many "
-                             "workers as its CPUs and GPUs allow.")  # fmt: skip
+            raise UserError(
+                "jobs and memory are for the local executor: a cluster has as many "
+                "workers as its CPUs and GPUs allow."
+            )
         return cluster(plan, keys, address=ray_address, cell_cpus=cell_cpus, cell_gpus=cell_gpus)
     workers = default_workers(keys.env.device) if jobs is None else jobs
     return local(plan, keys.env, workers=workers, memory=memory)
@@ -132,10 +167,16 @@ def check_executor(name: str) -> None:
 
 
 def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = None) -> Executor:
-    """Runs jobs on this machine: in so many worker processes, or in this one (0, without limits).
+    """Runs jobs on this machine.
 
-    memory: GB that one worker may hold; None: its share of the machine's. Raises UserError for
-    numbers out of range.
+    Args:
+        plan: What is run.
+        env: Where jobs run.
+        workers: Worker processes; 0 for none: here, without limits.
+        memory: GB that one worker may hold; None for its share of the machine's.
+
+    Raises:
+        UserError: For numbers out of range.
     """
     if workers < 0:
         raise UserError(f"jobs must be >= 0 worker processes, got {workers}.")
@@ -153,13 +194,24 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
 
 
 def cluster(
-    plan: Plan, keys: runner.Keys, *, address: str | None, cell_cpus: float,
+    plan: Plan,
+    keys: runner.Keys,
+    *,
+    address: str | None,
+    cell_cpus: float,
     cell_gpus: float | None,
-) -> Executor:  # fmt: skip
-    """Runs jobs on a Ray cluster: at `address` (None: RAY_ADDRESS, or one is started here), each
-    on so many CPUs and GPUs (None: one where the device is cuda, else none).
+) -> Executor:
+    """Runs jobs on a Ray cluster.
 
-    Raises UserError for numbers out of range.
+    Args:
+        plan: What is run.
+        keys: Of its jobs.
+        address: The cluster's; None for RAY_ADDRESS, or one that is started here.
+        cell_cpus: CPUs of each job.
+        cell_gpus: GPUs of each job; None for one where the device is cuda, else none.
+
+    Raises:
+        UserError: For numbers out of range.
     """
     gpus = float(keys.env.device == "cuda") if cell_gpus is None else cell_gpus
     if not cell_cpus > 0:
@@ -197,13 +249,21 @@ def execute(
     command: Sequence[str],
     on_progress: OnProgress,
 ) -> runner.Report:
-    """Make what is missing while holding the folder; see `runner.run`. Raises UserError if
-    another driver holds it."""
+    """Make what is missing while holding the folder; see `runner.run` for the arguments.
+
+    Raises:
+        UserError: If another driver holds it.
+    """
     with store.locked():
         return runner.run(
-            plan, store, keys, executor=executor, fresh=fresh, command=command,
+            plan,
+            store,
+            keys,
+            executor=executor,
+            fresh=fresh,
+            command=command,
             on_progress=on_progress,
-        )  # fmt: skip
+        )
 
 
 @contextmanager

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from bench import data, models
 from bench.contract.defense import Defense
@@ -19,16 +18,40 @@ from bench.harness import keys as sources
 from bench.harness.attack import Attacking
 from bench.harness.environment import Environment, dataset_of, versions
 from bench.harness.executors.task import Executor, Outcome, Task, Work
-from bench.harness.plan import AttackCell, Plan, TrainJob
-from bench.harness.store import SCHEMA, Store, key_of, to_json, write_whole
+from bench.harness.plan import Plan
+from bench.harness.store import Store, key_of, write_whole
 from bench.harness.train import Training, check_company
 from bench.protocols.split import Split
+from bench.records import (
+    RUN,
+    SCHEMA,
+    AttackInputs,
+    AttackJob,
+    AttackOutcome,
+    AttackRecord,
+    Cell,
+    PlannedTraining,
+    Run,
+    TrainJob,
+    TrainOutcome,
+    TrainRecord,
+    canonical,
+    settled,
+    to_json,
+)
 from bench.registry import PluginKind, Registry
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a live view shows after each finished job."""
+    """What a live view shows after each finished job.
+
+    Attributes:
+        total: Jobs of the plan.
+        done: Those that ended, or were finished before.
+        failed: Of these, those that failed or ran out of time.
+        label: The last one.
+    """
 
     total: int
     done: int
@@ -38,7 +61,14 @@ class Progress:
 
 @dataclass(kw_only=True)
 class Report:
-    """Counts of a finished run. failures: (label, reason) of failed and timed-out jobs."""
+    """Counts of a finished run.
+
+    Attributes:
+        done: Jobs that ended, or were finished before.
+        ran: Those that were run.
+        cached: Those that were finished before.
+        failures: (label, reason) of failed and timed-out jobs.
+    """
 
     done: int = 0
     ran: int = 0
@@ -69,7 +99,7 @@ class Keys:
             self._trainings[id(job)] = (job, key_of(inputs))
         return self._trainings[id(job)][1]
 
-    def attack(self, cell: AttackCell) -> str:
+    def attack(self, cell: AttackJob) -> str:
         return key_of(
             {
                 "train": self.train(cell.train),
@@ -111,16 +141,19 @@ def plugins_of(plan: Plan) -> set[tuple[PluginKind, str]]:
 def check(plan: Plan, registry: Registry, env: Environment) -> None:
     """Find before any work whatever can be found: names, settings, data, shapes, threats.
 
-    Each setting, network and data set is tried once. Raises UserError with one sentence.
+    Each setting, network and data set is tried once.
+
+    Raises:
+        UserError: With one sentence.
     """
     place = plan.suite.name
     # Of a data set only what is asked here: a plan has more of them than memory should hold.
     told: dict[str, tuple[int, tuple[int, ...], int]] = {}
-    networks: dict[int, models.Network] = {}
+    networks: dict[str, models.Network] = {}
     defenses: dict[str, Defense] = {}
-    companies: set[tuple[int, str]] = set()
+    companies: set[tuple[str, str]] = set()
     for job in plan.trainings:
-        task, setting = id(job.task), f"{job.defense} {dict(job.settings)!r}"
+        task, setting = canonical([job.task, job.protocol]), f"{job.defense} {job.settings!r}"
         if setting not in defenses:
             defenses[setting] = registry.defense(job.defense, job.settings, where=place)
         split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
@@ -143,17 +176,12 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
                 f"{place}: {job.task.dataset} has {samples} training samples, but "
                 f"{job.protocol.clients} clients and the threats' batches need {need}."
             )
-    for name, settings in {(c.attack, id(c.settings)): (c.attack, c.settings)
-                           for c in plan.cells}.values():  # fmt: skip
-        registry.attack(name, settings, where=place)
-
-
-def _settled(record: dict[str, Any] | None) -> bool:
-    """Failures and time-outs are tried again by the next run."""
-    return record is not None and record["status"] in ("done", "not_applicable")
+    for attack in {f"{c.attack} {c.settings!r}": c for c in plan.cells}.values():
+        registry.attack(attack.attack, attack.settings, where=place)
 
 
 def label_of(job: TrainJob) -> str:
+    """What errors and progress call a training: digits/lenet/spm(epsilon=1.5)/seed 0."""
     settings = ",".join(f"{k}={v}" for k, v in job.settings.items())
     return f"{job.task.dataset}/{job.task.model}/{job.defense}({settings})/seed {job.seed}"
 
@@ -170,20 +198,34 @@ def run(
 ) -> Report:
     """Make every missing record, each training's attacks as soon as it is done.
 
-    Records are written as jobs finish, so a killed run continues where it stopped. Raises
-    ValueError if a record or a job's files cannot be written: the run ends, what is finished is
-    kept.
+    Records are written as jobs finish, so a killed run continues where it stopped.
+
+    Args:
+        plan: What to make.
+        store: The result folder.
+        keys: Of the plan's jobs.
+        executor: Carries them out.
+        fresh: Whether what is finished is made anew.
+        command: How a reader would make the run again.
+        on_progress: Is told of every job that ended.
+
+    Returns:
+        Counts and failures.
+
+    Raises:
+        UserError: If a record or a job's files cannot be written: the run ends, what is finished
+            is kept.
     """
     store.sweep()
     with _writing(store):
-        write_run(plan, store, keys, command)
+        write_whole(store.folder / RUN, to_json(planned_run(plan, keys, command)))
     going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress)
     with closing(executor(going.queue)) as outcomes:
         for outcome in outcomes:
             if outcome.no_space:
                 raise UserError(
                     f"{store.folder}: {outcome.task.label} could not write its files "
-                    f"({outcome.record['reason']}). What is finished is kept; make room and run "
+                    f"({outcome.record.reason}). What is finished is kept; make room and run "
                     "the same command to go on."
                 )
             with _writing(store):
@@ -210,38 +252,40 @@ class _Run:
     """
 
     def __init__(
-        self, plan: Plan, store: Store, keys: Keys, *, fresh: bool,
+        self,
+        plan: Plan,
+        store: Store,
+        keys: Keys,
+        *,
+        fresh: bool,
         on_progress: Callable[[Progress], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store, self.keys, self.on_progress = store, keys, on_progress
         self.total = len(plan.trainings) + len(plan.cells)
         self.report = Report()
         self.queue: deque[Task] = deque()
         self.numbers = count()
-        self.jobs: dict[int, TrainJob | AttackCell] = {}
-        self.cells: dict[int, list[AttackCell]] = {id(j): [] for j in plan.trainings}
-        for cell in plan.cells:
-            self.cells[id(cell.train)].append(cell)
+        self.jobs: dict[int, TrainJob | AttackJob] = {}
+        self.cells = plan.by_training()
         for job in plan.trainings:
             if fresh or not self._resume(job):
                 self.queue.append(self._task(job))
 
     def _resume(self, job: TrainJob) -> bool:
-        """Take what is finished of a training and its cells, and queue the cells that are not;
+        """Take what is finished of a training and its attacks, and queue the attacks that are not;
         False if the training must be run, and then all of them."""
         key = self.keys.train(job)
-        record = self.store.read("train", key)
-        if not _settled(record):
+        record = self.store.usable("train", key)
+        if record is None or not settled(record):
             return False
-        assert record is not None
-        found = [(c, self.store.read("attack", self.keys.attack(c))) for c in self.cells[id(job)]]
-        missing = [c for c, r in found if not _settled(r)]
+        found = [(c, self.store.usable("attack", self.keys.attack(c))) for c in self.cells[job]]
+        missing = [c for c, r in found if not settled(r)]
         if missing and not self.store.intact(key, record):
             return False  # its observations are gone or cut short, as by a full disk
         self.report.cached += 1
         self._advance(label_of(job), record)
         for cell, done in found:
-            if done is not None and _settled(done):
+            if done is not None and settled(done):
                 self.report.cached += 1
                 self._advance(_cell_label(cell), done)
         self.queue.extend(self._attack(cell, record) for cell in missing)
@@ -252,13 +296,17 @@ class _Run:
         job, record = self.jobs.pop(outcome.task.id), outcome.record
         self.report.ran += 1
         if isinstance(job, TrainJob):
-            self.store.keep("train", self.keys.train(job), record | {"inputs": job.inputs()})
-            self.queue.extendleft(
-                self._attack(cell, record) for cell in reversed(self.cells[id(job)])
-            )
+            assert not isinstance(record, AttackRecord)
+            self.store.keep("train", self.keys.train(job), replace(record, inputs=job))
+            self.queue.extendleft(self._attack(c, record) for c in reversed(self.cells[job]))
         else:
-            more = {"inputs": job.inputs(), "train": self.keys.train(job.train)}
-            self.store.keep("attack", self.keys.attack(job), record | more)
+            assert not isinstance(record, TrainRecord)
+            trained = self.keys.train(job.train)
+            self.store.keep(
+                "attack",
+                self.keys.attack(job),
+                replace(record, inputs=AttackInputs.of(job), train=trained),
+            )
         self._advance(outcome.task.label, record)
 
     def _task(self, job: TrainJob) -> Task:
@@ -266,7 +314,7 @@ class _Run:
         work = Training(job=job, env=self.keys.env, artifacts=place)
         return self._numbered(job, label_of(job), work)
 
-    def _attack(self, cell: AttackCell, trained: Mapping[str, Any]) -> Task:
+    def _attack(self, cell: AttackJob, trained: TrainOutcome) -> Task:
         work = Attacking(
             cell=cell,
             env=self.keys.env,
@@ -276,43 +324,38 @@ class _Run:
         )
         return self._numbered(cell, _cell_label(cell), work)
 
-    def _numbered(self, job: TrainJob | AttackCell, label: str, work: Work) -> Task:
+    def _numbered(self, job: TrainJob | AttackJob, label: str, work: Work) -> Task:
         task = Task(id=next(self.numbers), label=label, work=work)
         self.jobs[task.id] = job
         return task
 
-    def _advance(self, label: str, record: Mapping[str, Any]) -> None:
+    def _advance(self, label: str, record: TrainOutcome | AttackOutcome) -> None:
         report = self.report
         report.done += 1
-        if record["status"] in ("failed", "timeout"):
-            report.failures.append((label, f"{record['status']}: {record['reason']}"))
+        if not settled(record):
+            report.failures.append((label, f"{record.status}: {record.reason}"))
         self.on_progress(
             Progress(total=self.total, done=report.done, failed=len(report.failures), label=label)
         )
 
 
-def _cell_label(cell: AttackCell) -> str:
+def _cell_label(cell: AttackJob) -> str:
     return f"{label_of(cell.train)} {cell.label} at {cell.checkpoint}"
 
 
-def write_run(plan: Plan, store: Store, keys: Keys, command: Sequence[str]) -> None:
+def planned_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
     """What a reader needs to make the results again, and which records belong to the plan."""
-    cells: dict[str, list[dict[str, str]]] = {keys.train(j): [] for j in plan.trainings}
-    for cell in plan.cells:
-        entry = {"key": keys.attack(cell), "label": cell.label, "attack": cell.attack,
-                 "checkpoint": cell.checkpoint, "threat": cell.threat.name}  # fmt: skip
-        cells[keys.train(cell.train)].append(entry)
-    text = {
-        "schema": SCHEMA,
-        "suite": plan.suite.model_dump(),
-        "command": shlex.join(command),
-        "device": keys.env.device,
-        "versions": versions(),
-        "plugins": [str(p) for p in keys.env.plugins],
-        "code": keys.code(plan),
-        "trainings": [
-            {"key": keys.train(job), **job.inputs(), "cells": cells[keys.train(job)]}
-            for job in plan.trainings
-        ],
-    }
-    write_whole(store.folder / "run.json", to_json(text))
+    trainings = []
+    for job, attacks in plan.by_training().items():
+        key = keys.train(job)
+        cells = tuple(Cell(key=keys.attack(a), train_key=key, job=a) for a in attacks)
+        trainings.append(PlannedTraining(key=key, job=job, cells=cells))
+    return Run(
+        suite=plan.suite,
+        trainings=tuple(trainings),
+        command=shlex.join(command),
+        device=keys.env.device,
+        versions=versions(),
+        plugins=tuple(str(p) for p in keys.env.plugins),
+        code=keys.code(plan),
+    )

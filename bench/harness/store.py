@@ -1,4 +1,4 @@
-"""Records on disk: one JSON file per training and per attack cell, written whole or not at all.
+"""Records on disk: one JSON file per training and per attack, written whole or not at all.
 
 DIR/run.json                  suite, command, versions, device
 DIR/records/train/KEY.json    accuracy, cost, ledger, where the observations lie
@@ -12,19 +12,26 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from bench.errors import UserError
-
-SCHEMA = 1
-Kind = Literal["train", "attack"]
+from bench.records import (
+    AttackOutcome,
+    AttackRecord,
+    Kind,
+    Record,
+    TrainOutcome,
+    TrainRecord,
+    read_outcome,
+    to_json,
+)
 
 
 def key_of(inputs: Mapping[str, Any]) -> str:
@@ -59,29 +66,6 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def to_json(value: Any) -> str:
-    """Strict JSON: infinities and NaN become the strings "inf", "-inf" and "nan"."""
-    return json.dumps(_plain(value), indent=1, allow_nan=False)
-
-
-def to_line(value: Any) -> str:
-    """The same without line breaks."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_plain(value), allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
-
-
 class Store:
     """A result folder. Raises UserError if it cannot be written."""
 
@@ -102,7 +86,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder: a second driver on it is refused with ValueError."""
+        """Hold the folder. Raises UserError where another driver holds it."""
         with (self.folder / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,14 +111,22 @@ class Store:
         """Remove what jobs of a killed run left behind. Only while holding the folder."""
         shutil.rmtree(self.folder / "scratch", ignore_errors=True)
 
-    def keep(self, kind: Kind, key: str, record: Mapping[str, Any]) -> None:
-        """Put a finished job's files and its record in their places; the record, written last,
-        lists them with their sizes. Raises OSError if that fails: then there is no record."""
+    def keep(self, kind: Kind, key: str, record: Record) -> None:
+        """Put a finished job's files and its record in their places.
+
+        Args:
+            kind: Of the job.
+            key: Its name from here on.
+            record: What became of the job; the sizes of its files are added. It is written last.
+
+        Raises:
+            OSError: If that fails: then there is no record.
+        """
         scratch, place = self.scratch(key), self.artifacts(key)
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
         files = {}
-        if record["status"] == "done" and scratch.is_dir():
+        if isinstance(record, (TrainRecord, AttackRecord)) and scratch.is_dir():
             for path in sorted(scratch.iterdir()):
                 files[path.name] = path.stat().st_size
                 _to_disk(path)
@@ -144,16 +136,16 @@ class Store:
             _to_disk(place.parent)
         else:
             shutil.rmtree(scratch, ignore_errors=True)
-        self.write(kind, key, {**record, "files": files})
+        self.write(kind, key, replace(record, files=files))
 
-    def write(self, kind: Kind, key: str, record: Mapping[str, Any]) -> None:
+    def write(self, kind: Kind, key: str, record: Record) -> None:
         """Write a record alone."""
-        write_whole(self.path(kind, key), to_json({"schema": SCHEMA, "key": key, **record}))
+        write_whole(self.path(kind, key), to_json(replace(record, key=key)))
 
-    def intact(self, key: str, record: Mapping[str, Any]) -> bool:
+    def intact(self, key: str, record: Record) -> bool:
         """Whether the record's files are there at their full size; True for records of older
         versions, which do not list them."""
-        for name, size in record.get("files", {}).items():
+        for name, size in (record.files or {}).items():
             try:
                 if (self.artifacts(key) / name).stat().st_size != size:
                     return False
@@ -161,18 +153,28 @@ class Store:
                 return False
         return True
 
-    def read(self, kind: Kind, key: str) -> dict[str, Any] | None:
-        """The record, or None if there is none or it is unreadable (then it is run again)."""
-        return read_record(self.path(kind, key))
+    @overload
+    def read(self, kind: Literal["train"], key: str) -> TrainOutcome | None: ...
+    @overload
+    def read(self, kind: Literal["attack"], key: str) -> AttackOutcome | None: ...
+    def read(self, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
+        """The record of a training or attack, None if there is none.
 
+        Raises:
+            UserError: If its file is no such record.
+        """
+        try:
+            return read_outcome(self.path(kind, key), kind)
+        except FileNotFoundError:
+            return None
 
-def read_record(path: Path | str) -> dict[str, Any] | None:
-    """A record file of this or an older schema; None if missing, truncated or foreign."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            record = json.loads(file.read())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        return None
-    if not isinstance(record, dict) or record.get("schema") not in range(1, SCHEMA + 1):
-        return None
-    return record
+    @overload
+    def usable(self, kind: Literal["train"], key: str) -> TrainOutcome | None: ...
+    @overload
+    def usable(self, kind: Literal["attack"], key: str) -> AttackOutcome | None: ...
+    def usable(self, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
+        """The same; None for a file that is no record too, so that its job is run again."""
+        try:
+            return self.read(kind, key)
+        except UserError:
+            return None

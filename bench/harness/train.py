@@ -1,14 +1,14 @@
 """One training with its observations and its account of privacy: what a worker does first.
 
-The record is returned as a plain dict; the driver writes it. Artifacts are written here, to a
-folder of the job's own, which the driver puts in its place with the record.
+The record is returned; the driver writes it. Artifacts are written here, to a folder of the job's
+own, which the driver puts in its place with the record.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,24 @@ from bench.data.dataset import Dataset
 from bench.data.partition import dirichlet, iid, shards
 from bench.errors import UserError
 from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
-from bench.harness.plan import TrainJob
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
 from bench.protocols.export import save_seen, save_truth
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
+from bench.records import (
+    AuditFailure,
+    AuditSummary,
+    NoResult,
+    Observation,
+    TrainJob,
+    TrainOutcome,
+    TrainRecord,
+    sound_text,
+)
 from bench.seeding import generator, numpy_generator
 
 EXPLODED = 100.0
@@ -38,22 +48,38 @@ value that is not finite."""
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """`run_training` as executors carry it out. dataset: as `dataset_of` gives it, or None to load
-    it where the job runs."""
+    """`run_training` as executors carry it out.
+
+    Attributes:
+        job: The training.
+        env: Where it runs.
+        artifacts: Folder for its files.
+        dataset: As `dataset_of` gives it, or None to load it where the job runs.
+    """
 
     job: TrainJob
     env: Environment
     artifacts: Path
     dataset: Dataset | None = None
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> TrainOutcome:
         return run_training(self.job, self.env, self.artifacts, dataset=self.dataset)
 
 
 def run_training(
     job: TrainJob, env: Environment, artifacts: Path, *, dataset: Dataset | None = None
-) -> dict[str, Any]:
-    """Train, observe at each checkpoint, account. See `docs/records.md` for the record."""
+) -> TrainOutcome:
+    """Train, observe at each checkpoint, account.
+
+    Args:
+        job: The training.
+        env: Where it runs.
+        artifacts: Folder for what the server saw, and for the truth.
+        dataset: As `dataset_of` gives it, or None to load it.
+
+    Returns:
+        Its record; see `docs/records.md`.
+    """
     began = time.perf_counter()
     dataset = dataset_of(job, env) if dataset is None else dataset
     network = network_of(job, dataset)
@@ -75,7 +101,7 @@ def run_training(
         seed=job.seed,
         device=device,
     )
-    observations: dict[str, dict[str, Any]] = {}
+    observations: dict[str, dict[str, Observation]] = {}
 
     def look(checkpoint: str) -> None:
         if checkpoint in job.checkpoints:
@@ -87,7 +113,7 @@ def run_training(
     look("init")
     norm_before = _norm(federation.state)
     protocol = job.protocol
-    work = Work(
+    work = LocalWork(
         protocol=protocol.name,
         batch=protocol.batch,
         lr=protocol.lr,
@@ -117,13 +143,15 @@ def run_training(
         look("final")
     elif "final" in job.checkpoints:
         reason = f"training diverged ({diverged})"
-        observations["final"] = {
-            t.name: {"status": "not_applicable", "reason": reason} for t in job.threats
-        }
+        lost = Observation(status="not_applicable", reason=reason)
+        observations["final"] = {t.name: lost for t in job.threats}
     utility = evaluate(
-        federation, test_x=dataset.test_x, test_y=dataset.test_y, aux_x=dataset.aux_x,
+        federation,
+        test_x=dataset.test_x,
+        test_y=dataset.test_y,
+        aux_x=dataset.aux_x,
         has_global=reached.everything(),
-    )  # fmt: skip
+    )
     facts = Facts(
         parameters=max(
             sum(federation.state[n].numel() for n in federation.held(c)) for c in federation.clients
@@ -140,28 +168,32 @@ def run_training(
         broadcast=any(t.hears_broadcast for t in job.threats),
         delta=job.delta,
     )
-    return {
-        "status": "done",
-        "reason": None,
-        "variant": defense.variant,
-        **utility.to_dict(),
-        "diverged": diverged,
-        "rounds_played": rounds,
-        "bytes_up": up / rounds,
-        "bytes_down": down / rounds,
-        "client_seconds": seconds / max(1, client_rounds),
-        "facts": asdict(facts),
-        "ledger": asdict(account(defense, facts)),
-        "audit": _audited(defense, job),
-        "observations": observations,
-        "parameters": network.n_parameters,
-        "seconds": time.perf_counter() - began,
-        "device": str(device),
-        "versions": versions(),
-    }
+    return TrainRecord(
+        variant=defense.variant,
+        correct=utility.correct,
+        test_samples=utility.test_samples,
+        class_chance=utility.class_chance,
+        personal_accuracy=utility.personal_accuracy,
+        personal_accuracies=tuple(utility.personal_accuracies),
+        personal_chance=utility.personal_chance,
+        keeping_clients=utility.keeping_clients,
+        diverged=diverged,
+        rounds_played=rounds,
+        bytes_up=up / rounds,
+        bytes_down=down / rounds,
+        client_seconds=seconds / max(1, client_rounds),
+        facts=facts,
+        ledger=account(defense, facts),
+        audit=_audited(defense, job),
+        observations=observations,
+        parameters=network.n_parameters,
+        seconds=time.perf_counter() - began,
+        device=str(device),
+        versions=versions(),
+    )
 
 
-def _audited(defense: Defense, job: TrainJob) -> dict[str, Any] | None:
+def _audited(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | None:
     """Summary of the empirical audit of one release; None if the suite asks for none."""
     if not job.audit:
         return None
@@ -171,10 +203,15 @@ def _audited(defense: Defense, job: TrainJob) -> dict[str, Any] | None:
     try:
         found = audit(defense, draws=job.audit, seed=job.seed)
     except PluginFault as fault:  # a training must not be lost to a hook that only the audit trips
-        return {"status": "failed", "reason": str(fault)}
-    whole = found.to_dict()
-    kept = ("draws", "confidence", "eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
-    return {"status": "done", "reason": None, **{k: whole[k] for k in kept}}
+        return AuditFailure(reason=sound_text(str(fault)))
+    return AuditSummary(
+        draws=found.draws,
+        confidence=found.confidence,
+        eps_audited=found.eps_audited,
+        eps_at_least=found.eps_at_least,
+        verdict_claim=found.verdict_claim,
+        verdict_proof=found.verdict_proof,
+    )
 
 
 def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
@@ -242,7 +279,7 @@ def _observe(
     checkpoint: str,
     dataset: Dataset,
     artifacts: Path,
-) -> dict[str, Any]:
+) -> Observation:
     known = {"name": job.defense, "settings": dict(job.settings)}
     seen, truth = observe(
         federation,
@@ -253,12 +290,12 @@ def _observe(
         names=(checkpoint,),
     )
     if not seen.clients:
-        return {"status": "not_applicable", "reason": "no client checked in"}
+        return Observation(status="not_applicable", reason="no client checked in")
     stem = f"{checkpoint}-{threat.name}"
     save_seen(seen, artifacts / f"{stem}-seen")
     save_truth(truth, artifacts / f"{stem}-truth.safetensors")
-    return {"status": "done", "reason": None, "stem": stem}
+    return Observation(status="done", stem=stem)
 
 
-def _not_applicable(reason: str) -> dict[str, Any]:
-    return {"status": "not_applicable", "reason": reason}
+def _not_applicable(reason: str) -> NoResult:
+    return NoResult(status="not_applicable", reason=reason)

@@ -18,13 +18,15 @@ _DEVICE_CHUNK_PIXELS = 1 << 24
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Mean structural similarity of images a, b [..., C, H, W] in [0, 1] -> float64 [...].
+    """Mean structural similarity of images [..., C, H, W] in [0, 1], float64 [...].
 
     Gaussian weights (sigma 1.5, 11x11 pixels), population covariance, data range 1, mean over
     valid windows and channels: scikit-image's structural_similarity(gaussian_weights=True,
-    sigma=1.5, use_sample_covariance=False, data_range=1.0), equal to 1e-6. Carries no gradient.
-    Raises ValueError for shapes that differ or sides below 11.
+    sigma=1.5, use_sample_covariance=False, data_range=1.0), equal to 1e-6. It carries no gradient.
     Source: Wang, Bovik, Sheikh, Simoncelli 2004.
+
+    Raises:
+        ValueError: For shapes that differ or sides below 11.
     """
     _same(a, b)
     if min(a.shape[-2:]) < WINDOW:

@@ -9,18 +9,30 @@ from torch import Tensor
 def label_existence_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of classes whose presence is right (LeAcc), float64 [V].
 
-    guess, truth: int64 [V, C]. Over all C classes, so print the chance floor beside it.
-    Raises ValueError if the shapes differ. Source: iLRG.
+    It is over all C classes, so print the chance floor beside it. Source: iLRG.
+
+    Args:
+        guess: Counts, int64 [V, C].
+        truth: Counts, int64 [V, C].
+
+    Raises:
+        ValueError: If the shapes differ.
     """
     _same(guess, truth)
     return ((guess > 0) == (truth > 0)).double().mean(dim=-1)
 
 
 def label_number_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
-    """Share of classes whose instance count is exactly right (LnAcc), float64 [V].
+    """Share of classes whose count is exactly right (LnAcc), float64 [V].
 
-    guess, truth: int64 [V, C]; classes absent from both count as right.
-    Raises ValueError if the shapes differ. Source: iLRG, over all C classes.
+    Classes that are absent from both count as right. Source: iLRG, over all C classes.
+
+    Args:
+        guess: Counts, int64 [V, C].
+        truth: Counts, int64 [V, C].
+
+    Raises:
+        ValueError: If the shapes differ.
     """
     _same(guess, truth)
     return (guess == truth).double().mean(dim=-1)

@@ -8,10 +8,19 @@ from torch import Tensor
 
 
 def one_to_one(guess: Tensor, truth: Tensor) -> Tensor:
-    """Order of the guesses that minimises the total squared error, int64 [V, K].
+    """Order of the guesses that minimises the total squared error.
 
-    guess, truth: [V, K, ...]; guess[v, order[v, k]] belongs to truth[v, k]. Every guess is
-    used once: the best match per image would let one good guess count many times.
+    Every guess is used once: the best match per image would let one good guess count many times.
+
+    Args:
+        guess: Guessed samples [V, K, ...].
+        truth: Private samples [V, K, ...].
+
+    Returns:
+        int64 [V, K]; guess[v, order[v, k]] belongs to truth[v, k].
+
+    Raises:
+        ValueError: If the shapes differ.
     """
     if guess.shape != truth.shape:
         raise ValueError(f"shapes differ: {list(guess.shape)} and {list(truth.shape)}.")

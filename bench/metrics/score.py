@@ -1,4 +1,4 @@
-"""Per-victim scores of a reconstruction, and the floors beside them."""
+"""Scores of a reconstruction per victim, and the floors beside them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ CHANCE_DRAWS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """values: metric -> one figure per victim. failed: victims without a usable answer, scored
-    as the mean public image (what an attacker would fall back to). images: as matched."""
+    """What an answer scores.
+
+    Attributes:
+        values: One figure per victim, by metric.
+        failed: Victims without a usable answer, scored as the mean public image, which an attacker
+            would fall back to.
+        images: The images as matched.
+    """
 
     values: dict[str, list[float]]
     failed: int
@@ -36,10 +42,20 @@ def score(
     aux_x: Tensor,
     categorical: Sequence[tuple[int, int]] = (),
 ) -> Scores:
-    """Score an attack's answer against the truth x [V, K, ...], y [V, K].
+    """Score an attack's answer against the truth.
 
-    Raises ValueError for an answer of the wrong shape, dtype or range, naming what was
-    expected. Non-finite images make that victim failed.
+    Non-finite images make their victim failed.
+
+    Args:
+        answer: The attack's answer.
+        x: The private samples [V, K, ...].
+        y: Their labels [V, K].
+        classes: Number of classes.
+        aux_x: Public samples [N, ...].
+        categorical: Groups of one-hot columns of tabular data.
+
+    Raises:
+        ValueError: For an answer of the wrong shape, dtype or range.
     """
     victims, samples = y.shape
     values: dict[str, Tensor] = {}
@@ -85,8 +101,17 @@ def floors(
 ) -> dict[str, list[float]]:
     """Per-victim floors: what reaches each metric without any leak.
 
-    Images: the mean public image, and (suffix _class_mean) the class-mean public image given
-    the true label. Labels: expectation over draws from the public class frequencies.
+    For images they are the mean public image and, with the suffix _class_mean, the class-mean
+    public image given the true label. For labels they are the expectation over draws from the
+    public class frequencies.
+
+    Args:
+        x: The private samples [V, K, ...].
+        y: Their labels [V, K].
+        classes: Number of classes.
+        aux_x: Public samples [N, ...].
+        aux_y: Their labels [N].
+        categorical: Groups of one-hot columns of tabular data.
     """
     samples = y.shape[1]
     mean = aux_x.mean(dim=0)

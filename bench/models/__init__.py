@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
+from bench.arguments import checked_arguments
 from bench.errors import UserError
 from bench.models import convolutional, dense, residual, transformers
 from bench.models.network import Initial, Network, Stages, uniform
@@ -31,7 +31,7 @@ INITIAL: Mapping[str, Initial] = {
     "vit_tiny": transformers.VIT_INITIAL,
     "pit_tiny": transformers.PIT_INITIAL,
 }
-"""Of the networks that do not begin with PyTorch's default."""
+"""How the networks begin that do not begin with PyTorch's default."""
 
 
 def build(
@@ -41,24 +41,28 @@ def build(
     classes: int,
     settings: Mapping[str, Any] | None = None,
 ) -> Network:
-    """Build a network for samples of `shape` and `classes` classes.
+    """Build a network.
 
-    settings: keyword arguments of the builder, and `init`: None for the network's own default
-    (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see INITIAL) or a for U(-a, a). Raises
-    ValueError for an unknown name or setting and for a shape that the network cannot take.
+    Args:
+        name: Name of the model.
+        shape: Shape of one sample.
+        classes: Number of classes.
+        settings: The builder's settings, and `init`: absent for the network's own default
+            (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see `INITIAL`), or a for U(-a, a).
+
+    Raises:
+        UserError: For an unknown name or setting, or a shape that the network cannot take.
     """
     if name not in BUILDERS:
         raise UserError(did_you_mean("model", name, list(BUILDERS)))
     given = dict(settings or {})
     init = given.pop("init", None)
     builder = BUILDERS[name]
-    taken = [p for p in inspect.signature(builder).parameters if p not in ("shape", "classes")]
-    for key in given:
-        if key not in taken:
-            raise UserError(did_you_mean(f"setting of model {name}", key, [*taken, "init"]))
-    if init is not None and (
-        isinstance(init, bool) or not isinstance(init, (int, float)) or not init > 0
-    ):
+    given = checked_arguments(
+        builder, given, what=f"model {name}", supplied=("shape", "classes"), besides=("init",)
+    )
+    number = isinstance(init, int | float) and not isinstance(init, bool)
+    if init is not None and not (number and init > 0):
         raise UserError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
     return Network(
         name=name,

@@ -11,7 +11,7 @@ from bench.models.network import Stages, StaticBatchNorm
 
 
 def _image(shape: tuple[int, ...], what: str, multiple: int) -> int:
-    """Number of channels; raises ValueError unless sides are multiples of `multiple`."""
+    """The number of channels of an image whose sides are multiples of `multiple`."""
     if len(shape) != 3 or shape[1] % multiple or shape[2] % multiple:
         raise UserError(
             f"model {what} takes images [channels, height, width] with sides divisible by "
@@ -100,7 +100,7 @@ def cnn_spm(*, shape: tuple[int, ...], classes: int) -> Stages:
 
 
 _VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""Of each block: channels, as a multiple of the first's, and convolutions."""
+"""Channels of each block, as a multiple of the first's, and its convolutions."""
 
 
 def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:
@@ -112,8 +112,8 @@ def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:
     Table 1, D; used by DP-CutMixSL; static BN: HeteroFL, arXiv:2010.01264.
     """
     before = _image(shape, "vgg16", 16)
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise UserError(f"width of model vgg16 must be an integer >= 1, got {width!r}.")
+    if width < 1:
+        raise UserError(f"width of model vgg16 must be >= 1 (channels), got {width}.")
     stages: Stages = OrderedDict()
     for i, (multiple, convolutions) in enumerate(_VGG16, start=1):
         layers: OrderedDict[str, nn.Module] = OrderedDict()

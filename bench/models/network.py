@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from bench.contract.messages import State
 from bench.contract.network import Layer
-from bench.errors import UserError
 
 Stages = OrderedDict[str, nn.Module]
 _EPSILON = 1e-5
@@ -22,9 +21,9 @@ _EPSILON = 1e-5
 class StaticBatchNorm(nn.Module):
     """Batch normalisation without running estimates (static BN of HeteroFL).
 
-    mode "train": normalises by the batch's own statistics. mode "eval": by `mean` and `var`,
-    which `Network.calibrate` computes once from public data, so that no client statistics
-    travel. Written with plain tensor arithmetic, so that double backward and vmap work.
+    In mode "train" it normalises by the batch's own statistics, in mode "eval" by `mean` and `var`,
+    which `Network.calibrate` computes once from public data, so that no client statistics travel.
+    It is written with plain tensor arithmetic, so that double backward and vmap work.
     Source: Diao, Ding, Tarokh, arXiv:2010.01264, Sec. 3; used by PM-SFL and SelectiveShield.
     """
 
@@ -51,30 +50,30 @@ class StaticBatchNorm(nn.Module):
         return x * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]
 
     def normalised(self, x: Tensor) -> Tensor:
-        """(x - mean) / sqrt(var + eps) of eval mode: what `weight` multiplies."""
+        """(x - mean) / sqrt(var + eps) of eval mode, which `weight` multiplies."""
         return (x - self.mean[:, None, None]) * torch.rsqrt(self.var + _EPSILON)[:, None, None]
 
 
-Kind = Literal["linear", "conv", "affine", "other"]
-_KINDS: dict[type[nn.Module], Kind] = {
+LayerKind = Literal["linear", "conv", "affine", "other"]
+_KINDS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: "linear",
     nn.Conv2d: "conv",
     StaticBatchNorm: "affine",
 }
 
 
-def _kind_of(module: nn.Module) -> Kind:
+def _kind_of(module: nn.Module) -> LayerKind:
     return _KINDS.get(type(module), "other")
 
 
 Draw = Callable[[nn.Module, str, torch.Generator], Tensor]
-"""Initial value of a module's own parameter of that name."""
+"""Makes the initial value of a module's own parameter of that name."""
 Initial = Mapping[type[nn.Module], Draw]
-"""How a kind of module begins; the nearest class in a module's ancestry counts."""
+"""How kinds of modules begin; the nearest class in a module's ancestry counts."""
 
 
 def uniform(bound: float | None = None) -> Draw:
-    """U(-bound, bound), by default PyTorch's 1/sqrt(fan_in), fan_in that of the weight."""
+    """Draw from U(-bound, bound), by default PyTorch's 1/sqrt(fan_in) with the weight's fan_in."""
 
     def draw(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
         limit = bound or 1 / math.sqrt(module.get_parameter("weight")[0].numel())
@@ -94,11 +93,20 @@ _INITIAL: Initial = {nn.Module: uniform(), StaticBatchNorm: _identity, nn.LayerN
 class Network:
     """Named stages, pure in their parameters.
 
-    shape: one sample's shape. classes. cuts: stage names after which a split protocol may cut.
-    head: names of the last layer's weight [C, F] and bias [C]. The modules live on the meta
-    device and hold no numbers: parameters are always passed in. initial: how kinds of modules
-    begin where that is not PyTorch's default, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a
-    normalisation, weight 1 and bias 0.
+    The modules live on the meta device and hold no numbers: parameters are always passed in.
+
+    Args:
+        name: Name of the model.
+        settings: The settings that it was built with.
+        shape: Shape of one sample.
+        classes: Number of classes.
+        build: Makes the stages.
+        initial: How kinds of modules begin where that is not PyTorch's default,
+            U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a normalisation, weight 1 and bias 0.
+
+    Attributes:
+        cuts: Stages after which a split protocol may cut.
+        head: Names of the last layer's weight [C, F] and bias [C].
     """
 
     def __init__(
@@ -150,7 +158,7 @@ class Network:
         }
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters, drawn from `rng` in the order of `named_parameters`."""
+        """Initial parameters, drawn in the order of `named_parameters`."""
         params: dict[str, Tensor] = {}
         for prefix, module in self._stages.named_modules():
             draw = next(self._initial[t] for t in type(module).__mro__ if t in self._initial)
@@ -167,7 +175,7 @@ class Network:
     def features(
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
     ) -> Tensor:
-        """Input of the head, [B, F]."""
+        """The head's input [B, F] of samples x [B, *shape]."""
         return self.run(params, x, last=self._names[-2], mode=mode, buffers=buffers)
 
     def run(
@@ -180,20 +188,27 @@ class Network:
         mode: str = "eval",
         buffers: State | None = None,
     ) -> Tensor:
-        """Stages first..last, both included (None: from the start, to the end).
+        """Run the stages from `first` to `last`, both included.
 
-        mode "train" normalises by the batch, "eval" by `buffers` (of `calibrate`); a network
-        without batch normalisation ignores both. Parameters that are not the network's are left
-        alone. Raises UserError for an unknown stage and for eval mode without buffers where they
-        are needed.
+        Args:
+            params: Parameters by name; those that are not the network's are left alone.
+            x: Input of the first stage [B, ...].
+            first: Name of a stage, or None for the first.
+            last: Name of a stage, or None for the last.
+            mode: "train" normalises by the batch, "eval" by `buffers`; a network without batch
+                normalisation ignores both.
+            buffers: Statistics that `calibrate` gave.
+
+        Raises:
+            ValueError: For an unknown stage, or eval mode without buffers where they are needed.
         """
         for stage in (first, last):
             if stage is not None and stage not in self._names:
-                raise UserError(
+                raise ValueError(
                     f"model {self.name} has no stage '{stage}'; it has {', '.join(self._names)}."
                 )
         if self._norms and mode == "eval" and buffers is None:
-            raise UserError(f"model {self.name} needs normalisation buffers in eval mode.")
+            raise ValueError(f"model {self.name} needs normalisation buffers in eval mode.")
         low = self._names.index(first) if first else 0
         high = self._names.index(last) + 1 if last else len(self._names)
         part = self._stages[low:high]
@@ -208,12 +223,22 @@ class Network:
     def trace(
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
     ) -> tuple[Tensor, list[Layer]]:
-        """Logits of samples x [B, *shape], and every parametrised layer's input and output in
-        the order of the pass. From them follow per-sample weight gradients of a shared network
-        without one weight copy per sample. Raises UserError for train mode with batch
-        normalisation, which ties the samples of a batch together."""
+        """Logits of samples, and every parametrised layer's input and output in order.
+
+        From them follow per-sample weight gradients of a shared network without one copy of the
+        weights per sample.
+
+        Args:
+            params: Parameters by name.
+            x: Samples [B, *shape].
+            mode: As in `run`.
+            buffers: As in `run`.
+
+        Raises:
+            ValueError: For train mode with batch normalisation, which ties a batch's samples.
+        """
         if self._norms and mode == "train":
-            raise UserError(f"model {self.name} cannot be traced in train mode.")
+            raise ValueError(f"model {self.name} cannot be traced in train mode.")
         layers: list[Layer] = []
 
         def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -239,7 +264,7 @@ class Network:
                 handle.remove()
 
     def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:
-        """Normalisation buffers for eval mode: each layer's statistics over all of x [N, ...]."""
+        """Normalisation buffers for eval mode: each layer's statistics over x [N, ...]."""
         if not self._norms:
             return {}
         with torch.no_grad():

@@ -46,8 +46,8 @@ def resnet18(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages
             f"model resnet18 takes images [channels, height, width], got samples of shape "
             f"{list(shape)}."
         )
-    if not isinstance(width, int) or width < 1:
-        raise UserError(f"width of model resnet18 must be an integer >= 1, got {width!r}.")
+    if width < 1:
+        raise UserError(f"width of model resnet18 must be >= 1 (channels), got {width}.")
 
     def stage(inputs: int, outputs: int, stride: int) -> nn.Module:
         return nn.Sequential(

@@ -51,16 +51,16 @@ class FirstToken(nn.Module):
 
 
 class FlatGrid(nn.Module):
-    """[B, D, h, w] -> tokens [B, h * w, D], row by row."""
+    """Turns [B, D, h, w] into tokens [B, h * w, D], row by row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(2).mT
 
 
 class OnGrid(nn.Module):
-    """A stage of timm's PiT, which passes on a grid and a class token, on one tensor of tokens.
+    """A stage of timm's PiT on one tensor of tokens; timm's has a grid and a class token.
 
-    [B, 1 + h * w, D], class token first -> [B, 1 + h' * w', D'].
+    It maps [B, 1 + h * w, D], class token first, to [B, 1 + h' * w', D'].
     """
 
     def __init__(self, inner: nn.Module, grid: tuple[int, int]) -> None:
@@ -73,7 +73,7 @@ class OnGrid(nn.Module):
 
 
 def _truncated_normal(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
-    """timm's default: N(0, 0.02^2) cut off at +-2, biases 0."""
+    """timm's default: N(0, 0.02^2) cut off at +-2, and biases of 0."""
     value = torch.zeros(module.get_parameter(name).shape)
     return value if name == "bias" else nn.init.trunc_normal_(value, std=_STD, generator=rng)
 
@@ -128,7 +128,7 @@ def vit_tiny(
 def _vit(
     model: str, shape: tuple[int, ...], *, dim: int, depth: int, heads: int, patch: int
 ) -> Stages:
-    """Stages embed (tokens [B, N, dim] of N patches), block1.., pool, head."""
+    """The stages embed (tokens [B, N, dim] of N patches), block1 and so on, pool and head."""
     _positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
     channels, height, width = _image(model, shape)
     if height % patch or width % patch:
@@ -221,13 +221,15 @@ def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _positive(model: str, **settings: int) -> None:
     for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name} of model {model} must be an integer >= 1, got {value!r}.")
+        if value < 1:
+            raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
 
 
 def _twice_differentiable(block: nn.Module) -> nn.Module:
-    """timm's attention in plain arithmetic: PyTorch's fused kernels have no second derivative.
-    In eval mode its dropouts, of rate 0, draw nothing, which vmap would refuse."""
+    """Give timm's attention plain arithmetic, since fused kernels have no second derivative.
+
+    In eval mode its dropouts, of rate 0, draw nothing, which vmap would refuse.
+    """
     from timm.layers import Attention
 
     for module in block.modules():

@@ -73,3 +73,28 @@ def classic_gaussian_std(*, sensitivity: float, epsilon: float, delta: float) ->
     Source: Dwork, Roth 2014, Theorem 3.22.
     """
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def renyi_epsilon(slope: float, *, alpha: float, delta: float) -> float:
+    """Epsilon at `delta` of a Renyi divergence of alpha * slope at one order alpha > 1; for
+    Gaussian releases slope is half the sum of (sensitivity / std)^2.
+
+    Source: Balle et al., arXiv:1905.09982, Theorem 21.
+    """
+    shrink = math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
+    return alpha * slope + shrink
+
+
+def best_renyi_epsilon(slope: float, delta: float) -> tuple[float, float]:
+    """(epsilon, alpha) of `renyi_epsilon` at the best real alpha; (0, inf) for slope 0."""
+    if slope == 0:
+        return 0.0, math.inf
+    if math.isinf(slope):
+        return math.inf, 1.0
+    found = optimize.minimize_scalar(
+        lambda x: renyi_epsilon(slope, alpha=1 + math.exp(x), delta=delta),
+        bounds=(-15, 15),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    return max(0.0, float(found.fun)), 1 + math.exp(found.x)

@@ -20,12 +20,16 @@ _CHUNK = 1000
 class Utility:
     """Right answers on the common test set.
 
-    correct: of the one model, or None where some of its values came up in no upload of the run,
-    so that there is none. personal_accuracies: per client, that of its own network on test samples
-    with its training labels' shares; None for a client none of whose classes is tested.
-    personal_accuracy: their mean. personal_chance: mean accuracy of always guessing a client's
-    commonest class. keeping_clients: clients whose network differs from the one model by what
-    they withheld.
+    Attributes:
+        correct: Right answers of the one model, or None where some of its values came up in no
+            upload of the run, so that there is no such model.
+        test_samples: Size of the test set.
+        class_chance: Share of its commonest class.
+        personal_accuracy: Mean of `personal_accuracies`.
+        personal_accuracies: Accuracy of each client's own network on test samples weighted to its
+            training labels' shares; None for a client none of whose classes is tested.
+        personal_chance: Mean accuracy of always guessing a client's commonest class.
+        keeping_clients: Clients whose network differs from the one model by what they withheld.
     """
 
     correct: int | None
@@ -45,8 +49,12 @@ def evaluate(
 ) -> Utility:
     """Evaluate every client's network; clients that withheld nothing share one evaluation.
 
-    aux_x: public data that normalisation statistics come from. has_global: whether the run's
-    uploads made one model (`Reached`).
+    Args:
+        federation: The federation after training.
+        test_x: Test samples [N, ...].
+        test_y: Their labels, int64 [N].
+        aux_x: Public samples, from which normalisation statistics come.
+        has_global: Whether the run's uploads made one model (`Reached`).
     """
     classes, device = federation.network.classes, federation.device
     x, y, aux_x = (t.to(device) for t in (test_x, test_y, aux_x))  # once for all networks
@@ -85,7 +93,12 @@ class Reached:
     missing: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, client: Client, held: Sequence[str]) -> None:
-        """Count a client's last upload; held: names of what it trains."""
+        """Count a client's last upload.
+
+        Args:
+            client: Who uploaded.
+            held: Names of what it trains.
+        """
         for name in held:
             kept = (client.kept or {}).get(name)
             if kept is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.messages import Message, Part, Sealed
+from bench.errors import UserError
 from bench.protocols.observe import Truth
 
 FORMAT = 1
@@ -45,9 +46,13 @@ def save_seen(seen: Seen, path: Path) -> None:
             put(f"m{i}/s{j}", {"covers": box.covers})
             sealed[name] = {"n_bytes": box.n_bytes}
         header = {
-            "kind": m.kind, "sender": m.sender, "receiver": m.receiver, "round": m.round,
-            "step": m.step, "local_steps": m.local_steps,
-        }  # fmt: skip
+            "kind": m.kind,
+            "sender": m.sender,
+            "receiver": m.receiver,
+            "round": m.round,
+            "step": m.step,
+            "local_steps": m.local_steps,
+        }
         messages.append(header | {"parts": parts, "sealed": sealed})
     text = {
         "format": FORMAT,
@@ -67,7 +72,11 @@ def save_seen(seen: Seen, path: Path) -> None:
 
 
 def load_seen(path: Path) -> Seen:
-    """Inverse of `save_seen`. Raises ValueError for a file that is missing or not one."""
+    """Read what `save_seen` wrote.
+
+    Raises:
+        UserError: For a file that is missing or no export.
+    """
     text, tensors = _read(path)
 
     def get(prefix: str, names: list[str] | None) -> dict[str, Tensor] | None:
@@ -110,10 +119,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         text = json.loads(path.with_suffix(".json").read_text())
         if text.get("format") != FORMAT:
-            raise ValueError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
+            raise UserError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
         return text, load_file(path.with_suffix(".safetensors"))
     except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(f"{path} is no complete export of what was seen ({error}).") from error
+        raise UserError(f"{path} is no complete export of what was seen ({error}).") from error
 
 
 def save_truth(truth: Truth, path: Path) -> None:

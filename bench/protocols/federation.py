@@ -7,50 +7,37 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from bench.contract.defense import Client, Defense, Local, Loss, Party, Server, fresh
+from bench.contract.defense import Client, Defense, Local, Party, Server, fresh
 from bench.contract.messages import SERVER, Message, Part, Stage, State, detached
+from bench.errors import UserError
 from bench.models import Network
+from bench.protocols.local_training import LocalTraining, LocalWork
 from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.losses import NetworkLoss
-from bench.toolkit.memory import halving, to_device
 
 STREAMS = ("joins", "batch", "defense")
-_INSPECTED = 64
-"""Samples of a client that `Defense.inspect` sees at a time: per-sample gradients take memory."""
-Mode = Literal["train", "eval"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """Local work of a round: protocol name, batch size, learning rate, steps or epochs."""
-
-    protocol: str
-    batch: int
-    lr: float
-    local_steps: int | None = None
-    local_epochs: float | None = None
-    mode: Mode = "train"
-
-    def steps(self, samples: int) -> int:
-        """Gradient steps of a client with so many samples."""
-        if self.local_epochs is None:
-            return self.local_steps or 1
-        return max(1, round(self.local_epochs * samples / min(self.batch, samples)))
+"""Names of a client's random streams, which `Client.rng` holds."""
 
 
 @dataclass(kw_only=True)
 class RoundResult:
-    """One round: the wire, the clients that took part, the samples each used."""
+    """One round that was played.
+
+    Attributes:
+        wire: Its messages and their bytes.
+        before: The state that was broadcast.
+        joined: The clients that took part.
+        used: Indices of the samples of every step, int64 [steps, B], by client.
+        client_seconds: Time spent on what clients do.
+    """
 
     wire: Wire
     before: State
@@ -59,68 +46,25 @@ class RoundResult:
     client_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One step of local training of all clients at once.
-
-    groups: rows of `joined` by (batch size, cut); used: each client's last batch. now, grad_sum:
-    variables and their summed gradients, [J, ...] by name, changed in place.
-    """
-
-    number: int
-    joined: Sequence[Client]
-    groups: Mapping[tuple[int, str | None], list[int]]
-    used: Sequence[Tensor]
-    now: Mapping[str, Tensor]
-    grad_sum: Mapping[str, Tensor]
-    work: Work
-    wire: Wire
-
-    def variables(self, members: Sequence[int], names: Sequence[str] | None = None) -> State:
-        """Variables [M, ...] of some clients; the stack itself where they are all."""
-        everyone = len(members) == len(self.joined)
-        return {n: self.now[n] if everyone else self.now[n][members] for n in names or self.now}
-
-    def descend(self, members: list[int], grads: State) -> None:
-        """Move the clients' variables against gradients [M, ...]."""
-        everyone = len(members) == len(self.joined)
-        for name, grad in grads.items():
-            grad = grad.detach()
-            if everyone:
-                self.now[name].sub_(grad, alpha=self.work.lr)
-                self.grad_sum[name].add_(grad)
-            else:
-                self.now[name][members] -= self.work.lr * grad
-                self.grad_sum[name][members] += grad
-
-
 @dataclass(kw_only=True)
-class Federation:
+class Federation(LocalTraining):
     """State of a run between rounds. `fork` copies it, so an observed round disturbs nothing.
 
-    buffers: normalisation statistics of public data for eval mode. queues: samples of a client's
-    present epoch that are still to come. uploads: how often a client has sent any. fewest: clients
-    in the step that had the fewest, None before the first. pinned: whether who takes part and
-    with which samples is given, as in an observed round, instead of the defense's to decide.
-    at_once: clients per vmapped call that fitted into a GPU's memory, None before one did not.
+    Attributes:
+        clients: All of them, whether they take part in a round or not.
+        initial: Parameters at the start.
+        seed: From which every random stream of the run is derived.
+        parties: Third parties by name.
+        round: Rounds played.
+        uploads: How often each client has uploaded, by client.
     """
 
-    network: Network
-    defense: Defense
     clients: list[Client]
     initial: State
-    state: State
-    const: State
     seed: int
-    device: torch.device
     parties: Mapping[str, Party] = field(default_factory=dict)
-    buffers: State | None = None
     round: int = 0
-    queues: dict[str, Tensor] = field(default_factory=dict)
     uploads: dict[str, int] = field(default_factory=dict)
-    fewest: int | None = None
-    pinned: bool = False
-    at_once: int | None = None
 
     @classmethod
     def start(
@@ -134,14 +78,26 @@ class Federation:
         params: State | None = None,
         **more: Any,
     ) -> Self:
-        """A federation at round 0. data: one (x, y) per client; params: initial weights or
-        None to draw them from the seed (the same for every defense); more: fields of the
-        protocol's own."""
+        """A federation at round 0.
+
+        Args:
+            network: The network to train.
+            defense: The defense that is deployed.
+            data: Samples and labels (x, y), one pair per client.
+            seed: From which every random stream of the run is derived.
+            device: Where the tensors live.
+            params: Initial weights, or None to draw them from the seed (the same for every
+                defense).
+            more: Fields that a protocol adds.
+
+        Raises:
+            UserError: If the defense needs more clients together than there are.
+        """
         if params is None:
             params = network.init(generator(seed, "init"))
         params = {k: v.to(device) for k, v in params.items()}
         if len(data) < defense.together:
-            raise ValueError(
+            raise UserError(
                 f"the defense needs {defense.together} clients in every round, but there are "
                 f"{len(data)}."
             )
@@ -201,9 +157,16 @@ class Federation:
         )
 
     # --- one round --------------------------------------------------------------------------
-    def play(self, work: Work, sampled: Sequence[str], *, observed: bool = False) -> RoundResult:
+    def play(
+        self, work: LocalWork, sampled: Sequence[str], *, observed: bool = False
+    ) -> RoundResult:
         """Play one round in which the server samples the clients `sampled`, and advance.
-        observed: whether the result's wire keeps a log of the messages."""
+
+        Args:
+            work: What each client does.
+            sampled: Ids of the clients that the server asks.
+            observed: Whether the result's wire keeps a log of the messages.
+        """
         joined = [c for c in self.clients if self._joins(c, c.id in sampled)]
         roster = [c.id for c in joined]
         wire = Wire(self.parties, roster, keeps=observed)
@@ -258,12 +221,8 @@ class Federation:
         return ()
 
     # --- what a split protocol does otherwise -------------------------------------------------
-    def held(self, client: Client) -> list[str]:
-        """Names of the state that the client receives, trains and uploads."""
-        return list(self.state)
-
     def _open_round(self) -> None:
-        """Called when a round begins."""
+        """What happens when a round begins."""
 
     def _server_variables(self) -> State | None:
         """The server's own trained variables."""
@@ -272,10 +231,6 @@ class Federation:
     def _settle(self, aggregated: State, messages: Sequence[Message]) -> State:
         """The state after the round, from the clients' aggregate."""
         return aggregated
-
-    def _take_step(self, step: Step) -> None:
-        for members in step.groups.values():
-            self._step(step, members)
 
     def _joins(self, client: Client, sampled: bool) -> bool:
         return sampled if self.pinned else self.defense.joins(client, sampled)
@@ -297,196 +252,7 @@ class Federation:
         for client in joined:
             self.defense.hear(when, client, wire.collect(client.id))
 
-    def _begin_at(self, client: Client, names: Sequence[str] | None = None) -> tuple[State, State]:
-        """Variables as received (None: the client's), and where the client starts: kept
-        coordinates stay its own."""
-        names = self.held(client) if names is None else names
-        received = self.defense.receive({n: self.state[n] for n in names}, self.const)
-        if client.kept is None or client.own is None:
-            return received, received
-        own, kept = client.own, client.kept
-        start = {
-            n: torch.where(kept[n], own[n], v) if n in kept else v for n, v in received.items()
-        }
-        return received, start
-
-    def _inspect(self, joined: Sequence[Client], work: Work) -> None:
-        """`Defense.inspect` over the data of every client that needs it, chunk by chunk, for all
-        clients at once."""
-        joined = [c for c in joined if self.defense.inspects(c)]
-        sizes = [len(c.y) for c in joined]
-        starts = [self._begin_at(c)[1] for c in joined]
-        names = list(starts[0]) if starts else []
-        variables = {n: torch.stack([s[n] for s in starts]) for n in names}
-        loss = self.loss(work.mode)
-        pads = not (self.network.normalises and work.mode == "train")
-        sums: dict[str, Tensor] = {}
-
-        def inspect(variables: State, x: Tensor, y: Tensor) -> State:
-            return self.defense.inspect(loss, variables, x, y)
-
-        for first in range(0, max(sizes, default=0), _INSPECTED):
-            left: dict[int, list[int]] = {}
-            for i, size in enumerate(sizes):
-                if size > first:
-                    # Batch statistics would be moved by padding.
-                    left.setdefault(0 if pads else min(size - first, _INSPECTED), []).append(i)
-            for members in left.values():
-                width = min(max(sizes[i] for i in members) - first, _INSPECTED)
-                rows = [_padded(joined[i], first, width, self.network.classes) for i in members]
-                which = to_device(torch.tensor(members), self.device)
-                found = self._for_each(inspect, len(members))(
-                    {n: v[which] for n, v in variables.items()},
-                    torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]),
-                )  # fmt: skip
-                for name, value in found.items():
-                    if name not in sums:
-                        sums[name] = value.new_zeros(len(joined), *value.shape[1:])
-                    sums[name][which] += value.detach()
-        for i, client in enumerate(joined):
-            client.memory["inspected"] = {n: v[i] for n, v in sums.items()}
-
-    def _batches(self, joined: Sequence[Client], work: Work) -> list[list[Tensor]]:
-        """Indices of every client's batches of the round, step by step.
-
-        All are drawn before the first step and copied to the device together: a copy per client
-        and step would make the host wait for a GPU each time.
-        """
-        drawn = [
-            [self._next_batch(c, work.batch) for _ in range(work.steps(len(c.y)))] for c in joined
-        ]
-        everything = torch.cat([batch for mine in drawn for batch in mine])
-        moved = iter(
-            to_device(everything, self.device).split([len(b) for mine in drawn for b in mine])
-        )
-        return [[next(moved) for _ in mine] for mine in drawn]
-
-    def _next_batch(self, client: Client, size: int) -> Tensor:
-        chosen = None if self.pinned else self.defense.batch(client, size)
-        if chosen is not None:
-            return chosen.cpu()
-        size = min(size, len(client.y))
-        queue = self.queues.get(client.id, torch.empty(0, dtype=torch.int64))
-        if len(queue) < size:  # a new epoch; the rest of the old one comes first
-            order = torch.randperm(len(client.y), generator=client.rng["batch"])
-            order = torch.cat([order[~torch.isin(order, queue)], order[torch.isin(order, queue)]])
-            queue = torch.cat([queue, order])
-        self.queues[client.id] = queue[size:]
-        return queue[:size]
-
-    def loss(self, mode: Mode, draw: State | None = None) -> Loss:
-        """Training loss as a pure function (variables, x, y) -> scalar."""
-        return NetworkLoss(
-            network=self.network, realize=self._realizing(draw or {}), mode=mode,
-            buffers=self.buffers,
-        )  # fmt: skip
-
-    def _realizing(self, draw: State) -> Callable[[State], State]:
-        """variables -> network weights under one draw."""
-        return lambda variables: self.defense.realize(variables, self.const, draw)
-
-    def _train(
-        self, joined: Sequence[Client], work: Work, wire: Wire
-    ) -> tuple[dict[str, Local], dict[str, Tensor]]:
-        """Local training of all clients; those with equal batch shapes advance as one batch."""
-        if not joined:
-            return {}, {}
-        held = [self.held(c) for c in joined]
-        names = [n for n in self.state if any(n in h for h in held)]
-        begin = [self._begin_at(c, names) for c in joined]
-        used = self._batches(joined, work)
-        now = {n: torch.stack([s[n] for _, s in begin]).detach().clone() for n in names}
-        grad_sum = {n: torch.zeros_like(v) for n, v in now.items()}
-        for client in joined:
-            client.loss = self.loss(work.mode)
-        for number in range(max(len(u) for u in used)):
-            groups: dict[tuple[int, str | None], list[int]] = {}
-            for i, client in enumerate(joined):
-                if number < len(used[i]):
-                    groups.setdefault((len(used[i][number]), client.cut), []).append(i)
-            company = sum(len(members) for members in groups.values())
-            self.fewest = min(company, self.fewest or company)
-            self._take_step(
-                Step(
-                    number=number, joined=joined, groups=groups,
-                    used=[u[min(number, len(u) - 1)] for u in used],
-                    now=now, grad_sum=grad_sum, work=work, wire=wire,
-                )
-            )  # fmt: skip
-        results = {}
-        for i, (client, (received, start)) in enumerate(zip(joined, begin, strict=True)):
-            results[client.id] = Local(
-                broadcast={n: received[n] for n in held[i]},
-                start={n: start[n] for n in held[i]},
-                end={n: now[n][i].clone() for n in held[i]},
-                const=self.const,
-                grad_sum={n: grad_sum[n][i].clone() for n in held[i]},
-                lr=work.lr,
-                steps=len(used[i]),
-            )
-        return results, {c.id: torch.stack(u) for c, u in zip(joined, used, strict=True)}
-
-    def _step(self, step: Step, members: list[int]) -> None:
-        """One gradient step of the clients `members`, in place on the stacked variables."""
-        x, y = self._samples(step, members)
-
-        def gradient(variables: State, x: Tensor, y: Tensor, draw: State) -> State:
-            return self.defense.gradient(self.loss(step.work.mode, draw), variables, x, y, draw)
-
-        variables, draw = step.variables(members), self._draws(step, members)
-        step.descend(members, self._for_each(gradient, len(members))(variables, x, y, draw))
-
-    def _samples(self, step: Step, members: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Samples [M, B, ...] and targets [M, B, C] of the clients' present batches."""
-        x = torch.stack([step.joined[i].x[step.used[i]] for i in members])
-        y = torch.stack([self._targets(step.joined[i], step.used[i]) for i in members])
-        return x, y
-
-    def _draws(self, step: Step, members: Sequence[int]) -> State:
-        """The step's randomness, [M, ...] by name, each client's from its own stream."""
-        draws = [
-            self.defense.draw(
-                {n: v[i] for n, v in step.now.items()},
-                self.const,
-                step.joined[i].rng["defense"],
-            )
-            for i in members
-        ]
-        return {n: torch.stack([d[n] for d in draws]) for n in draws[0]}
-
-    def _for_each(self, function: Callable[..., Any], count: int) -> Callable[..., Any]:
-        """A pure function of one client's tensors -> of those of `count` clients, stacked along
-        dimension 0; an argument that is None stays so. Clients go at once as `_chunk` says, and
-        half as many after every call that ran out of memory."""
-        most = min(count, self._chunk() or self.at_once or count)
-
-        def over(*stacked: Any) -> Any:
-            dims = tuple(None if s is None else 0 for s in stacked)
-            found, size = halving(
-                lambda few: vmap(function, dims, chunk_size=few if few < count else None)(*stacked),
-                at_once=most, device=self.device,
-            )  # fmt: skip
-            if size < most:
-                self.at_once = size
-            return found
-
-        return over
-
-    def _chunk(self) -> int | None:
-        """Clients per vmapped call: on a GPU all (None) that fit. On a CPU, batching pays for
-        small networks (fewer calls) and not for large ones, whose per-client convolutions become
-        grouped; the number depends on the network alone, so results do not change with the
-        machine's load.
-        """
-        if self.device.type != "cpu":
-            return None
-        return max(1, 4_000_000 // self.network.n_parameters)
-
-    def _targets(self, client: Client, chosen: Tensor) -> Tensor:
-        one_hot = torch.nn.functional.one_hot(client.y[chosen], self.network.classes).float()
-        return self.defense.labels(one_hot, client)
-
-    def _upload(self, client: Client, local: Local, work: Work) -> list[Message]:
+    def _upload(self, client: Client, local: Local, work: LocalWork) -> list[Message]:
         kind = "gradient" if work.protocol == "fedsgd" else "update"
         values = {}
         for name, start in local.start.items():
@@ -524,7 +290,7 @@ class Federation:
         withheld = bool(asked) and bool(torch.stack(asked).any())
         client.own, client.kept = (local.end, kept) if withheld else (None, None)
 
-    def _aggregate(self, wire: Wire, work: Work) -> State:
+    def _aggregate(self, wire: Wire, work: LocalWork) -> State:
         def ask(message: Message) -> list[Message]:
             wire.send([message])
             return wire.collect(SERVER)
@@ -541,17 +307,6 @@ class Federation:
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)
         return detached(chosen)
-
-
-def _padded(client: Client, first: int, width: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Samples first .. first + width of a client and their one-hot labels, 0 beyond its last."""
-    x, y = client.x[first : first + width], client.y[first : first + width]
-    one_hot = torch.nn.functional.one_hot(y, classes).float()
-    missing = width - len(y)
-    return (
-        torch.cat([x, x.new_zeros(missing, *x.shape[1:])]),
-        torch.cat([one_hot, one_hot.new_zeros(missing, classes)]),
-    )
 
 
 def names_in(stages: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -12,7 +12,9 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.events import Round
 from bench.contract.messages import SERVER, detached
-from bench.protocols.federation import Federation, Work
+from bench.errors import UserError
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import generator
 
@@ -23,7 +25,7 @@ class Truth:
 
     Attributes:
         x: Samples [V, K, ...].
-        y: Labels, int64 [V, K].
+        y: Their labels, int64 [V, K].
     """
 
     x: Tensor
@@ -42,31 +44,34 @@ def observe(
     """Play one round of `threat.victims` clients on a fork of the federation.
 
     The victims are drawn by the seed among the clients that hold enough distinct samples
-    (batch * local_steps); all of them take part, with distinct samples, whatever the defense
-    draws elsewhere: the server attacks those who did.
+    (batch * local_steps). All of them take part, with distinct samples, whatever the defense draws
+    elsewhere: the server attacks those who did.
 
     Args:
-        federation: Its present state, which stays as it is.
-        protocol: Settings of the run.
-        threat: What is observed, and what the server is told.
-        aux_x: Public data that normalisation statistics come from.
-        defense_known: Name and public settings of the defense.
-        names: Labels of the random streams, e.g. the checkpoint.
+        federation: The run, which stays as it is.
+        protocol: How it trains.
+        threat: What is observed and granted.
+        aux_x: Public samples, from which normalisation statistics come.
+        defense_known: What is public of the defense.
+        names: Names of the random streams, such as the checkpoint.
+
+    Returns:
+        What the server saw, and the truth behind it.
 
     Raises:
-        ValueError: If too few clients qualify.
+        UserError: If too few clients hold enough samples, or the defense needs more together.
     """
     need = threat.batch * threat.local_steps
     place = protocol.cuts[0] if protocol.cuts else None
     able = [c.id for c in federation.clients if len(c.y) >= need and c.cut == place]
     if len(able) < threat.victims:
         where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
-        raise ValueError(
+        raise UserError(
             f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
             f"samples each, but only {len(able)} of {len(federation.clients)} hold so many{where}."
         )
     if threat.victims < federation.defense.together:
-        raise ValueError(
+        raise UserError(
             f"threat {threat.name} observes {threat.victims} clients, but the defense needs "
             f"{federation.defense.together} that take part together."
         )
@@ -76,7 +81,7 @@ def observe(
     copy = federation.fork(*streams)
     copy.queues, copy.pinned = {}, True
     copy.buffers = copy.network.calibrate(copy.mean_weights(), aux_x.to(copy.device))
-    work = Work(
+    work = LocalWork(
         protocol=protocol.name,
         batch=threat.batch,
         lr=protocol.lr,

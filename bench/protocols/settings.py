@@ -9,21 +9,33 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bench.errors import UserError
 
 LEAST_DRAWS = 100
-"""Of an audit, per input of a pair."""
+"""The fewest draws of an audit, per input of a pair."""
 
 
 class ProtocolSettings(BaseModel):
     """How the model is trained.
 
-    name: fedsgd (one step per round, gradient uploaded), fedavg (local training, update
-    uploaded) or splitfed (the first stages on the clients, the others on the server). clients;
-    participation: fraction sampled per round, at least one client. rounds. local_steps or
-    local_epochs (exactly one of them, but none for fedsgd). batch: local batch size; a client
-    with fewer samples uses all it has. lr: learning rate of plain SGD. partition: iid, dirichlet
-    with concentration alpha, or shards, of which every client has so many of one label. The server
-    averages uploads with equal weights. splitfed: cut, the last stage on the clients, or several
-    that the clients have in turn; labels, private (the head and its loss are on the clients too) or
-    shared (labels are sent with every batch).
+    The server averages uploads with equal weights.
+
+    Attributes:
+        name: "fedsgd" (one step per round, its gradient is uploaded), "fedavg" (local training, its
+            update is uploaded) or "splitfed" (the first stages on the clients, the others on the
+            server).
+        clients: Number of clients.
+        participation: Fraction of them that is sampled per round, at least one client.
+        rounds: Number of rounds.
+        local_steps: Steps of every client per round. Exactly one of `local_steps` and
+            `local_epochs` is given, but none for fedsgd.
+        local_epochs: Passes over a client's samples per round.
+        batch: Local batch size; a client with fewer samples uses all it has.
+        lr: Learning rate of plain SGD.
+        partition: How samples are dealt to clients: evenly at random, by label from a Dirichlet
+            distribution, or in shards of one label.
+        alpha: Concentration of the Dirichlet distribution.
+        shards: Shards that every client has.
+        cut: The last stage on the clients under splitfed, or several that they have in turn.
+        labels: Under splitfed, "private" (the head and its loss are on the clients too) or "shared"
+            (labels are sent with every batch).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,14 +76,20 @@ class ProtocolSettings(BaseModel):
 class ThreatSettings(BaseModel):
     """What the attacker observes and is granted.
 
-    One round is observed from each checkpoint: `victims` clients, each with local_steps steps
-    on batches of `batch` distinct samples. labels: whether the private labels are granted.
-    mode: train or eval, how the network normalises in that round (eval uses statistics of
-    public data). hears_broadcast: whether the server learns the state after the round, also
-    where it aggregated ciphertexts that only a key server can open. aux: number of public
-    auxiliary samples, or null for all. Always granted: batch size, steps, learning rate, and the
-    defense with its public settings. Of clients that are cut at several places, those with the
-    first cut are observed.
+    One round is observed from each checkpoint. Batch size, steps, learning rate and the defense
+    with its public settings are always granted. Of clients that are cut at several places, those
+    with the first cut are observed.
+
+    Attributes:
+        name: The name by which attacks ask for it.
+        victims: Clients that are observed.
+        batch: Distinct samples of each victim's batch.
+        local_steps: Steps of each victim.
+        labels: Whether the private labels are granted.
+        mode: How the network normalises in that round; eval uses statistics of public data.
+        aux: Number of public samples, None for all.
+        hears_broadcast: Whether the server learns the state after the round, also where it
+            aggregated ciphertexts that only a key server can open.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -22,7 +22,8 @@ from bench.contract.defense import Client, Mixture
 from bench.contract.messages import SERVER, Message, Part, State, detached
 from bench.errors import UserError
 from bench.models import Network
-from bench.protocols.federation import Federation, Step, Work, names_in
+from bench.protocols.federation import Federation, names_in
+from bench.protocols.local_training import LocalWork, Step
 from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
@@ -40,8 +41,18 @@ def start_federation(
     labels: Literal["private", "shared"] = "private",
     **more: Any,
 ) -> Federation:
-    """A federation of the protocol; more: as `Federation.start` takes it. Raises UserError for
-    a cut that the network lacks."""
+    """A federation of a protocol.
+
+    Args:
+        protocol: Name of the protocol.
+        network: The network to train.
+        cuts: Under splitfed, the cuts that clients have in turn.
+        labels: Under splitfed, whether labels are private or shared.
+        more: What `Federation.start` takes.
+
+    Raises:
+        UserError: For a cut that the network lacks.
+    """
     if protocol != "splitfed":
         return Federation.start(network=network, **more)
     split = Split(network=network, cuts=tuple(cuts), labels=labels)
@@ -50,10 +61,15 @@ def start_federation(
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Where the network is cut. cuts: last stage on the client, client i has cuts[i % len].
-    labels: `private` (head and loss on the clients) or `shared` (sent with every batch).
+    """Where the network is cut.
 
-    Raises UserError for a cut that the network lacks or that leaves the server nothing.
+    Attributes:
+        network: The network.
+        cuts: The last stages on the clients; client i has cuts[i % len(cuts)].
+        labels: "private" (head and loss on the clients) or "shared" (labels sent with every batch).
+
+    Raises:
+        UserError: For a cut that the network lacks or that leaves the server nothing.
     """
 
     network: Network
@@ -100,7 +116,10 @@ class _Sent(NamedTuple):
 class SplitFederation(Federation):
     """A federation whose network is cut; `cut` of each client says where.
 
-    server: the server's trained variables in this round, server_log: they before each step.
+    Attributes:
+        split: Where the network is cut.
+        server: The server's trained variables in this round.
+        server_log: Those variables before each step of an observed round.
     """
 
     split: Split
@@ -143,7 +162,7 @@ class SplitFederation(Federation):
         }
         return {n: v if n in sent else self.server.get(n, v) for n, v in aggregated.items()}
 
-    def _inspect(self, joined: Sequence[Client], work: Work) -> None:
+    def _inspect(self, joined: Sequence[Client], work: LocalWork) -> None:
         """A client cannot compute the loss of its data without the server."""
 
     # --- one step -------------------------------------------------------------------------------
@@ -199,9 +218,13 @@ class SplitFederation(Federation):
 
     def _message(self, kind: str, sender: str, receiver: str, step: Step, part: Part) -> Message:
         return Message(
-            kind=kind, sender=sender, receiver=receiver, round=self.round, step=step.number,
+            kind=kind,
+            sender=sender,
+            receiver=receiver,
+            round=self.round,
+            step=step.number,
             parts={kind: part},
-        )  # fmt: skip
+        )
 
     # --- the server -----------------------------------------------------------------------------
     def _serve(
@@ -209,8 +232,9 @@ class SplitFederation(Federation):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Run the batches, move the server's variables, send gradients by smashed data.
 
-        Returns, by client, the features it was sent (private labels) and the gradient of its
-        batch's loss by its smashed data.
+        Returns:
+            By client, the features that it was sent (private labels), and the gradient of its
+            batch's loss by its smashed data.
         """
         heard = step.wire.collect(SERVER)
         uploads = {m.sender: _leaf(m.parts[SMASHED]) for m in heard if m.kind == SMASHED}
@@ -251,11 +275,13 @@ class SplitFederation(Federation):
         labels = {m.sender: m.parts[LABELS].values for m in heard if m.kind == LABELS}
         return [
             Mixture(
-                smashed=torch.where(part.presence(), part.values, 0.0), cut=cuts[client],
-                targets=labels.get(client), members=[(client, 1.0)],
+                smashed=torch.where(part.presence(), part.values, 0.0),
+                cut=cuts[client],
+                targets=labels.get(client),
+                members=[(client, 1.0)],
             )
             for client, part in uploads.items()
-        ]  # fmt: skip
+        ]
 
     def _outputs(self, weights: State, mixtures: Sequence[Mixture], step: Step) -> list[Tensor]:
         """Features or logits of every mixture; those cut alike run as one batch."""
@@ -265,9 +291,13 @@ class SplitFederation(Federation):
 
             def run(z: Tensor, cut: str = cut) -> Tensor:
                 return self.network.run(
-                    weights, z, first=self.split.above(cut), last=self.split.features,
-                    mode=step.work.mode, buffers=self.buffers,
-                )  # fmt: skip
+                    weights,
+                    z,
+                    first=self.split.above(cut),
+                    last=self.split.features,
+                    mode=step.work.mode,
+                    buffers=self.buffers,
+                )
 
             smashed = [mixtures[i].smashed for i in mine]
             if self.network.normalises and step.work.mode == "train":
@@ -287,7 +317,8 @@ class SplitFederation(Federation):
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Send features to the clients' heads and get their losses' gradients back.
 
-        Returns the slope of every mixture's loss by its features, and the features by client.
+        Returns:
+            The slope of every mixture's loss by its features, and the features by client.
         """
         features: dict[str, Tensor] = {}
         for mixture, output in zip(mixtures, outputs, strict=True):
@@ -326,17 +357,28 @@ class SplitFederation(Federation):
         draw: State,
         data: tuple[Tensor, Tensor, Tensor, Tensor | None],
     ) -> None:
-        """Move the clients' variables. data: samples, targets, the losses' gradients by the
-        activations, and the features of the clients' heads (private labels)."""
+        """Move the clients' variables.
+
+        Args:
+            step: The step.
+            members: Rows of the clients.
+            draw: Their randomness.
+            data: Samples, targets, the losses' gradients by the activations, and the features of
+                the clients' heads (private labels).
+        """
         x, y, by_q, features = data
         cut = str(step.joined[members[0]].cut)
 
-        def gradient(variables: State, x: Tensor, y: Tensor, g: Tensor, f: Tensor | None,
-                     draw: State) -> State:  # fmt: skip
+        def gradient(
+            variables: State, x: Tensor, y: Tensor, g: Tensor, f: Tensor | None, draw: State
+        ) -> State:
             loss = SplitLoss(
-                network=self.network, realize=self._realizing(draw), mode=step.work.mode,
-                buffers=self.buffers, cut=cut,
-            )  # fmt: skip
+                network=self.network,
+                realize=self._realizing(draw),
+                mode=step.work.mode,
+                buffers=self.buffers,
+                cut=cut,
+            )
             seen = (x,) if f is None else (x, f)
             return self.defense.gradient(loss, variables, seen, (g * len(g), y), draw)  # type: ignore[arg-type]
 

@@ -18,8 +18,12 @@ class Wire:
     """Delivers messages between clients, third parties and the server, and logs them.
 
     Values are detached and cloned when sent, so nothing on the wire carries a graph or shares
-    storage with a client. The log drops the boxes of sealed parts; the receiver gets them. keeps:
-    whether to keep a log, which only an observed round needs.
+    storage with a client. The log drops the boxes of sealed parts; the receiver gets them.
+
+    Args:
+        parties: Third parties by name.
+        clients: Ids of the clients.
+        keeps: Whether to keep a log, which only an observed round needs.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class Wire:
         return answers
 
     def collect(self, name: str) -> list[Message]:
-        """Messages waiting for a client or the server; empties its inbox."""
+        """The messages waiting for a client or the server, whose inbox they leave."""
         waiting, self.inbox[name] = self.inbox[name], []
         return waiting
 

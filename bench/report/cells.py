@@ -4,94 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
 from bench.names import did_you_mean
-from bench.report.tables import setting
+from bench.records import Cell, Run
 
-_KEY = re.compile(r"[0-9a-f]{24}")
 _PREFIX = re.compile(r"[0-9a-f]{4,24}")
 _SHOWN = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One attack cell as run.json lists it. training: its training's entry there."""
-
-    key: str
-    training: Mapping[str, Any]
-    label: str
-    attack: str
-    checkpoint: str
-    threat: str
-
-    @property
-    def protocol(self) -> str:
-        return str(self.training["protocol"]["name"])
-
-    @property
-    def dataset(self) -> str:
-        return str(self.training["task"]["dataset"])
-
-    @property
-    def model(self) -> str:
-        return str(self.training["task"]["model"])
-
-    @property
-    def defense(self) -> str:
-        return str(self.training["defense"])
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.training["settings"]
-        return found
-
-    @property
-    def setting(self) -> str:
-        """spm(epsilon=1.5)."""
-        return setting(dict(self.training))
-
-    @property
-    def seed(self) -> int:
-        return int(self.training["seed"])
-
-    @property
-    def name(self) -> str:
-        """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
-        return "/".join((self.dataset, self.model, self.setting, self.label, self.checkpoint))
-
-    @property
-    def words(self) -> frozenset[str]:
-        """Whatever a reader may call it by."""
-        return frozenset(
-            (self.protocol, self.dataset, self.model, self.defense, self.setting, self.label,
-             self.attack, self.checkpoint, self.threat, f"seed={self.seed}")
-        )  # fmt: skip
-
-
-def checked_key(key: Any) -> str:
-    """A record's key, which becomes a file name. Raises UserError for anything else."""
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise UserError(f"run.json holds {key!r} where a record's key of 24 hex digits belongs.")
-    return key
-
-
 def cells_of(run: Mapping[str, Any]) -> list[Cell]:
     """All cells of a run.json, in its order."""
-    return [
-        Cell(
-            key=checked_key(entry["key"]),
-            training=training,
-            label=entry["label"],
-            attack=entry["attack"],
-            checkpoint=entry["checkpoint"],
-            threat=entry["threat"],
-        )
-        for training in run["trainings"]
-        for entry in training["cells"]
-    ]
+    return Run.of(run, Path("run.json")).cells
 
 
 def find(cells: Sequence[Cell], text: str) -> Cell:

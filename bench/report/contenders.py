@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.store import Store
 from bench.metrics.named import sign_of
 from bench.names import did_you_mean
 from bench.report.cells import check_wanted
+from bench.report.dicts import DictStore as Store
 from bench.report.leaderboard import Read, identity, read_run, row_id, rows_of, settings_of
 from bench.report.tables import setting, tables
 

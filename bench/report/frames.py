@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.harness.store import Store
 from bench.metrics.named import METRICS
 from bench.report.cells import Cell
+from bench.report.dicts import DictStore as Store
 from bench.report.entries import FLOOR_SUFFIX
 from bench.report.tables import Row, setting
 

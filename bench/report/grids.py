@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.errors import UserError
-from bench.harness.store import Store
 from bench.metrics.images import ssim
 from bench.metrics.intervals import bootstrap
 from bench.report.cells import Cell
+from bench.report.dicts import DictStore as Store
 from bench.report.figures import WIDTHS, Paper, Spent, styled
 from bench.report.tables import Row
 
@@ -102,9 +102,9 @@ def _same_table(cell: Cell, row: Mapping[str, Any]) -> bool:
         cell.dataset == row["dataset"]
         and cell.model == row["model"]
         and cell.checkpoint == row["checkpoint"]
-        and cell.training["protocol"] == row["protocol_settings"]
+        and cell.job.train.protocol.model_dump() == row["protocol_settings"]
         and all(
-            cell.training["task"].get(k, {}) == row.get(k, {})
+            getattr(cell.job.train.task, k) == row.get(k, {})
             for k in ("dataset_settings", "model_settings")
         )
     )
@@ -138,7 +138,7 @@ def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
 def _first_seed(cells: Sequence[Cell]) -> list[Cell]:
     first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
-        first.setdefault((f"{cell.name}\x00{cell.threat}", str(cell.training["protocol"])), cell)
+        first.setdefault((f"{cell.name}\x00{cell.threat}", str(cell.job.train.protocol)), cell)
     return list(first.values())
 
 

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.store import Kind, Store, key_of
+from bench.harness.store import key_of
 from bench.metrics.intervals import bootstrap_shares
 from bench.metrics.named import sign_of
+from bench.records import Kind
+from bench.report.dicts import DictStore as Store
+from bench.report.dicts import read_run
 from bench.report.entries import (
     Intervals,
     Record,
@@ -26,19 +29,6 @@ from bench.report.entries import (
     worst_cases,
     worst_of,
 )
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """The folder's run.json. Raises UserError if it is no result folder."""
-    try:
-        run = json.loads((folder / "run.json").read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{folder} is no result folder of leakbench (no readable run.json)."
-        ) from error
-    if not (isinstance(run, dict) and {"suite", "trainings"} <= run.keys()):
-        raise UserError(f"{folder / 'run.json'} must hold a suite and its trainings.")
-    return run
 
 
 def load(folder: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.store import Store
+from bench.report.dicts import DictStore as Store
 from bench.report.leaderboard import row_id, suite_label
 
 BUDGET = 8_000_000

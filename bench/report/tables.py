@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bench.harness.store import to_line
 from bench.metrics.named import METRICS
+from bench.records import to_line
 from bench.report.leaderboard import seeds_of
 
 Row = dict[str, Any]

@@ -20,7 +20,8 @@ from bench.contract.hooks import members_of, overrides
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import SERVER, UPLOAD_KINDS
 from bench.models import build
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.sandbox.hooked import HookError, named
 from bench.sandbox.pairs import NeighbourPair, Release, Skipped
 from bench.sandbox.received import Row, columns_of, row_of, tabulate
@@ -349,7 +350,7 @@ def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
         seed=seed,
         device=CPU,
     )
-    work = Work(protocol="fedavg", batch=1, lr=1.0, local_steps=1)
+    work = LocalWork(protocol="fedavg", batch=1, lr=1.0, local_steps=1)
 
     def release(_: bool, draws: int, rng: torch.Generator) -> list[Row]:
         rows: list[Row] = []

@@ -11,7 +11,7 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import State, detached
 from bench.models import Network
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from bench.protocols.split import start_federation
 from bench.sandbox.stage import play_round, token
 from bench.seeding import derived_seed
@@ -68,7 +68,7 @@ def play_shadow(
     plans = defense.public_plans(seen.messages)
     for i, client in enumerate(shadow.clients):
         client.plan.update(plans[i % len(plans)] if plans else {})
-    work = Work(
+    work = LocalWork(
         protocol=seen.protocol,
         batch=int(seen.known["batch"]),
         lr=float(seen.known["lr"]),

@@ -13,7 +13,8 @@ import torch
 
 from bench.contract.defense import Client, Defense, Local
 from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage, State
-from bench.protocols.federation import STREAMS, Federation, RoundResult, Work
+from bench.protocols.federation import STREAMS, Federation, RoundResult
+from bench.protocols.local_training import LocalWork
 from bench.seeding import derived_seed, generator
 
 VICTIM = "client-0"
@@ -92,7 +93,7 @@ class Uploader:
 # --- whole rounds ---------------------------------------------------------------------------------
 
 
-def play_round(federation: Federation, work: Work) -> RoundResult:
+def play_round(federation: Federation, work: LocalWork) -> RoundResult:
     """Play a round in which all clients are sampled, with a log of its messages."""
     return federation.play(work, [c.id for c in federation.clients], observed=True)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError
+from bench.records import RUN, Run, problem, read_json
 
 SCHEMA = 1
-MANIFEST, SUBMISSION, RUN, LEADERBOARD = (
-    "manifest.json", "submission.json", "run.json", "leaderboard.json",
-)  # fmt: skip
+MANIFEST, SUBMISSION = "manifest.json", "submission.json"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _FILES = re.compile(
     r"(README\.md|submission\.json|run\.json|leaderboard\.json"
@@ -29,8 +27,16 @@ _MOST_BYTES = 64 * 2**20
 
 
 class Source(BaseModel):
-    """A plugin that the run needs. file: its copy in the folder; None for one that an installed
-    package brings, which must then be installed where it is rerun. sources: hash of its source."""
+    """A plugin that the run needs.
+
+    Attributes:
+        kind: Defense or attack.
+        name: Its registered name.
+        file: Its copy in the folder; None for one that an installed package brings, which must
+            then be installed where it is rerun.
+        origin: Where it came from.
+        sources: Hash of its source.
+    """
 
     model_config = _STRICT
 
@@ -76,7 +82,7 @@ def write_manifest(folder: Path) -> str:
 def check_files(folder: Path) -> None:
     """Raises UserError with the first file that is changed, missing, too many, outside, or of a
     kind that no submission holds."""
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_file(folder / MANIFEST)
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict) or manifest.get("schema") != SCHEMA:
         raise UserError(f"{folder / MANIFEST} lists no files of schema {SCHEMA}.")
@@ -111,40 +117,35 @@ def inside(folder: Path, name: str) -> Path:
         or ".." in pure.parts
         or "\\" in name
         or not path.resolve().is_relative_to(folder.resolve())
-        or any(p.is_symlink() for p in [path, *path.parents] if p.is_relative_to(folder)
-               and p != folder)
-    ):  # fmt: skip
+        or any(
+            p.is_symlink()
+            for p in [path, *path.parents]
+            if p.is_relative_to(folder) and p != folder
+        )
+    ):
         raise UserError(f"the manifest's path '{name}' leaves the submission's folder.")
     return path
 
 
-def read_json(path: Path) -> Any:
-    """Raises UserError if the file is missing, too large or no JSON."""
+def read_file(path: Path) -> Any:
+    """A JSON file of a submission. Raises UserError if it is missing, too large or no JSON."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UserError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.")
-        return json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is missing or no JSON ({error}).") from error
+        return read_json(path, most=_MOST_BYTES)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing.") from error
 
 
 def read_submission(folder: Path) -> Submission:
     """Raises UserError naming the key that is wrong."""
     try:
-        return Submission.model_validate(read_json(folder / SUBMISSION))
+        return Submission.model_validate(read_file(folder / SUBMISSION))
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(p) for p in problem["loc"])
-        raise UserError(f"{folder / SUBMISSION}: {place}: {problem['msg']}.") from error
+        raise UserError(f"{folder / SUBMISSION}: {problem(error)}") from error
 
 
-def check_records(folder: Path, run: Mapping[str, Any]) -> None:
-    """Raises UserError if the run names a record that the folder lacks or by an odd key."""
-    for training in run["trainings"]:
-        for kind, key in [
-            ("train", training["key"]), *(("attack", c["key"]) for c in training["cells"])
-        ]:  # fmt: skip
-            if not isinstance(key, str) or not key.isalnum():
-                raise UserError(f"{RUN} names a record '{key}', which is no key.")
-            if not (folder / "records" / kind / f"{key}.json").is_file():
-                raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")
+def check_records(folder: Path, run: Run) -> None:
+    """Raises UserError if the run names a record that the folder lacks."""
+    named = [("train", t.key) for t in run.trainings] + [("attack", c.key) for c in run.cells]
+    for kind, key in named:
+        if not (folder / "records" / kind / f"{key}.json").is_file():
+            raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")

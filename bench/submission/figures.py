@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bench.records import AttackOutcome, AttackRecord, AuditSummary, TrainOutcome, TrainRecord
+
+_DONE = (TrainRecord, AttackRecord)
 _EPSILON = 1e-6
 """Of what is computed from public numbers alone."""
 _SPENDING = 0.2
@@ -29,8 +32,14 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """value: a number, "inf", text, None, or one number per victim. tolerance: its own, None for
-    the caller's. relative: whether it is relative for values below 1 too."""
+    """A figure of a record.
+
+    Attributes:
+        name: What it is.
+        value: A number, text, None, or one number per victim.
+        tolerance: Its own, None for the caller's.
+        relative: Whether the tolerance is relative for values below 1 too.
+    """
 
     name: str
     value: Any
@@ -40,78 +49,89 @@ class Figure:
 
 def compare(
     what: str,
-    submitted: Mapping[str, Any] | None,
-    rerun: Mapping[str, Any] | None,
-    figures: Callable[[Mapping[str, Any]], Iterator[Figure]],
+    submitted: TrainOutcome | AttackOutcome | None,
+    rerun: TrainOutcome | AttackOutcome | None,
     tolerance: float,
 ) -> Iterator[Comparison]:
-    """Every figure of either record; one that only one of them has differs. Of records that are
-    not both done, the status."""
-    status = [("none" if r is None else str(r.get("status"))) for r in (submitted, rerun)]
-    if submitted is None or rerun is None or status != ["done", "done"]:
+    """Every figure of either record.
+
+    Args:
+        what: The training or attack.
+        submitted: Its record in the submission, None where there is none.
+        rerun: That of the rerun.
+        tolerance: Of means, where a figure has none of its own.
+
+    Yields:
+        A comparison per figure; one that only one of them has differs. Of records that are not
+        both done, the status.
+    """
+    if not (isinstance(submitted, _DONE) and isinstance(rerun, _DONE)):
+        status = ["none" if r is None else r.status for r in (submitted, rerun)]
         shown = [
-            s if r is None or not r.get("reason") else f"{s} ({r['reason']})"
+            s if r is None or not r.reason else f"{s} ({r.reason})"
             for s, r in zip(status, (submitted, rerun), strict=True)
         ]
         yield Comparison(
-            what=what, figure="status", submitted=shown[0], rerun=shown[1],
+            what=what,
+            figure="status",
+            submitted=shown[0],
+            rerun=shown[1],
             verdict="equal" if status[0] == status[1] else "differs",
-        )  # fmt: skip
+        )
         return
-    again = {f.name: f for f in figures(rerun)}
-    try:
-        first = {f.name: f for f in figures(submitted)}
-    except (LookupError, TypeError, AttributeError) as error:
-        yield Comparison(
-            what=what, figure="record", submitted=f"not the form of a record ({error!r})",
-            rerun="done", verdict="differs",
-        )  # fmt: skip
-        return
+    first, again = ({f.name: f for f in _figures(r)} for r in (submitted, rerun))
     for name in {**first, **again}:
         a, b = first.get(name), again.get(name)
         yield Comparison(
-            what=what, figure=name, submitted=_shown(a), rerun=_shown(b),
+            what=what,
+            figure=name,
+            submitted=_shown(a),
+            rerun=_shown(b),
             verdict="differs" if a is None or b is None else _verdict(a, b, tolerance),
-        )  # fmt: skip
+        )
 
 
-def of_training(record: Mapping[str, Any]) -> Iterator[Figure]:
-    """Utility, cost, ledger and audit of a training that is done."""
-    correct, audit = record["correct"], record.get("audit") or {}
-    accuracy = None if correct is None else _number(correct) / _number(record["test_samples"])
-    yield Figure(name="accuracy", value=accuracy)
-    yield Figure(name="own accuracy", value=record.get("personal_accuracy"))
-    yield Figure(name="diverged", value="no" if record["diverged"] is None else "yes")
+def _figures(record: TrainRecord | AttackRecord) -> Iterator[Figure]:
+    return _of_training(record) if isinstance(record, TrainRecord) else _of_attack(record)
+
+
+def _of_training(record: TrainRecord) -> Iterator[Figure]:
+    """Utility, cost, ledger and audit."""
+    correct, total = record.correct, record.test_samples
+    yield Figure(name="accuracy", value=None if correct is None else correct / max(1, total))
+    yield Figure(name="own accuracy", value=record.personal_accuracy)
+    yield Figure(name="diverged", value="no" if record.diverged is None else "yes")
     for name in ("test_samples", "rounds_played", "keeping_clients", "variant"):
-        yield Figure(name=name.replace("_", " "), value=record.get(name), tolerance=0.0)
+        yield Figure(name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0)
     for name in ("class_chance", "personal_chance", "bytes_up", "bytes_down"):
-        yield Figure(name=name.replace("_", " "), value=record.get(name))
-    ledger = record["ledger"]
-    yield Figure(name="eps claimed", value=ledger["eps_claimed"], tolerance=_EPSILON)
-    yield Figure(name="eps proven", value=ledger["eps_record"], tolerance=_EPSILON)
-    yield Figure(name="unit of the claim", value=ledger["unit"])
-    for name, value in (ledger.get("constants") or {}).items():
+        yield Figure(name=name.replace("_", " "), value=getattr(record, name))
+    ledger = record.ledger
+    yield Figure(name="eps claimed", value=ledger.eps_claimed, tolerance=_EPSILON)
+    yield Figure(name="eps proven", value=ledger.eps_record, tolerance=_EPSILON)
+    yield Figure(name="unit of the claim", value=ledger.unit)
+    for name, value in ledger.constants.items():
         yield Figure(name=f"ledger {name}", value=value)
-    if audit:
-        yield Figure(name="audit", value=audit["status"])
-        yield Figure(name="eps audited", value=audit.get("eps_audited"))
-        yield Figure(name="audit of the claim", value=audit.get("verdict_claim"))
-        yield Figure(name="audit of the proof", value=audit.get("verdict_proof"))
+    if record.audit:
+        yield Figure(name="audit", value=record.audit.status)
+    if isinstance(record.audit, AuditSummary):
+        yield Figure(name="eps audited", value=record.audit.eps_audited)
+        yield Figure(name="audit of the claim", value=record.audit.verdict_claim)
+        yield Figure(name="audit of the proof", value=record.audit.verdict_proof)
 
 
-def of_cell(record: Mapping[str, Any]) -> Iterator[Figure]:
-    """Scores of a cell that is done, their floors, and its spending."""
-    yield Figure(name="failed victims", value=record["failed"], tolerance=0.0)
+def _of_attack(record: AttackRecord) -> Iterator[Figure]:
+    """Scores, their floors, and its spending."""
+    yield Figure(name="failed victims", value=record.failed, tolerance=0.0)
     for name in ("victims", "samples", "budget", "is_floor"):
-        yield Figure(name=name.replace("_", " "), value=record.get(name), tolerance=0.0)
-    spent = record.get("gradient_evaluations")
+        yield Figure(name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0)
+    spent = record.gradient_evaluations
     yield Figure(name="gradient evaluations", value=spent, tolerance=_SPENDING)
-    yield from _scores(record["values"], "")
-    yield from _scores(record["floors"], " floor")
-    yield from _scores((record.get("doubled") or {}).get("values") or {}, " at twice the budget")
+    yield from _scores(record.values, "")
+    yield from _scores(record.floors, " floor")
+    yield from _scores(record.doubled.values if record.doubled else {}, " at twice the budget")
 
 
-def _scores(values: Mapping[str, Any], suffix: str) -> Iterator[Figure]:
+def _scores(values: Mapping[str, Sequence[float]], suffix: str) -> Iterator[Figure]:
     for metric, value in values.items():
         # Squared errors lie far below 1, where an absolute tolerance would let all pass.
         squared = metric.startswith("mse")
@@ -145,11 +165,8 @@ def _mean(value: Any) -> float:
 
 
 def _number(value: Any) -> float:
-    """NaN for what a submitted record says in place of a number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
+    """NaN for text, and for none."""
+    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def _shown(figure: Figure | None) -> str:

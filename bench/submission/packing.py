@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,27 @@ from bench import __version__
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.runner import Keys
-from bench.harness.store import Store, to_json
+from bench.harness.store import Store
+from bench.records import (
+    LEADERBOARD,
+    RUN,
+    AttackOutcome,
+    Cell,
+    NoResult,
+    PlannedTraining,
+    Run,
+    TrainOutcome,
+    canonical,
+    rows_of_json,
+    settled,
+    to_json,
+)
 from bench.registry import PluginKind, Registry, discover
-from bench.report.leaderboard import read_run, rows
+from bench.report.leaderboard import rows
+from bench.report.tables import to_leaderboard_json
 from bench.sandbox.conformance.plugins import check
 from bench.submission.documents import (
-    LEADERBOARD,
     MANIFEST,
-    RUN,
     SCHEMA,
     SUBMISSION,
     Source,
@@ -35,18 +48,25 @@ from bench.submission.documents import (
     write_manifest,
 )
 from bench.submission.page import page
-from bench.submission.selection import Choice, Recorded, check_unchanged, choose, recorded
+from bench.submission.selection import Choice, check_suite, check_unchanged, choose
 
-_PUBLIC = ("schema", "suite", "device", "versions", "code")
-"""What of a run.json goes out as it is."""
 _EVERYONES = {"/tmp", "/var/tmp"}
 """Folders that tell nothing of a machine, so that sources may name them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be submitted. target: a name or FILE.py. run: its result folder. attacks: files
-    of the author's own attacks. data_dir: where data sets of the run lie that are not embedded.
+    """What is to be submitted.
+
+    Attributes:
+        target: A name or FILE.py.
+        run: Its result folder.
+        attacks: Files of the author's own attacks.
+        author: Who submits.
+        out: Where the submission's folder is written.
+        date: YYYY-MM-DD, today if None.
+        data_dir: Where data sets of the run lie that are not embedded.
+        replace: Whether an earlier submission gives way.
     """
 
     target: str
@@ -60,12 +80,19 @@ class Request:
 
 
 def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None) -> Path:
-    """Write the submission folder and return it.
+    """Write the submission's folder.
 
-    tell: is told what is being checked. Raises UserError with one sentence that says why the
-    run or the plugin cannot be submitted.
+    Args:
+        request: What is to be submitted.
+        tell: Is told what is being checked.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: Why the run or the plugin cannot be submitted.
     """
-    run = read_run(request.run)
+    run = Run.read(request.run)
     day = _day(request.date)
     target = Path(request.target)
     files = [target] if request.target.endswith(".py") or target.is_file() else []
@@ -76,12 +103,13 @@ def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None)
     if folder.exists() and not request.replace:
         raise UserError(f"{folder} exists already; give --replace to write it anew.")
     env = Environment(
-        device=str(run.get("device", "cpu")), data_dir=request.data_dir,
+        device=run.device or "cpu",
+        data_dir=request.data_dir,
         plugins=tuple(f.resolve() for f in files),
-    )  # fmt: skip
+    )
     keys = Keys(registry, env)
-    _, trainings = recorded(run)
-    choice = choose(trainings, kind, name, registry)
+    check_suite(run)
+    choice = choose(run, kind, name, registry)
     _check_data(choice)
     check_unchanged(choice, keys, name, kind)
     _check_attacks(registry, request.attacks, choice)
@@ -90,11 +118,18 @@ def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None)
         tell(f"Checking {name} with {settings or 'its defaults'}.")
         _check_conformance(registry, kind, name, settings)
     submission = Submission(
-        schema=SCHEMA, kind=kind, name=name, author=request.author, date=day,
-        leakbench=__version__, command=_without_paths(str(run.get("command", ""))),
-        settings=_settings(choice, kind, name), plugins=_sources(registry, choice, files),
-        failed_cells=failed, environment=_environment(run),
-    )  # fmt: skip
+        schema=SCHEMA,
+        kind=kind,
+        name=name,
+        author=request.author,
+        date=day,
+        leakbench=__version__,
+        command=_without_paths(run.command),
+        settings=_settings(choice, kind, name),
+        plugins=_sources(registry, choice, files),
+        failed_cells=failed,
+        environment=_environment(run),
+    )
     return _write(request, folder, run, submission, choice, files)
 
 
@@ -110,9 +145,7 @@ def _day(date: str | None) -> str:
         raise UserError(f"--date must be a day as YYYY-MM-DD, got '{date}'.") from error
 
 
-def _only(
-    registry: Registry, target: str, run: Mapping[str, Any], *, is_file: bool
-) -> tuple[PluginKind, str]:
+def _only(registry: Registry, target: str, run: Run, *, is_file: bool) -> tuple[PluginKind, str]:
     """The one plugin of the target. Of a file with several, the one that the run has."""
     if not is_file:
         kinds: list[PluginKind] = ["defense", "attack"]
@@ -126,9 +159,7 @@ def _only(
             raise UserError(f"'{plugin.name}' of {target} cannot be used: {plugin.broken}")
     mine = [p for p in registry.usable.values() if p.origin == origin]
     if len(mine) > 1:
-        trainings = run.get("trainings", [])
-        used = {t["defense"] for t in trainings}
-        used |= {c["attack"] for t in trainings for c in t["cells"]}
+        used = {t.job.defense for t in run.trainings} | {c.attack for c in run.cells}
         mine = [p for p in mine if p.name in used]
     if len(mine) != 1:
         names = ", ".join(p.name for p in mine) or "none of its plugins"
@@ -147,10 +178,13 @@ def _check_data(choice: Choice) -> None:
 
 
 def _check_attacks(registry: Registry, attacks: Sequence[Path], choice: Choice) -> None:
-    ran = {c.attack for t in choice.own for _, c in t.cells}
+    ran = {c.attack for t in choice.own for c in t.cells}
     for path in attacks:
-        names = {p.name for p in registry.usable.values()
-                 if p.kind == "attack" and p.origin == str(path.resolve())}  # fmt: skip
+        names = {
+            p.name
+            for p in registry.usable.values()
+            if p.kind == "attack" and p.origin == str(path.resolve())
+        }
         if not names & ran:
             raise UserError(f"the run has no column of an attack from {path.name}.")
 
@@ -160,36 +194,34 @@ def _check_finished(store: Store, choice: Choice, kind: str, name: str) -> list[
     failed = []
     for training in choice.all():
         what = f"{training.job.defense} (seed {training.job.seed})"
-        record = store.read("train", training.entry["key"])
+        record = store.read("train", training.key)
         if record is None:
             raise UserError(f"the run is not finished: the training of {what} has no record.")
-        if record["status"] not in ("done", "not_applicable"):
-            raise UserError(f"the training of {what} {record['status']}: {record['reason']}")
-        for entry, cell in training.cells:
-            record = store.read("attack", entry["key"])
-            if record is None:
+        if not settled(record):
+            raise UserError(f"the training of {what} {record.status}: {record.reason}")
+        for cell in training.cells:
+            scored = store.read("attack", cell.key)
+            if scored is None:
                 raise UserError(f"the run is not finished: {cell.label} on {what} has no record.")
-            if record["status"] in ("failed", "timeout"):
-                failed.append(f"{cell.label} at {cell.checkpoint} on {what}: {record['status']}")
+            if not settled(scored):
+                failed.append(f"{cell.label} at {cell.checkpoint} on {what}: {scored.status}")
     if not any(cells_of(t, kind, name) for t in choice.own):
         raise UserError(f"the run attacks no row of '{name}'; give its suite attacks.")
     return failed
 
 
-def cells_of(training: Recorded, kind: str, name: str) -> list[Any]:
+def cells_of(training: PlannedTraining, kind: str, name: str) -> list[Cell]:
     """A training's cells that are the submission's own."""
-    return [(e, c) for e, c in training.cells if kind == "defense" or c.attack == name]
+    return [c for c in training.cells if kind == "defense" or c.attack == name]
 
 
 def _settings(choice: Choice, kind: str, name: str) -> list[dict[str, Any]]:
     """Every setting of the plugin in the run, once."""
     found = {}
     for training in choice.own:
-        mine = [training.job.settings] if kind == "defense" else [
-            c.settings for _, c in training.cells if c.attack == name
-        ]  # fmt: skip
-        for settings in mine:
-            found[to_json(settings)] = dict(settings)
+        jobs = [c.job for c in training.cells if c.attack == name]
+        for settings in (j.settings for j in ([training.job] if kind == "defense" else jobs)):
+            found[canonical(settings)] = dict(settings)
     return list(found.values())
 
 
@@ -213,7 +245,7 @@ def _sources(registry: Registry, choice: Choice, files: Sequence[Path]) -> list[
     for training in choice.all():
         for part in training.job.defense.split("+"):
             names["defense", part] = None
-        for _, cell in training.cells:
+        for cell in training.cells:
             names["attack", cell.attack] = None
     own = {str(f.resolve()): f"source/{f.name}" for f in files}
     found = []
@@ -231,11 +263,10 @@ def _sources(registry: Registry, choice: Choice, files: Sequence[Path]) -> list[
     return found
 
 
-def _environment(run: Mapping[str, Any]) -> dict[str, str]:
+def _environment(run: Run) -> dict[str, str]:
     """Versions, device and kind of machine; no names of hosts or users."""
-    versions = {str(k): str(v) for k, v in run.get("versions", {}).items()}
-    return versions | {
-        "device": str(run.get("device", "cpu")),
+    return dict(run.versions) | {
+        "device": run.device or "cpu",
         "system": platform.system(),
         "machine": platform.machine(),
     }
@@ -253,9 +284,13 @@ def _last(text: str) -> str:
 
 
 def _write(
-    request: Request, folder: Path, run: Mapping[str, Any], submission: Submission,
-    choice: Choice, files: Sequence[Path],
-) -> Path:  # fmt: skip
+    request: Request,
+    folder: Path,
+    run: Run,
+    submission: Submission,
+    choice: Choice,
+    files: Sequence[Path],
+) -> Path:
     """The whole folder under another name, then renamed."""
     try:
         request.out.mkdir(parents=True, exist_ok=True)
@@ -280,50 +315,60 @@ def _write(
 
 
 def _fill(
-    stage: Path, result: Path, run: Mapping[str, Any], submission: Submission, choice: Choice,
+    stage: Path,
+    result: Path,
+    run: Run,
+    submission: Submission,
+    choice: Choice,
     files: Sequence[Path],
-) -> None:  # fmt: skip
+) -> None:
     if files:
         (stage / "source").mkdir()
     for file in files:
         shutil.copyfile(file, stage / "source" / file.name)
     store, copy = Store(result), Store(stage)
     for training in choice.all():
-        for kind, key in [("train", training.entry["key"]),
-                          *(("attack", e["key"]) for e, _ in training.cells)]:  # fmt: skip
-            path = copy.path(kind, key)  # type: ignore[arg-type]
-            record = store.read(kind, key)  # type: ignore[arg-type]
-            if record is None:
-                raise UserError(f"the {kind} record {key} of the run was lost while it was read.")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A traceback names files of this machine, and no figure comes from it.
-            _text(path, to_json({k: v for k, v in record.items() if k != "traceback"}))
-    part = {
-        **{k: run[k] for k in _PUBLIC if k in run},
-        "command": submission.command,
-        "plugins": [f"source/{f.name}" for f in files],
-        "trainings": [t.entry for t in choice.all()],
-    }
+        _copy(store.read("train", training.key), copy.path("train", training.key))
+        for cell in training.cells:
+            _copy(store.read("attack", cell.key), copy.path("attack", cell.key))
+    part = replace(
+        run,
+        command=submission.command,
+        commands=(),
+        plugins=tuple(f"source/{f.name}" for f in files),
+        trainings=tuple(choice.all()),
+    )
     _text(stage / RUN, to_json(part))
-    table = rows(stage)
-    _text(stage / LEADERBOARD, to_json(table))
+    text = to_leaderboard_json(rows(stage))
+    _text(stage / LEADERBOARD, text)
+    table = rows_of_json(json.loads(text), stage)
     _text(stage / SUBMISSION, json.dumps(submission.model_dump(by_alias=True), indent=1))
     _text(stage / "README.md", page(submission, table))
     _text(stage / MANIFEST, write_manifest(stage))
+
+
+def _copy(record: TrainOutcome | AttackOutcome | None, path: Path) -> None:
+    if record is None:
+        raise UserError(f"the record {path.stem} of the run was lost while it was read.")
+    if isinstance(record, NoResult):
+        # A traceback names files of this machine, and no figure comes from it.
+        record = replace(record, traceback=None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _text(path, to_json(record))
 
 
 def _text(path: Path, text: str) -> None:
     path.write_text(text if text.endswith("\n") else text + "\n")
 
 
-def _private(request: Request, run: Mapping[str, Any]) -> set[str]:
+def _private(request: Request, run: Run) -> set[str]:
     """Folders of the author's machine: where this runs, and what the run was made with and from."""
-    files = [Path(f) for f in (request.target, *request.attacks, *run.get("plugins", []))]
+    files = [Path(request.target), *request.attacks, *map(Path, run.plugins)]
     places = [request.out, Path(sys.prefix), *(f.absolute().parent for f in files)]
     if request.data_dir is not None:
         places.append(request.data_dir)
-    for command in (run.get("command", ""), *run.get("commands", [])):
-        pieces = (piece for word in shlex.split(str(command)) for piece in word.split("="))
+    for command in (run.command, *run.commands):
+        pieces = (piece for word in shlex.split(command) for piece in word.split("="))
         places += [Path(p) for p in pieces if Path(p).is_absolute()]
     # /data or /app tells nothing, and would be found in the middle of other paths.
     private = {p for p in _both(places) if len(p.parts) > 2 and p.parts[1] != "usr"}
@@ -336,7 +381,7 @@ def _both(places: Iterable[Path]) -> set[Path]:
     return {q for p in places for q in (p.absolute(), p.resolve())}
 
 
-def _refuse_private(stage: Path, request: Request, run: Mapping[str, Any]) -> None:
+def _refuse_private(stage: Path, request: Request, run: Run) -> None:
     """Nothing of the author's machine may go out with the folder. Raises UserError."""
     private = sorted(_private(request, run))
     for path in sorted(stage.rglob("*")):

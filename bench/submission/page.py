@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
-from typing import Any
 
+from bench.records import AttackEntry, Row
 from bench.submission.documents import Submission
 
 
-def page(submission: Submission, rows: Sequence[Mapping[str, Any]]) -> str:
+def page(submission: Submission, rows: Sequence[Row]) -> str:
     """Markdown: what was submitted, a table of its rows, how to check them."""
     text = (files("bench") / "submission" / "templates" / "readme.md.txt").read_text()
     failed = "\n".join(f"- {plain(c)}" for c in submission.failed_cells)
@@ -35,39 +35,39 @@ def plain(text: object) -> str:
     return out
 
 
-def table(submission: Submission, rows: Sequence[Mapping[str, Any]]) -> str:
+def table(submission: Submission, rows: Sequence[Row]) -> str:
     """One line per row, undefended ones among them: utility, epsilons, the mean of each attack's
     SSIM (or what it has instead)."""
-    attacks = list(dict.fromkeys(a for row in rows for a in row["attacks"]))
+    attacks = list(dict.fromkeys(a for row in rows for a in row.attacks))
     head = ["table", "defense", "accuracy", "eps claimed", "eps proven", *map(plain, attacks)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
-        settings = " ".join(f"{k}={v}" for k, v in row["settings"].items())
-        accuracy = row["accuracy"]
+        settings = " ".join(f"{k}={v}" for k, v in row.settings.items())
         cells = [
-            plain(f"{row['protocol']} {row['dataset']} {row['model']} {row['checkpoint']}"),
-            plain(f"{row['defense']} {settings}".strip()),
-            "" if accuracy is None else f"{accuracy['mean']:.3f}",
-            epsilon(row["eps_claimed"], row["unit"]), epsilon(row["eps_record"], None),
-            *(plain(_figure(row["attacks"].get(a))) for a in attacks),
-        ]  # fmt: skip
+            plain(f"{row.protocol} {row.dataset} {row.model} {row.checkpoint}"),
+            plain(f"{row.defense} {settings}".strip()),
+            "" if row.accuracy is None else f"{row.accuracy.mean:.3f}",
+            epsilon(row.eps_claimed, row.unit),
+            epsilon(row.eps_record, None),
+            *(plain(_figure(row.attacks.get(a))) for a in attacks),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def epsilon(value: float | str | None, unit: str | None) -> str:
+def epsilon(value: float | None, unit: str | None) -> str:
+    """inf, 3.9 per coordinate, or - where there is none."""
     if value is None:
         return "-"
-    shown = value if isinstance(value, str) else f"{value:.4g}"
-    return f"{shown} per {unit}" if unit else shown
+    return f"{value:.4g} per {unit}" if unit else f"{value:.4g}"
 
 
-def _figure(entry: Mapping[str, Any] | None) -> str:
+def _figure(entry: AttackEntry | None) -> str:
     if entry is None:
         return ""
-    if entry["status"] != "done":
-        return str(entry["status"]).replace("_", " ")
+    if entry.status != "done":
+        return entry.status.replace("_", " ")
     for metric in ("ssim", "mse", "lnacc", "label_accuracy"):
-        if entry.get(metric) is not None:
-            return f"{metric} {entry[metric]['mean']:.3f}"
+        if metric in entry.scores:
+            return f"{metric} {entry.scores[metric].mean:.3f}"
     return "done"

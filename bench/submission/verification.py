@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,28 +13,35 @@ import torch
 from bench.errors import UserError
 from bench.harness.environment import Environment, versions
 from bench.harness.launch import local
-from bench.harness.plan import AttackCell, Plan
+from bench.harness.plan import Plan
 from bench.harness.runner import Keys, label_of
 from bench.harness.runner import check as check_plan
 from bench.harness.runner import run as run_plan
-from bench.harness.store import Store, to_json
+from bench.harness.store import Store
+from bench.records import (
+    LEADERBOARD,
+    Cell,
+    PlannedTraining,
+    Row,
+    Run,
+    canonical,
+    read_rows,
+    rows_of_json,
+)
 from bench.registry import Registry, discover
 from bench.report.leaderboard import rows
+from bench.report.tables import to_leaderboard_json
 from bench.seeding import generator
 from bench.submission.documents import (
-    LEADERBOARD,
-    RUN,
     Submission,
     check_files,
     check_records,
     inside,
-    read_json,
     read_submission,
 )
-from bench.submission.figures import Comparison, compare, of_cell, of_training
+from bench.submission.figures import Comparison, compare
 from bench.submission.packing import cells_of
-from bench.submission.selection import Entry, Recorded, recorded
-from bench.suite import Suite
+from bench.submission.selection import check_suite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +50,7 @@ class Opened:
 
     folder: Path
     submission: Submission
-    suite: Suite
-    trainings: Sequence[Recorded]
+    run: Run
     registry: Registry
     files: tuple[Path, ...]
 
@@ -53,9 +59,8 @@ class Opened:
 class Sampled:
     """A cell to rerun, with its training."""
 
-    training: Recorded
-    entry: Entry
-    cell: AttackCell
+    training: PlannedTraining
+    cell: Cell
 
     @property
     def label(self) -> str:
@@ -71,19 +76,25 @@ def sources(folder: Path) -> list[str]:
         raise UserError(f"no such submission folder: {folder}.")
     check_files(folder)
     submission = read_submission(folder)
-    run = read_json(folder / RUN)
-    try:
-        check_records(folder, run)
-        recorded(run)
-        table = rows(folder)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{RUN} or a record has not the form of a run ({error!r}).") from error
-    if json.loads(to_json(table)) != read_json(folder / LEADERBOARD):
+    run = Run.read(folder)
+    check_records(folder, run)
+    check_suite(run)
+    made = rows_of_json(json.loads(to_leaderboard_json(rows(folder))), folder)
+    if _told(read_rows(folder / LEADERBOARD)) != _told(made):
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
     names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
     for name in names:
         inside(folder, name)
     return list(names)
+
+
+def _told(table: Sequence[Row]) -> list[str]:
+    """All that rows say; what a flag's values add to its code follows from the rest, and flags of
+    older files have them rounded."""
+    return [
+        canonical([replace(row, flags=()), [(f.code, f.subject) for f in row.flags]])
+        for row in table
+    ]
 
 
 def open_submission(folder: Path) -> Opened:
@@ -102,11 +113,8 @@ def open_submission(folder: Path) -> Opened:
                 f"the {source.kind} '{source.name}' ({source.origin}) is installed here with "
                 "other source than the submission was run with; install the same version of it."
             )
-    suite, trainings = recorded(read_json(folder / RUN))
-    return Opened(
-        folder=folder, submission=submission, suite=suite, trainings=trainings,
-        registry=registry, files=files,
-    )  # fmt: skip
+    run = Run.read(folder)
+    return Opened(folder=folder, submission=submission, run=run, registry=registry, files=files)
 
 
 def candidates(opened: Opened) -> list[Sampled]:
@@ -114,17 +122,21 @@ def candidates(opened: Opened) -> list[Sampled]:
     of a defense and of the undefended rows that it is compared with."""
     kind, name = opened.submission.kind, opened.submission.name
     return [
-        Sampled(training=t, entry=e, cell=c)
-        for t in opened.trainings
-        for e, c in cells_of(t, kind, name)
+        Sampled(training=t, cell=c) for t in opened.run.trainings for c in cells_of(t, kind, name)
     ]
 
 
 def sample(opened: Opened, *, count: int, seed: int) -> list[Sampled]:
-    """Candidates drawn without replacement, in their order; all of them if there are no more than
-    `count`. The first draw is a row of the plugin itself.
+    """Candidates drawn without replacement, in their order; the first draw is a row of the plugin
+    itself.
 
-    Raises UserError for count < 1, and if the plugin has no cell.
+    Args:
+        opened: The submission.
+        count: How many; all of them if there are no more.
+        seed: Of the draw.
+
+    Raises:
+        UserError: For count < 1, and if the plugin has no cell.
     """
     if count < 1:
         raise UserError(f"--sample must be >= 1 (cells to rerun), got {count}.")
@@ -141,9 +153,9 @@ def sample(opened: Opened, *, count: int, seed: int) -> list[Sampled]:
     return [cells[i] for i in sorted([first, *others[: count - 1]])]
 
 
-def trainings_of(sampled: Sequence[Sampled]) -> list[Recorded]:
+def trainings_of(sampled: Sequence[Sampled]) -> list[PlannedTraining]:
     """The trainings that a sample's cells need, each once."""
-    return list({s.training.entry["key"]: s.training for s in sampled}.values())
+    return list({s.training.key: s.training for s in sampled}.values())
 
 
 def rerun(
@@ -159,15 +171,29 @@ def rerun(
     """Train and attack again in a temporary folder, and compare every figure that follows from
     the code; what a clock says is not compared.
 
-    workers: processes, 0 to run in this one. Raises UserError for a suite that cannot run here.
+    Args:
+        opened: The submission.
+        sampled: What is run again.
+        device: Where.
+        data_dir: Where data sets lie that are not embedded.
+        tolerance: Of means, where figures are not equal.
+        workers: Processes, 0 to run in this one.
+        tell: Is told what has ended.
+
+    Returns:
+        A comparison per figure.
+
+    Raises:
+        UserError: For a suite that cannot run here.
     """
     if not tolerance >= 0:
         raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
     trainings = trainings_of(sampled)
     plan = Plan(
-        suite=opened.suite, trainings=tuple(t.job for t in trainings),
-        cells=tuple(s.cell for s in sampled),
-    )  # fmt: skip
+        suite=opened.run.suite,
+        trainings=tuple(t.job for t in trainings),
+        cells=tuple(s.cell.job for s in sampled),
+    )
     env = Environment(device=device, data_dir=data_dir, plugins=opened.files)
     check_plan(plan, opened.registry, env)
     keys = Keys(opened.registry, env)
@@ -179,13 +205,13 @@ def rerun(
         run_plan(plan, again, keys, executor=executor, on_progress=lambda p: tell(p.label))
         first = Store(opened.folder)
         for training in trainings:
-            a = first.read("train", training.entry["key"])
-            b = again.read("train", keys.train(training.job))
-            found += compare(label_of(training.job), a, b, of_training, tolerance)
+            job, key = training.job, training.key
+            made = first.read("train", key), again.read("train", keys.train(job))
+            found += compare(label_of(job), *made, tolerance)
         for item in sampled:
-            a = first.read("attack", item.entry["key"])
-            b = again.read("attack", keys.attack(item.cell))
-            found += compare(item.label, a, b, of_cell, tolerance)
+            cell = item.cell
+            scored = first.read("attack", cell.key), again.read("attack", keys.attack(cell.job))
+            found += compare(item.label, *scored, tolerance)
     return found
 
 

@@ -11,9 +11,13 @@ from bench.contract.messages import UPLOAD_KINDS, Message, State, as_kind
 
 
 def mean_over_present(server: Server, messages: Sequence[Message]) -> State:
-    """Per coordinate, the mean of the uploaded weights over the clients that sent it.
+    """The mean of the uploaded weights over the clients that sent them, per coordinate.
 
     A coordinate that nobody sent keeps the server's value.
+
+    Args:
+        server: The server of the round.
+        messages: What it heard; only uploads count.
     """
     total = {n: torch.zeros_like(v) for n, v in server.state.items()}
     count = {n: torch.zeros_like(v) for n, v in server.state.items()}

@@ -12,8 +12,16 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def class_means(x: Tensor, y: Tensor, *, classes: int) -> Tensor:
-    """Mean of x [N, ...] over each class of y int64 [N] -> [C, ...]; the mean of all samples
-    stands for a class without any."""
+    """Mean of the samples of each class; the mean of all stands for a class without any.
+
+    Args:
+        x: Samples [N, ...].
+        y: Their labels, int64 [N].
+        classes: Number of classes C.
+
+    Returns:
+        Means [C, ...].
+    """
     everything = x.mean(dim=0)
     return torch.stack(
         [

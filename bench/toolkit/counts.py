@@ -1,4 +1,4 @@
-"""Real-valued counts -> whole counts with a given total."""
+"""Whole counts with a given total, from real-valued ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from torch import Tensor
 
 
 def round_to_total(values: Tensor, *, total: int) -> Tensor:
-    """Largest-remainder rounding: int64 [V, C] >= 0 whose rows sum to `total`.
+    """Round rows to whole counts that sum to `total`, by largest remainders.
 
-    values: float [V, C], >= 0 and finite; rows that do not sum to `total` are scaled first, and
-    a row of zeros becomes uniform. Ties go to the lower class. Raises ValueError otherwise.
+    Rows that do not sum to `total` are scaled first, and a row of zeros becomes uniform. Ties go to
+    the lower class.
+
+    Args:
+        values: Float [V, C], finite and >= 0.
+        total: What each row shall sum to.
+
+    Returns:
+        Counts, int64 [V, C].
+
+    Raises:
+        ValueError: For values that are negative or not finite.
     """
     if not bool(((values >= 0.0) & (values < math.inf)).all()):
         raise ValueError("counts to round must be finite and >= 0.")

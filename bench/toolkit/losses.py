@@ -19,7 +19,14 @@ def _as_it_is(q: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfNetwork:
-    """realize: variables -> network weights. mode, buffers: see `NetworkView.run`."""
+    """What both losses stand on.
+
+    Attributes:
+        network: The network.
+        realize: Turns variables into network weights.
+        mode: As in `NetworkView.run`.
+        buffers: As in `NetworkView.run`.
+    """
 
     network: NetworkView
     realize: Callable[[State], State]
@@ -57,10 +64,14 @@ class NetworkLoss(_OfNetwork):
 class SplitLoss(_OfNetwork):
     """What a client of a split protocol descends, mean over a batch.
 
-    x: (samples,), or (samples, features) where the head is the client's (private labels). y:
-    (slopes, soft labels), slopes [B, ...] B times the gradient of the batch's mean loss by what
-    was sent: <sent, slope> has the first stages' gradient, the head's loss has the head's. cut:
-    the client's last stage. sent: activations -> what was sent of them, before noise.
+    It is called with x = (samples,), or (samples, features) where the head is the client's (private
+    labels), and with y = (slopes, soft labels). The slopes [B, ...] are B times the gradient of the
+    batch's mean loss by what was sent: <sent, slope> has the first stages' gradient, and the head's
+    loss has the head's.
+
+    Attributes:
+        cut: The client's last stage.
+        sent: Turns activations into what was sent of them, before noise.
     """
 
     cut: str

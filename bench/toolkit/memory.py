@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bench.errors import UserError
 from bench.toolkit.processes import GPU_SHARE
 
 Answer = TypeVar("Answer")
@@ -18,24 +19,27 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "al
 
 
 def gpu_share() -> float:
-    """This process's part of a GPU's memory, from the environment. Raises ValueError for a value
-    outside (0, 1]."""
+    """This process's part of a GPU's memory, from the environment.
+
+    Raises:
+        UserError: For a value outside (0, 1].
+    """
     text = os.environ.get(GPU_SHARE, "1")
     try:
         share = float(text)
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ValueError(f"{GPU_SHARE} must be a number in (0, 1] (part of the GPU), got '{text}'.")
+        raise UserError(f"{GPU_SHARE} must be a number in (0, 1] (part of the GPU), got '{text}'.")
     return share
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Bytes that new tensors on `device` may take.
+    """Bytes that new tensors on a device may take.
 
-    CPU: 2 GiB, whatever the machine has, so that results do not change with it. GPU: what is
-    free on the card, but no more than is left of this process's share (`gpu_share`). Blocks that
-    torch keeps for reuse count as free: new tensors get them.
+    On a CPU these are 2 GiB, whatever the machine has, so that results do not change with it. On a
+    GPU it is what is free on the card, but no more than is left of this process's share
+    (`gpu_share`). Blocks that torch keeps for reuse count as free, since new tensors get them.
     """
     if device.type != "cuda":
         return _CPU_BYTES
@@ -48,11 +52,19 @@ def usable_bytes(device: torch.device) -> int:
 def halving(
     call: Callable[[int], Answer], *, at_once: int, device: torch.device
 ) -> tuple[Answer, int]:
-    """call(at_once), or with half as many as long as memory runs out. Returns the answer and how
-    many went at once.
+    """Call with `at_once`, or with half as many as long as memory runs out.
 
-    `call` must keep nothing when it raises. One item that does not fit raises what the allocator
-    raised. Raises ValueError for at_once < 1.
+    Args:
+        call: Takes the number of items; it must keep nothing when it raises. What it raises for
+            one item that does not fit is passed on.
+        at_once: Items to begin with.
+        device: Where it computes.
+
+    Returns:
+        The answer, and how many went at once.
+
+    Raises:
+        ValueError: If `at_once` is below 1.
     """
     if at_once < 1:
         raise ValueError(f"at_once must be >= 1 (items of a piece), got {at_once}.")
@@ -69,8 +81,14 @@ def halving(
 def in_pieces(
     work: Callable[[slice], None], count: int, *, at_once: int, device: torch.device
 ) -> None:
-    """Call work(slice) over range(count), `at_once` at a time, and fewer from where that runs
-    out of memory on; see `halving`."""
+    """Call work(slice) over range(count) piece by piece; see `halving` for what runs out of memory.
+
+    Args:
+        work: Takes a slice of the items.
+        count: Number of items.
+        at_once: Items of a piece; fewer from where that many ran out of memory.
+        device: Where it computes.
+    """
     at = 0
     while at < count:
 
@@ -82,8 +100,11 @@ def in_pieces(
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`. To a GPU from memory that is not paged out, so that the host does
-    not wait until all that was asked for before is done."""
+    """The tensor on a device.
+
+    To a GPU it is copied from memory that is not paged out, so that the host does not wait until
+    all that was asked for before is done.
+    """
     if device.type == "cpu" or value.device == device:
         return value.to(device)
     if device.type == "cuda":
@@ -93,7 +114,7 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def _out_of_memory() -> Iterator[list[BaseException]]:
-    """Collects an allocator's refusal; every other error passes."""
+    """Collect an allocator's refusal; every other error passes."""
     caught: list[BaseException] = []
     try:
         yield caught

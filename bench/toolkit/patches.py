@@ -6,32 +6,40 @@ import math
 
 from torch import Tensor
 
+from bench.errors import UserError
 from bench.toolkit.memory import to_device
 
 
 def patch_map(mask: Tensor, q: Tensor) -> Tensor:
-    """Mask bool [N] as a bool tensor of q's shape, constant within each patch.
+    """Spread a mask over patches to the shape of smashed data.
 
-    q: tokens [B, N, D], or a map [B, C, H, W] cut into a sqrt(N) x sqrt(N) grid. Raises
-    ValueError if q has no such patches.
+    Args:
+        mask: Bool [N], one per patch.
+        q: Tokens [B, N, D], or a map [B, C, H, W] that is cut into a sqrt(N) x sqrt(N) grid.
+
+    Returns:
+        A bool tensor of q's shape, constant within each patch.
+
+    Raises:
+        UserError: If q has no such patches.
     """
     patches = len(mask)
     mask = to_device(mask, q.device)
     if q.ndim == 3:
         if q.shape[1] != patches:
-            raise ValueError(
+            raise UserError(
                 f"patches must be {q.shape[1]}, the tokens of the smashed data "
                 f"{list(q.shape)}, got {patches}."
             )
         return mask[None, :, None].expand(q.shape)
     if q.ndim != 4:
-        raise ValueError(
+        raise UserError(
             "patches need smashed data of tokens [B, N, D] or a map [B, C, H, W], got the shape "
             f"{list(q.shape)} at this cut."
         )
     side, height, width = math.isqrt(patches), q.shape[2], q.shape[3]
     if side * side != patches or height % side or width % side:
-        raise ValueError(
+        raise UserError(
             f"patches must be a square number whose root divides the height and width of the "
             f"smashed data {list(q.shape)}, got {patches}."
         )
@@ -41,15 +49,16 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
 
 
 def count_positions(q: Tensor) -> int:
-    """Positions of q's grid: the tokens of [B, N, D], or the pixels of a square map [B, C, H, H].
+    """Positions of q's grid: tokens of [B, N, D], or pixels of a square map [B, C, H, H].
 
-    Raises ValueError if q has neither.
+    Raises:
+        UserError: If q has neither.
     """
     if q.ndim == 3:
         return q.shape[1]
     if q.ndim == 4 and q.shape[2] == q.shape[3]:
         return q.shape[2] * q.shape[3]
-    raise ValueError(
+    raise UserError(
         "positions need smashed data of tokens [B, N, D] or a square map [B, C, H, H], got the "
         f"shape {list(q.shape)} at this cut."
     )

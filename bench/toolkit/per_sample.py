@@ -14,7 +14,11 @@ from bench.contract.messages import State
 def per_sample_gradients(loss: Loss, variables: State, x: Any, y: Any) -> State:
     """The loss's gradient on every sample of a batch alone, [B, ...] by name.
 
-    x, y: [B, ...], or the tuples of such that split protocols have.
+    Args:
+        loss: A mean over its batch.
+        variables: Where the gradient is taken.
+        x: Samples [B, ...], or the tuple of such that split protocols have.
+        y: Soft labels alike.
     """
 
     def of_one(x: Any, y: Any) -> State:
@@ -24,8 +28,15 @@ def per_sample_gradients(loss: Loss, variables: State, x: Any, y: Any) -> State:
 
 
 def clipped_to(gradients: State, *, norm: float) -> tuple[State, Tensor]:
-    """Mean over samples of gradients [B, ...], each scaled down to an L2 norm of `norm` over all
-    names; and the norms [B] before."""
+    """Scale down each sample's gradient to a norm, and average over samples.
+
+    Args:
+        gradients: Gradients [B, ...] by name.
+        norm: Largest L2 norm of a sample's gradient over all names.
+
+    Returns:
+        The mean over samples by name, and the norms [B] before.
+    """
     # Norms in one pass: squares of all samples' gradients would be written to memory.
     lengths = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
     length = torch.stack(lengths).square().sum(dim=0).sqrt()

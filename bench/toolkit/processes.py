@@ -21,8 +21,8 @@ may take; without it all of it."""
 
 
 @contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for a process started inside; the user's own settings win."""
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a process started inside; the user's own settings win."""
     added = {k: v for k, v in values.items() if k not in os.environ}
     os.environ.update(added)
     try:

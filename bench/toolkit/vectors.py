@@ -13,47 +13,46 @@ from bench.toolkit.memory import to_device
 
 
 def total_norm(parts: Mapping[str, Part], *, order: int = 2) -> Tensor:
-    """Norm (order 1 or 2) over all present coordinates of a message, as a float64 scalar."""
+    """The norm (order 1 or 2) over all present coordinates of a message, a float64 scalar."""
     pieces = [p.values[p.presence()].double().flatten() for p in parts.values()]
     return torch.linalg.vector_norm(torch.cat(pieces), ord=order)
 
 
 def clip(parts: Mapping[str, Part], *, norm: float, order: int = 2) -> dict[str, Part]:
-    """Scale all values by min(1, norm / |v|), |v| over the present coordinates."""
+    """Scale all values by min(1, norm / |v|), where |v| is over the present coordinates."""
     length = total_norm(parts, order=order)
     factor = torch.clamp(norm / length.clamp_min(1e-300), max=1.0)
     return {n: replace(p, values=p.values * factor.to(p.values)) for n, p in parts.items()}
 
 
 def clip_rows_l1(values: Tensor, *, norm: float) -> Tensor:
-    """Scale each row of values [B, ...] by min(1, norm / L1 norm of the row); differentiable."""
+    """Scale each row of values [B, ...] by min(1, norm / its L1 norm); differentiable."""
     length = values.flatten(1).abs().sum(dim=1).clamp_min(1e-30)
     factor = (norm / length).clamp_max(1.0)
     return values * factor.view(-1, *[1] * (values.dim() - 1))
 
 
 def gaussian_like(values: Tensor, *, std: float, rng: torch.Generator) -> Tensor:
-    """N(0, std^2) of the shape, dtype and device of `values`, drawn from `rng`."""
+    """Draws of N(0, std^2) in the shape, dtype and device of `values`."""
     noise = torch.randn(values.shape, generator=rng, dtype=values.dtype, device=rng.device)
     return to_device(noise, values.device) * std
 
 
 def uniform_like(values: Tensor, *, rng: torch.Generator) -> Tensor:
-    """U[0, 1) of the shape, dtype and device of `values`, drawn from `rng`."""
+    """Draws of U[0, 1) in the shape, dtype and device of `values`."""
     drawn = torch.rand(values.shape, generator=rng, dtype=values.dtype, device=rng.device)
     return to_device(drawn, values.device)
 
 
 def laplace_like(values: Tensor, *, scale: float, rng: torch.Generator) -> Tensor:
-    """Laplace(scale) of the shape of `values`: inverse CDF of a float64 uniform from `rng`."""
+    """Draws of Laplace(scale) in the shape of `values`, by the inverse CDF of a float64 uniform."""
     u = torch.rand(values.shape, generator=rng, dtype=torch.float64, device=rng.device) - 0.5
     magnitude = -torch.log1p(-2 * u.abs().clamp_max(0.5 - 2**-54))
     return to_device((scale * u.sign() * magnitude).to(values.dtype), values.device)
 
 
 def showing(part: Part, shown: Tensor) -> Part:
-    """The part with only the coordinates `shown` (bool, broadcast to its shape) present; what is
-    absent is 0, so that it tells nothing."""
+    """The part with only the coordinates `shown` present; what is absent is 0 and tells nothing."""
     present = part.presence() & shown
     return replace(part, values=torch.where(present, part.values, 0.0), present=present)
 
@@ -64,5 +63,5 @@ def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
 
 
 def flatten(state: State) -> Tensor:
-    """[V, ...] tensors of a stacked state as one [V, D] matrix, in the state's name order."""
+    """The tensors [V, ...] of a stacked state as one matrix [V, D], in the state's order."""
     return torch.cat([v.flatten(1) for v in state.values()], dim=1)

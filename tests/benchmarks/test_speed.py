@@ -26,7 +26,7 @@ from attacks.inverting_gradients import InvertingGradients
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import State, as_kind
-from bench.data import load
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
@@ -42,8 +42,8 @@ def colour() -> Dataset:
     """32x32 colour images: CIFAR-10 where a data folder has it, else photos."""
     given = os.environ.get("LEAKBENCH_DATA")
     if given:
-        return load("cifar10", seed=0, data_dir=Path(given))
-    return load("photos", seed=0, options={"size": 32})
+        return load_dataset("cifar10", seed=0, data_dir=Path(given))
+    return load_dataset("photos", seed=0, options={"size": 32})
 
 
 @pytest.fixture(autouse=True)

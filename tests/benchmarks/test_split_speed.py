@@ -14,7 +14,7 @@ import pytest
 
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
-from bench.protocols.federation import Work
+from bench.protocols.local_training import LocalWork
 from defenses.pm_sfl import PMSFL
 from tests.conftest import federation_of, network_for
 
@@ -24,7 +24,7 @@ STEPS, BATCH = 10, 16
 @pytest.mark.parametrize("model", ["lenet", "cnn_spm", "cnn_selective_shield"])
 def test_masks_against_plain_splitfed(benchmark: Any, digits: Dataset, model: str) -> None:
     network = network_for(digits, model)
-    work = Work(protocol="splitfed", batch=BATCH, lr=0.1, local_steps=STEPS)
+    work = LocalWork(protocol="splitfed", batch=BATCH, lr=0.1, local_steps=STEPS)
 
     def rounds(defense: Defense) -> Any:
         run = federation_of(

@@ -14,18 +14,22 @@ from bench.contract.mechanisms.base import (
     without_law,
 )
 from bench.contract.mechanisms.bits import BernoulliMask
+from bench.contract.mechanisms.bounded import AdaptiveTwoPoint, Piecewise, TwoPoint
 from bench.contract.mechanisms.signs import SignPerturbation
 
 __all__ = [
+    "AdaptiveTwoPoint",
     "BernoulliMask",
     "Clip",
     "GaussianNoise",
     "LabelNoise",
     "LaplaceNoise",
     "Mechanism",
+    "Piecewise",
     "Prepared",
     "SignPerturbation",
     "SmashedNoise",
+    "TwoPoint",
     "squared_distance",
     "without_law",
 ]

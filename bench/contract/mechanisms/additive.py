@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.contract.mechanisms.base import Mechanism, Prepared
+from bench.contract.mechanisms.base import Base, Mechanism, Prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,12 @@ class _Gaussian(Mechanism):
     def variance(self) -> float:
         return self.std**2
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Tensor | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
         noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
         return self.apply(values) + self.std * noise
 
     def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Tensor | None = None
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
     ) -> Prepared:
         if not self.random:
             return super().prepared(seen, softness, base=base)
@@ -102,14 +102,14 @@ class LaplaceNoise(Mechanism):
     def variance(self) -> float:
         return 2 * self.scale**2
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Tensor | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
         # The difference of two exponential draws.
         one, two = (torch.empty(values.shape, dtype=torch.float64).exponential_(generator=rng)
                     for _ in range(2))  # fmt: skip
         return values + (self.scale * (one - two)).to(values)
 
     def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Tensor | None = None
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
     ) -> Prepared:
         """softness: in units of the scale, within which the tip of |r| / scale is rounded so
         that L-BFGS can follow."""

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 TINY = 1e-30
+Base = Tensor | Mapping[str, Tensor]
+"""Broadcast values that rows [P, ...] belong to: one tensor shaped like a row, or several by
+name, whose flattened values one after another are a row."""
+Law = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Prepared:
         seen: Tensors [V, ...], one row per victim.
     """
 
-    law: Callable[..., tuple[Tensor, Tensor]]
+    law: Law
     seen: tuple[Tensor, ...]
 
     def misfit(self, sent: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,13 +111,13 @@ class Mechanism:
         """The deterministic part, before anything is drawn, of rows [P, ...]."""
         return values
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Tensor | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
         """One draw of what is sent for rows [P, ...].
 
         Args:
             values: Noise-free values; scores where `scores` says so.
             rng: A generator on the CPU, as are the values.
-            base: Broadcast values of the same coordinates.
+            base: See `Base`.
         """
         if self.random:
             raise NotImplementedError(f"{type(self).__name__} does not say what it samples.")
@@ -128,7 +132,7 @@ class Mechanism:
         return gives or not self.random
 
     def misfit(
-        self, sent: Tensor, seen: Tensor, softness: float = 0.0, *, base: Tensor | None = None
+        self, sent: Tensor, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
     ) -> tuple[Tensor, Tensor]:
         """Negative log-likelihood of what was seen for noise-free values, and its derivative.
 
@@ -136,7 +140,7 @@ class Mechanism:
             sent: Noise-free values [P, ...] after `apply`; scores where `scores` says so.
             seen: What was seen of the same coordinates.
             softness: 0 for the true law; above 0 a smoothed form that a descent can follow.
-            base: Broadcast values of the same coordinates.
+            base: See `Base`.
 
         Returns:
             Elementwise, up to a constant in `sent`, and its derivative by `sent`. Where nothing
@@ -145,7 +149,7 @@ class Mechanism:
         return self.prepared(seen, softness, base=base).misfit(sent)
 
     def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Tensor | None = None
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
     ) -> Prepared:
         """`misfit` with all that does not change with `sent` computed once.
 
@@ -153,9 +157,8 @@ class Mechanism:
             NotImplementedError: For a random mechanism that gives no likelihood.
         """
         if type(self).misfit is not Mechanism.misfit:
-            whole = seen if base is None else base.expand_as(seen)
             return Prepared(
-                lambda sent, seen, base: self.misfit(sent, seen, softness, base=base), (seen, whole)
+                lambda sent, seen: self.misfit(sent, seen, softness, base=base), (seen,)
             )
         if self.random:
             raise NotImplementedError(f"{type(self).__name__} gives no likelihood.")
@@ -224,6 +227,16 @@ class Mechanism:
     def read(self, sent: Tensor) -> tuple[Tensor, Tensor]:
         """(values behind what was sent, bool: which of them it tells), where nothing is random."""
         return sent, torch.ones_like(sent, dtype=torch.bool)
+
+
+def as_row(base: Base | None, like: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """`of` every broadcast tensor, [its values, ...], joined as the values of a row of `like`."""
+    if base is None:
+        return None
+    row = torch.cat([of(v) for v in (base.values() if isinstance(base, Mapping) else (base,))])
+    if len(row) != like[0].numel():
+        raise ValueError(f"{len(row)} broadcast values belong to rows of {like[0].numel()}.")
+    return row
 
 
 def without_law(mechanisms: Sequence[Mechanism]) -> str | None:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.contract.mechanisms.base import Mechanism, Prepared
+from bench.contract.mechanisms.base import Base, Law, Mechanism, Prepared
 
 _LEAST_SPREAD = 1e-3
 """Least relative spread of a magnitude in the smoothed likelihood."""
@@ -26,11 +26,13 @@ class SignPerturbation(Mechanism):
         keep: Probability that the sign is kept.
         low: Least magnitude factor.
         high: Largest magnitude factor.
+        bound: Values were clipped one by one to [-bound, bound] before; None: not clipped.
     """
 
     keep: float
     low: float
     high: float
+    bound: float | None = None
     usual_softness = _LEAST_SPREAD
     faithful = False
 
@@ -52,14 +54,18 @@ class SignPerturbation(Mechanism):
         """Standard deviation of t over its mean."""
         return (self.high - self.low) / 12**0.5 / self.mean_scale
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Tensor | None = None) -> Tensor:
+    def apply(self, values: Tensor) -> Tensor:
+        return values if self.bound is None else values.clamp(-self.bound, self.bound)
+
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
         kept, place = (torch.rand(values.shape, generator=rng, dtype=values.dtype)
                        for _ in range(2))  # fmt: skip
         factor = self.low + (self.high - self.low) * place
+        values = self.apply(values)
         return torch.where(kept < self.keep, values, -values) * factor
 
     def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Tensor | None = None
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
     ) -> Prepared:
         """The true law lets |seen| be anything in [low, high] times the magnitude.
 
@@ -71,7 +77,7 @@ class SignPerturbation(Mechanism):
         """
         if softness == 0:
             law = partial(_uniform, keep=self.keep, low=self.low, high=self.high)
-            return Prepared(law, (seen,))
+            return Prepared(self._of_clipped(law), (seen,))
         magnitude = seen.abs() / self.mean_scale
         spread = magnitude * max(self.relative_std, min(softness, _LEAST_SPREAD))
         if softness > _LEAST_SPREAD:
@@ -80,7 +86,18 @@ class SignPerturbation(Mechanism):
             spread = (spread.square() + added.square()).sqrt()
         inverse = 1 / spread.clamp_min(1e-12)
         centre = magnitude * seen.sign() * inverse
-        return Prepared(partial(_mixture, keep=self.keep), (inverse, centre))
+        return Prepared(self._of_clipped(partial(_mixture, keep=self.keep)), (inverse, centre))
+
+    def _of_clipped(self, law: Law) -> Law:
+        if self.bound is None:
+            return law
+
+        def clipped(sent: Tensor, *seen: Tensor) -> tuple[Tensor, Tensor]:
+            inner = self.apply(sent)
+            loss, slope = law(inner, *seen)
+            return loss, torch.where(inner == sent, slope, 0.0)
+
+        return clipped
 
     def estimate(self, seen: Tensor, *, base: Tensor | None = None) -> Tensor:
         """Unbiased of updates and gradients. Of weights, the sign of the broadcast ones, which

@@ -17,8 +17,13 @@ from bench.harness.costs.features import Features, Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """work: rounds of a training, budget of an attack. again: seconds of the run at twice the
-    budget, None where there was none."""
+    """What one job took.
+
+    Attributes:
+        work: Rounds of a training, budget of an attack.
+        seconds: Of the job.
+        again: Of the run at twice the budget, None where there was none.
+    """
 
     work: float
     seconds: float
@@ -27,10 +32,22 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What jobs of the same features took. grows: whether seconds follow the work. size: samples
-    that the work is done on. n_bytes: on disk, record included. skipped: the job was found not to
-    apply. step_s: client seconds of one local step, parameters: of the network; both of trainings
-    alone."""
+    """What jobs of the same features took.
+
+    Attributes:
+        stage: Training or attack.
+        features: By which jobs are held against each other.
+        points: What was measured.
+        grows: Whether seconds follow the work.
+        size: Samples that the work is done on.
+        n_bytes: On disk, record included.
+        skipped: Whether the job was found not to apply.
+        host: Peak bytes of memory.
+        device: Peak bytes of the GPU's.
+        step_s: Client seconds of one local step, of trainings alone.
+        parameters: Of the network, of trainings alone.
+        runs: How many were joined.
+    """
 
     stage: Stage
     features: Features

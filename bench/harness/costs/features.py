@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-Stage = Literal["train", "attack"]
+from bench.protocols.settings import ThreatSettings
+from bench.records import AttackJob, Kind, TrainJob
+
+Stage = Kind
 Features = Mapping[str, str]
 
 
@@ -13,63 +16,56 @@ def _text(settings: Mapping[str, Any]) -> str:
     return ",".join(f"{k}={settings[k]}" for k in sorted(settings))
 
 
-def _threat(threat: Mapping[str, Any]) -> str:
-    return f"{threat['victims']}x{threat['batch']}x{threat['local_steps']}"
+def _threat(threat: ThreatSettings) -> str:
+    return f"{threat.victims}x{threat.batch}x{threat.local_steps}"
 
 
-def _setup(inputs: Mapping[str, Any], device: str) -> dict[str, str]:
+def _setup(job: TrainJob, device: str) -> dict[str, str]:
     """What matters to a training as to the attacks on it."""
-    task, protocol = inputs["task"], inputs["protocol"]
-    cut = protocol["cut"]
-    split = f"{cut if isinstance(cut, str) else '+'.join(cut or [])}/{protocol['labels']}"
+    task, protocol = job.task, job.protocol
     return {
         "device": device.split(":")[0],
-        "protocol": protocol["name"],
-        "channel": split if cut else "whole",
-        "model": f"{task['model']}({_text(task['model_settings'])})",
-        "data": f"{task['dataset']}({_text(task['dataset_settings'])})",
-        "defense": inputs["defense"],
-        "settings": _text(inputs["settings"]),
+        "protocol": protocol.name,
+        "channel": f"{'+'.join(protocol.cuts)}/{protocol.labels}" if protocol.cuts else "whole",
+        "model": f"{task.model}({_text(task.model_settings)})",
+        "data": f"{task.dataset}({_text(task.dataset_settings)})",
+        "defense": job.defense,
+        "settings": _text(job.settings),
     }
 
 
-def training_features(inputs: Mapping[str, Any], device: str) -> dict[str, str]:
-    """What the cost of a training depends on, but for its rounds. inputs: `TrainJob.inputs`."""
-    protocol = inputs["protocol"]
-    steps, epochs = protocol["local_steps"], protocol["local_epochs"]
-    local = f"{epochs:g} epochs" if epochs else f"{steps or 1} steps"
-    return _setup(inputs, device) | {
-        "clients": str(protocol["clients"]),
-        "participation": f"{protocol['participation']:g}",
-        "batch": str(protocol["batch"]),
-        "local": local,
-        "threats": " ".join(_threat(t) for t in inputs["threats"]),
-        "checkpoints": " ".join(inputs["checkpoints"]),
-        "audit": str(inputs["audit"]),
+def training_features(job: TrainJob, device: str) -> dict[str, str]:
+    """What the cost of a training depends on, but for its rounds."""
+    protocol = job.protocol
+    steps, epochs = protocol.local_steps, protocol.local_epochs
+    return _setup(job, device) | {
+        "clients": str(protocol.clients),
+        "participation": f"{protocol.participation:g}",
+        "batch": str(protocol.batch),
+        "local": f"{epochs:g} epochs" if epochs else f"{steps or 1} steps",
+        "threats": " ".join(_threat(t) for t in job.threats),
+        "checkpoints": " ".join(job.checkpoints),
+        "audit": str(job.audit),
     }
 
 
-def attack_features(
-    inputs: Mapping[str, Any], training: Mapping[str, Any], device: str
-) -> dict[str, str]:
-    """What the cost of a cell depends on, but for its budget. inputs: `AttackCell.inputs`;
-    training: those of its training."""
-    (threat,) = (t for t in training["threats"] if t["name"] == inputs["threat"])
-    return _setup(training, device) | {
-        "attack": inputs["attack"],
-        "options": _text(inputs["settings"]),
-        "checkpoint": inputs["checkpoint"],
-        "threat": f"{_threat(threat)} aux {threat['aux']}",
+def attack_features(job: AttackJob, device: str) -> dict[str, str]:
+    """What the cost of an attack depends on, but for its budget."""
+    return _setup(job.train, device) | {
+        "attack": job.attack,
+        "options": _text(job.settings),
+        "checkpoint": job.checkpoint,
+        "threat": f"{_threat(job.threat)} aux {job.threat.aux}",
     }
 
 
-def round_size(inputs: Mapping[str, Any], steps: float) -> float:
+def round_size(job: TrainJob, steps: float) -> float:
     """Samples of all clients' steps in a round."""
-    protocol = inputs["protocol"]
-    taking_part = max(1, round(protocol["participation"] * protocol["clients"]))
-    return float(taking_part * steps * protocol["batch"])
+    protocol = job.protocol
+    taking_part = max(1, round(protocol.participation * protocol.clients))
+    return float(taking_part * steps * protocol.batch)
 
 
-def threat_size(inputs: Mapping[str, Any], training: Mapping[str, Any]) -> float:
-    (threat,) = (t for t in training["threats"] if t["name"] == inputs["threat"])
-    return float(threat["victims"] * threat["batch"] * threat["local_steps"])
+def threat_size(threat: ThreatSettings) -> float:
+    """Samples that an attack rebuilds, of every local step."""
+    return float(threat.victims * threat.batch * threat.local_steps)

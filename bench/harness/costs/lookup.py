@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.resources import files
 from statistics import median
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from bench.harness.costs.features import (
     threat_size,
     training_features,
 )
-from bench.harness.plan import AttackCell, TrainJob
+from bench.records import AttackJob, TrainJob, canonical
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,16 @@ _ATTACKS = _steps(
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one job. match: exact (this very job was measured), near, or none (then all else is 0).
-    host, device: peak bytes of memory, None where none was measured."""
+    """What one job would cost.
+
+    Attributes:
+        seconds: On one worker.
+        n_bytes: On disk.
+        host: Peak bytes of memory, None where none was measured.
+        device: Of the GPU's, likewise.
+        match: exact (this very job was measured), near, or none (then all else is 0).
+        why: What was given up to find the nearest.
+    """
 
     seconds: float = 0.0
     n_bytes: float = 0.0
@@ -89,7 +97,6 @@ class Table:
 
     costs: Sequence[Cost]
     _found: dict[Any, tuple[Step, list[Cost]] | None] = field(default_factory=dict, repr=False)
-    _jobs: dict[int, tuple[TrainJob, dict[str, Any], str]] = field(default_factory=dict, repr=False)
     _told: dict[Any, Estimate] = field(default_factory=dict, repr=False)
 
     def devices(self) -> set[str]:
@@ -97,51 +104,57 @@ class Table:
         return {c.features["device"] for c in self.costs if not c.skipped}
 
     def training(self, job: TrainJob, *, device: str, samples: int) -> Estimate:
-        """Of one training. samples: of the whole training set, which local epochs divide."""
-        inputs, kind = self._inputs(job)
+        """Of one training.
+
+        Args:
+            job: The training.
+            device: Where it would run.
+            samples: Of the whole training set, which local epochs divide.
+        """
         protocol = job.protocol
         steps = float(protocol.local_steps or 1)
         if protocol.local_epochs:
             own = samples / protocol.clients
             steps = max(1.0, round(protocol.local_epochs * own / min(protocol.batch, own)))
-        known = (kind, device, samples)
+        known = (_but_for_seed(job), device, samples)
         if known not in self._told:
             self._told[known] = self.estimate(
                 "train",
-                training_features(inputs, device),
+                training_features(job, device),
                 work=protocol.rounds,
-                size=round_size(inputs, steps),
+                size=round_size(job, steps),
             )
         return self._told[known]
 
-    def attack(self, cell: AttackCell, *, device: str, reference: bool) -> Estimate:
-        """Of one cell. reference: whether an optimising attack runs again at twice its budget."""
-        training, kind = self._inputs(cell.train)
+    def attack(self, job: AttackJob, *, device: str, reference: bool) -> Estimate:
+        """Of one attack.
+
+        Args:
+            job: The attack.
+            device: Where it would run.
+            reference: Whether an optimising attack runs again at twice its budget.
+        """
         # Seeds, and the trainings of a suite that cost alike, are looked up once.
-        known = (kind, device, reference, cell.attack, str(cell.settings), cell.threat.name,
-                 cell.checkpoint, cell.budget)  # fmt: skip
+        known = (_but_for_seed(job.train), device, reference, canonical(job.inputs()))
         if known not in self._told:
             self._told[known] = self.estimate(
                 "attack",
-                attack_features(cell.inputs(), training, device),
-                work=cell.budget,
-                size=threat_size(cell.inputs(), training),
+                attack_features(job, device),
+                work=job.budget,
+                size=threat_size(job.threat),
                 reference=reference,
             )
         return self._told[known]
 
-    def _inputs(self, job: TrainJob) -> tuple[dict[str, Any], str]:
-        """A training's inputs, and a text of all but its seed; made once per training."""
-        if id(job) not in self._jobs:
-            inputs = job.inputs()
-            kind = repr({k: v for k, v in inputs.items() if k != "seed"})
-            self._jobs[id(job)] = (job, inputs, kind)  # the job is kept: its id stays its own
-        return self._jobs[id(job)][1:]
-
     def estimate(
-        self, stage: Stage, features: Features, *, work: float, size: float,
+        self,
+        stage: Stage,
+        features: Features,
+        *,
+        work: float,
+        size: float,
         reference: bool = False,
-    ) -> Estimate:  # fmt: skip
+    ) -> Estimate:
         """The median over the costs that are nearest in kind."""
         found = self._nearest(stage, features)
         if found is None:
@@ -239,6 +252,11 @@ class Table:
         return time, space
 
 
+@lru_cache(maxsize=1 << 14)
+def _but_for_seed(job: TrainJob) -> str:
+    return canonical({k: v for k, v in job.inputs().items() if k != "seed"})
+
+
 def _key(features: Features, step: Step) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((k, v) for k, v in features.items() if k not in step.drops))
 
@@ -255,8 +273,13 @@ def shipped() -> list[Cost]:
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """How far estimates are off. median: of |estimate / measured - 1| over jobs of at least
-    `least_s` seconds; total: sum of estimates over sum of measured seconds."""
+    """How far estimates are off.
+
+    Attributes:
+        jobs: Of at least `least_s` seconds.
+        median: Of |estimate / measured - 1| over them.
+        total: Sum of estimates over sum of measured seconds.
+    """
 
     jobs: int
     median: float

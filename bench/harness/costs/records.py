@@ -3,118 +3,150 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal, overload
 
 from bench.errors import UserError
 from bench.harness.costs.cost import Cost, Point, joined
 from bench.harness.costs.features import (
-    Stage,
     attack_features,
     round_size,
     threat_size,
     training_features,
 )
-from bench.harness.store import read_record
+from bench.records import (
+    AttackInputs,
+    AttackJob,
+    AttackOutcome,
+    Kind,
+    Record,
+    TrainJob,
+    TrainOutcome,
+    read_outcome,
+    settled,
+)
 
-Record = Mapping[str, Any]
-_SETTLED = ("done", "not_applicable")
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What a result folder's finished jobs tell of costs, by their keys.
+
+    Attributes:
+        trainings: Key -> training; its cost, None where an old record does not say of what.
+        attacks: Key -> the same of attacks.
+    """
+
+    trainings: Mapping[str, Cost | None] = field(default_factory=dict)
+    attacks: Mapping[str, Cost | None] = field(default_factory=dict)
 
 
-def finished(folder: Path) -> dict[Stage, dict[str, Record]]:
-    """Per stage and key, what a result folder's finished jobs tell of costs; none if it is none."""
-    return {"train": dict(_records(folder, "train")), "attack": dict(_records(folder, "attack"))}
+def finished(folder: Path) -> Finished:
+    """What a result folder's finished jobs tell; nothing if it is none."""
+    jobs: dict[str, tuple[TrainJob, str]] = {}
+    trainings: dict[str, Cost | None] = {}
+    for path, training in _settled(folder, "train"):
+        trainings[path.stem] = None
+        if isinstance(training.inputs, TrainJob):
+            device = training.device if training.status == "done" else "cpu"
+            jobs[path.stem] = training.inputs, device
+            trainings[path.stem] = _of_training(path, training, training.inputs, device)
+    attacks: dict[str, Cost | None] = {}
+    for path, attack in _settled(folder, "attack"):
+        attacks[path.stem] = None
+        inputs, trained = attack.inputs, jobs.get(attack.train or "")
+        if isinstance(inputs, AttackInputs) and trained and _observed(inputs, trained[0]):
+            attacks[path.stem] = _of_attack(path, attack, inputs.on(trained[0]), trained[1])
+    return Finished(trainings=trainings, attacks=attacks)
 
 
-def measure(folder: Path, found: Mapping[Stage, Mapping[str, Record]] | None = None) -> list[Cost]:
-    """The costs of a result folder's finished trainings and cells, one per set of features.
+def measure(folder: Path, found: Finished | None = None) -> list[Cost]:
+    """The costs of a result folder's finished trainings and attacks, one per set of features.
 
-    found: its `finished` jobs, if they were read already. Raises UserError for a folder without
-    records.
+    Args:
+        folder: The result folder.
+        found: Its `finished` jobs, if they were read already.
+
+    Returns:
+        Costs.
+
+    Raises:
+        UserError: For a folder without records.
     """
     if not (folder / "records").is_dir():
         raise UserError(f"{folder} holds no records: give --costs a result folder.")
     found = finished(folder) if found is None else found
-    trainings = {k: r for k, r in found["train"].items() if "inputs" in r}
-    costs = [_of_training(folder, r) for r in trainings.values()]
-    for record in found["attack"].values():
-        trained = trainings.get(record.get("train", ""))
-        if trained is not None and "inputs" in record:
-            costs.append(_of_attack(folder, record, trained))
-    return joined(costs)
+    return joined(c for c in (*found.trainings.values(), *found.attacks.values()) if c is not None)
 
 
-_TOLD = ("key", "status", "seconds", "doubled", "gradient_evaluations", "files", "memory", "device",
-         "train", "inputs", "facts", "client_seconds", "parameters")  # fmt: skip
-"""Of a record: what is kept while a folder is read, which may hold a hundred thousand."""
+@overload
+def _settled(folder: Path, kind: Literal["train"]) -> Iterator[tuple[Path, TrainOutcome]]: ...
+@overload
+def _settled(folder: Path, kind: Literal["attack"]) -> Iterator[tuple[Path, AttackOutcome]]: ...
+def _settled(folder: Path, kind: Kind) -> Iterator[tuple[Path, TrainOutcome | AttackOutcome]]:
+    """File and record of every job that need not be made again."""
+    for path in sorted((folder / "records" / kind).glob("*.json")):
+        try:
+            record = read_outcome(path, kind)
+        except (FileNotFoundError, UserError):
+            continue  # as in a run: what is unreadable is made again
+        if settled(record):
+            yield path, record
 
 
-def _records(folder: Path, stage: Stage) -> Iterator[tuple[str, Record]]:
-    """Key and record of every job that need not be made again."""
-    for path in sorted((folder / "records" / stage).glob("*.json")):
-        record = read_record(path)
-        if record is not None and record["status"] in _SETTLED:
-            kept = {k: record[k] for k in _TOLD if k in record}
-            if kept.get("doubled"):
-                kept["doubled"] = {k: kept["doubled"][k] for k in ("budget", "seconds")}
-            yield path.stem, kept
+def _observed(inputs: AttackInputs, train: TrainJob) -> bool:
+    return inputs.threat in {t.name for t in train.threats}
 
 
-def _of_training(folder: Path, record: Record) -> Cost:
-    inputs = record["inputs"]
-    done = record["status"] == "done"
-    steps = record["facts"]["local_steps"] if done else 1
+def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -> Cost:
+    done = record.status == "done"
+    steps = record.facts.local_steps if record.status == "done" else 1
     return Cost(
         stage="train",
-        features=training_features(inputs, record.get("device", "cpu")),
+        features=training_features(job, device),
         points=(
-            Point(work=inputs["protocol"]["rounds"], seconds=float(record.get("seconds", 0.0))),
+            Point(
+                work=job.protocol.rounds,
+                seconds=record.seconds if record.status == "done" else 0.0,
+            ),
         ),
         grows=done,
-        size=round_size(inputs, steps),
-        n_bytes=_bytes(folder, "train", record),
+        size=round_size(job, steps),
+        n_bytes=_bytes(path, record),
         skipped=not done,
-        step_s=record["client_seconds"] / steps if done else None,
-        parameters=record["parameters"] if done else None,
-        host=_memory(record, "host"),
-        device=_memory(record, "device"),
+        step_s=record.client_seconds / steps if record.status == "done" else None,
+        parameters=record.parameters if record.status == "done" else None,
+        host=record.memory.get("host"),
+        device=record.memory.get("device"),
     )
 
 
-def _of_attack(folder: Path, record: Record, trained: Record) -> Cost:
-    inputs, done = record["inputs"], record["status"] == "done"
-    seconds, budget = float(record.get("seconds", 0.0)), inputs["budget"]
-    doubled = record.get("doubled")
-    if doubled is None:
-        points = [Point(work=budget, seconds=seconds)]
-    else:  # the second run tells what twice the budget takes
-        again = float(doubled["seconds"])
+def _of_attack(path: Path, record: AttackOutcome, job: AttackJob, device: str) -> Cost:
+    points = [Point(work=job.budget, seconds=0.0)]
+    if record.status == "done":
+        again = record.doubled
         points = [
-            Point(work=budget, seconds=seconds, again=again),
-            Point(work=doubled["budget"], seconds=again),
+            Point(work=job.budget, seconds=record.seconds, again=again.seconds if again else None)
         ]
+        if again is not None:  # the second run tells what twice the budget takes
+            points.append(Point(work=again.budget, seconds=again.seconds))
     return Cost(
         stage="attack",
-        features=attack_features(inputs, trained["inputs"], trained.get("device", "cpu")),
+        features=attack_features(job, device),
         points=tuple(points),
-        grows=done and record["gradient_evaluations"] > 0,
-        size=threat_size(inputs, trained["inputs"]),
-        n_bytes=_bytes(folder, "attack", record),
-        skipped=not done,
-        host=_memory(record, "host"),
-        device=_memory(record, "device"),
+        grows=record.status == "done" and record.gradient_evaluations > 0,
+        size=threat_size(job.threat),
+        n_bytes=_bytes(path, record),
+        skipped=record.status != "done",
+        host=record.memory.get("host"),
+        device=record.memory.get("device"),
     )
 
 
-def _memory(record: Record, of: str) -> float | None:
-    found = (record.get("memory") or {}).get(of)
-    return None if found is None else float(found)
-
-
-def _bytes(folder: Path, stage: Stage, record: Record) -> float:
+def _bytes(path: Path, record: Record) -> float:
     """On disk: the record and its files, counted there where the record does not list them."""
-    own = (folder / "records" / stage / f"{record['key']}.json").stat().st_size
-    if "files" in record:
-        return float(own + sum(record["files"].values()))
-    place = folder / "artifacts" / record["key"]
+    own = path.stat().st_size
+    if record.files is not None:
+        return float(own + sum(record.files.values()))
+    place = path.parents[2] / "artifacts" / path.stem
     return float(own + sum(p.stat().st_size for p in place.rglob("*") if p.is_file()))

@@ -23,8 +23,8 @@ from bench.harness import keys as sources
 from bench.harness.attack import Attacking
 from bench.harness.environment import DATASETS_KEPT, Environment, dataset_of
 from bench.harness.executors.memory import keep_to_share
-from bench.harness.executors.task import Outcome, Task, guarded, lost, outcome_of
-from bench.harness.plan import TrainJob
+from bench.harness.executors.task import Ended, Outcome, Task, guarded, lost, outcome_of
+from bench.records import TrainJob
 from bench.registry import PluginKind
 from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY
 
@@ -42,9 +42,17 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """address: of a running cluster, "auto" for the one of this machine, None to start one.
-    cpus, gpus: of each job. timeout_s: limit of one job. code: `sources.hashes` of what the plan
-    runs, which every node must have; plugins: the same by kind and name."""
+    """A Ray cluster that carries out tasks.
+
+    Attributes:
+        address: Of a running cluster, "auto" for the one of this machine, None to start one.
+        cpus: Of each job.
+        gpus: Of each job.
+        timeout_s: Limit of one job.
+        env: Where jobs run.
+        plugins: Kind and name of what the plan runs.
+        code: Hashes of its source, which every node must have.
+    """
 
     address: str | None
     cpus: float
@@ -102,9 +110,11 @@ def _connect(ray: Any, address: str | None) -> bool:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(
-            address=address or "local", log_to_driver=False, logging_level="ERROR",
+            address=address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
             **({} if address else {"include_dashboard": False}),
-        )  # fmt: skip
+        )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at '{address}' ({error}).") from error
     return True
@@ -134,8 +144,9 @@ class _Pool:
             fits += [node.get("GPU", 0.0) // gpus] if gpus else []
             room += int(min(fits, default=0))
         if not room and not self.slots:
-            found = ", ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs"
-                              for n in alive)  # fmt: skip
+            found = ", ".join(
+                f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in alive
+            )
             raise UserError(
                 f"no node of the Ray cluster can hold a job of {cpus:g} CPUs and {gpus:g} GPUs: "
                 f"its nodes have {found or 'nothing'}."
@@ -191,9 +202,11 @@ class _Slot:
         share = settings.gpus if 0 < settings.gpus < 1 else 1.0
         variables = {"OMP_NUM_THREADS": "1", **KEEP_MEMORY, GPU_SHARE: f"{share:.6f}"}
         self.actor = pool.actor.options(
-            num_cpus=settings.cpus, num_gpus=settings.gpus, max_restarts=0,
+            num_cpus=settings.cpus,
+            num_gpus=settings.gpus,
+            max_restarts=0,
             runtime_env={"env_vars": variables},
-        ).remote({p.name: p.read_text() for p in settings.env.plugins})  # fmt: skip
+        ).remote({p.name: p.read_text() for p in settings.env.plugins})
         self.answer: Any = self.actor.introduce.remote(settings.plugins)
         self.node: str | None = None
         self.task: Task | None = None
@@ -252,12 +265,12 @@ class _Slot:
             return None
         assert self.task is not None
         task, self.task = self.task, None
-        record, files = value
+        ended, files = value
         if files:
             task.work.artifacts.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (task.work.artifacts / name).write_bytes(content)
-        return outcome_of(task, record)
+        return outcome_of(task, ended)
 
     def _inquest(self, cause: str) -> Outcome | None:
         """Of an actor that died: whether its node is lost, or, after a while, its process alone."""
@@ -268,9 +281,11 @@ class _Slot:
         self.stop()
         if self.task is not None:
             brief = " ".join(cause.split())[:300]
-            return self.pool.again(self.task) if gone else lost(
-                self.task, "failed", f"the worker process died ({brief})"
-            )  # fmt: skip
+            return (
+                self.pool.again(self.task)
+                if gone
+                else lost(self.task, "failed", f"the worker process died ({brief})")
+            )
         if self.node is None and not gone:
             raise UserError(
                 f"a worker of the Ray cluster cannot start ({' '.join(cause.split())[:300]})."
@@ -345,8 +360,8 @@ class _Runner:
         code = sources.hashes(environment.registry_for(tuple(self.plugins)), plugins)
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), code
 
-    def perform(self, work: Any, observed: list[Any], dataset: list[Any]) -> tuple[Any, Files]:
-        """Record and files of a job. observed, dataset: one reference each, of what it reads."""
+    def perform(self, work: Any, observed: list[Any], dataset: list[Any]) -> tuple[Ended, Files]:
+        """What a job left, and its files. observed, dataset: a reference each, of what it reads."""
         import ray
 
         with tempfile.TemporaryDirectory(dir=self.folder.name) as name:
@@ -361,8 +376,7 @@ class _Runner:
                 more["observed"].mkdir()
                 for file, content in ray.get(observed[0]).items():
                     (more["observed"] / file).write_bytes(content)
-            record = guarded(replace(work, **more))
-            return record, _contents(folder / "out")
+            return guarded(replace(work, **more)), _contents(folder / "out")
 
     def _dataset(self, reference: Any) -> Dataset:
         import ray

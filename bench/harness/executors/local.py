@@ -9,19 +9,27 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from typing import Literal
 
 from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import Outcome, Task, guarded, lost, outcome_of
-from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY, environment
+from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY, environment_variables
 
 _TICK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """count: processes. threads: of each. timeout_s: limit of one job. memory: bytes that one
-    worker may hold, None for no limit. gpus: names of the GPUs as CUDA_VISIBLE_DEVICES has them,
-    which the workers take in turn; empty on a CPU."""
+    """Worker processes that carry out tasks.
+
+    Attributes:
+        count: Processes.
+        threads: Of each.
+        timeout_s: Limit of one job.
+        memory: Bytes that one worker may hold, None for no limit.
+        gpus: Names of the GPUs as CUDA_VISIBLE_DEVICES has them, which the workers take in turn;
+            empty on a CPU.
+    """
 
     count: int
     threads: int
@@ -81,7 +89,7 @@ class _Worker:
         own = self.settings.surroundings(self.number)
         threads = self.settings.threads
         self.process = context.Process(target=_serve, args=(far, threads, own), daemon=True)
-        with environment({"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY}):
+        with environment_variables({"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY}):
             self.process.start()
         far.close()
 
@@ -103,9 +111,9 @@ class _Worker:
         task, settings = self.task, self.settings
         try:
             if self.pipe.poll():
-                record = self.pipe.recv()
+                ended = self.pipe.recv()
                 self.task = None
-                return outcome_of(task, record)
+                return outcome_of(task, ended)
         except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode or 0
@@ -119,7 +127,7 @@ class _Worker:
             return self._ended(task, "failed", reason)
         return None
 
-    def _ended(self, task: Task, status: str, reason: str) -> Outcome:
+    def _ended(self, task: Task, status: Literal["failed", "timeout"], reason: str) -> Outcome:
         self.stop()
         self.task = None
         self._spawn()
@@ -133,7 +141,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
-    """A worker's loop: take work, give back its record."""
+    """A worker's loop: take work, give back what it left."""
     import signal
     import threading
 

@@ -5,30 +5,35 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 from bench.harness.executors.memory import peak
-
-Record = dict[str, Any]
+from bench.records import AttackOutcome, NoResult, TrainOutcome, sound_text
 
 
 class Work(Protocol):
     """A job with all that it needs: called, it gives its record and leaves files in `artifacts`.
 
-    A dataclass of `bench.jobs`, so that it can be sent to another process or machine.
+    A dataclass, so that it can be sent to another process or machine.
     """
 
     @property
     def artifacts(self) -> Path: ...
 
-    def __call__(self) -> Record: ...
+    def __call__(self) -> TrainOutcome | AttackOutcome: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """label: what to call it in errors."""
+    """A job in the queue.
+
+    Attributes:
+        id: Its number in the run.
+        label: What to call it in errors.
+        work: What to do.
+    """
 
     id: int
     label: str
@@ -36,15 +41,23 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """record: the job's own, or one of status failed (error, dead worker) or timeout.
+class Ended:
+    """What a job left: its own record, or one that says why it has none.
 
-    no_space: the job failed since a disk was full, which the next job will not mend.
+    Attributes:
+        record: The record.
+        no_space: Whether it failed since a disk was full, which the next job will not mend.
     """
 
-    task: Task
-    record: Record
+    record: TrainOutcome | AttackOutcome
     no_space: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Ended):
+    """The same with the task that it was."""
+
+    task: Task
 
 
 Executor = Callable[[deque[Task]], Generator[Outcome]]
@@ -58,32 +71,32 @@ def run_here(tasks: deque[Task]) -> Generator[Outcome]:
         yield outcome_of(task, guarded(task.work))
 
 
-def guarded(work: Work) -> Record:
-    """The one place that catches Exception: a failing cell is recorded, the run goes on."""
+def guarded(work: Work) -> Ended:
+    """The one place that catches Exception: a failing job is recorded, the run goes on."""
     try:
         with peak() as memory:
             record = work()
-        return record | {"memory": memory}
+        return Ended(record=replace(record, memory=memory))
     except Exception as error:
         import traceback
 
-        text = " ".join(str(error).split())
-        return {
-            "status": "failed",
-            "reason": f"{type(error).__name__}: {text}"[:500],
-            "traceback": traceback.format_exc()[-4000:],
-            "no_space": _disk_full(error),
-        }
+        text = sound_text(" ".join(str(error).split()))
+        record = NoResult(
+            status="failed",
+            reason=f"{type(error).__name__}: {text}"[:500],
+            traceback=sound_text(traceback.format_exc())[-4000:],
+        )
+        return Ended(record=record, no_space=_disk_full(error))
 
 
-def outcome_of(task: Task, record: Record) -> Outcome:
-    """From what `guarded` gave."""
-    return Outcome(task=task, record=record, no_space=record.pop("no_space", False))
+def outcome_of(task: Task, ended: Ended) -> Outcome:
+    """Of a task that `guarded` carried out."""
+    return Outcome(task=task, record=ended.record, no_space=ended.no_space)
 
 
-def lost(task: Task, status: str, reason: str) -> Outcome:
+def lost(task: Task, status: Literal["failed", "timeout"], reason: str) -> Outcome:
     """Of a task whose worker is no more."""
-    return Outcome(task=task, record={"status": status, "reason": reason})
+    return Outcome(task=task, record=NoResult(status=status, reason=reason))
 
 
 def _disk_full(error: Exception) -> bool:

@@ -89,7 +89,7 @@ class Scene:
 
 @cache
 def _digits() -> Dataset:
-    return data.load("digits", seed=0)
+    return data.load_dataset("digits", seed=0)
 
 
 def scenes() -> Iterator[Scene]:

@@ -14,7 +14,8 @@ from bench.contract.defense import Client, Defense
 from bench.contract.messages import SERVER, Message, State
 from bench.data.dataset import Dataset
 from bench.models import Network, build
-from bench.protocols.federation import Federation, Work
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
@@ -145,7 +146,7 @@ def play(
         mine = generator(0, "other draws", draws, client.id)
         client.rng = {**client.rng, "defense": mine}
     steps = 1 if ground.protocol == "fedsgd" else 2
-    work = Work(protocol=ground.protocol, batch=BATCH, lr=LR, local_steps=steps)
+    work = LocalWork(protocol=ground.protocol, batch=BATCH, lr=LR, local_steps=steps)
     results = [play_round(federation, work) for _ in range(rounds)]
     for name, value in federation.state.items():
         if not bool(torch.isfinite(value).all()):

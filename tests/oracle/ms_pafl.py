@@ -1,8 +1,8 @@
-"""MS-PAFL's claims in numbers: what the paper prints, and what follows from the mechanism.
+"""What follows from MS-PAFL's mechanism, against which its theorems are held.
 
-p: chance that a client checks in. q: chance that a round's subsample holds a given record.
-epsilon, delta: local budget of one upload. mu: sensitivity over noise std of one upload; as the
-std is proportional to the clip norm, mu is free of it.
+p, q, epsilon, delta: see `defenses.ms_pafl_theorems`, whose functions have the paper's own
+parameters here. mu: sensitivity over noise std of one upload; as the std is proportional to the
+clip norm, mu is free of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,54 +21,44 @@ from bench.privacy.gaussian import (
     classic_gaussian_std,
     exact_gaussian_epsilon,
     gaussian_delta,
-    gaussian_std,
 )
+from defenses import ms_pafl_theorems as theorems
+from defenses.ms_pafl import MSPAFL
 
 PAPER_CLIENTS, PAPER_BETA, PAPER_DELTA, PAPER_CLIP = 100, 0.25, 1e-4, 1.0
 """Sec. V-A: N, beta, delta and C. delta_tilde is not stated; PAPER_DELTA is used for it too."""
-Sampling = Literal["wor", "wr", "independent"]
 
 
-# --- subsampling and noise --------------------------------------------------------------------
+# --- the theorems with the paper's parameters ---------------------------------------------------
 
 
-def sampling_rate(*, records: int, steps: int, batch: int, sampling: Sampling = "wor") -> float:
-    """Chance that a given record is in one of a round's batches, in [0, 1].
-
-    `wor` (distinct over the round) and `wr` (every draw from all records): Eq. 11, the former cut
-    at 1. `independent`: each batch distinct within itself, drawn afresh, as data loaders with
-    reshuffling do over rounds; the paper leaves this case out.
-    """
-    match sampling:
-        case "wor":
-            return min(1.0, steps * batch / records)
-        case "wr":
-            return 1 - (1 - 1 / records) ** (steps * batch)
-        case "independent":
-            return 1 - (1 - min(1.0, batch / records)) ** steps
-    raise ValueError(f"sampling must be wor, wr or independent, got '{sampling}'.")
+def deviation_probability(*, beta: float = PAPER_BETA, clients: int = PAPER_CLIENTS) -> float:
+    return theorems.deviation_probability(beta=beta, clients=clients)
 
 
-def _log_mix(a: float, x: float) -> float:
-    """ln(1 + a (e^x - 1)) for a, x >= 0, without overflow."""
-    if a == 0:
-        return 0.0
-    if x <= 1:
-        return math.log1p(a * math.expm1(x))
-    return x + math.log(math.exp(-x) - a * math.expm1(-x))
+def single_round(**given: Any) -> tuple[float, float]:
+    paper = {"delta": PAPER_DELTA, "clients": PAPER_CLIENTS, "beta": PAPER_BETA}
+    return theorems.single_round(**(paper | given))
 
 
-def _expm1(x: float) -> float:
-    return math.expm1(x) if x < 709 else math.inf
+def composed(
+    epsilon_c: float, delta_c: float, *, rounds: int, delta_tilde: float = PAPER_DELTA
+) -> tuple[float, float]:
+    return theorems.composed(epsilon_c, delta_c, rounds=rounds, delta_tilde=delta_tilde)
 
 
-def amplified(epsilon: float, *, q: float) -> dict[str, float | bool]:
-    """Theorem 1's 2 q epsilon beside the exact ln(1 + q (e^epsilon - 1)).
+def linear_from(epsilon_c: float) -> float:
+    return theorems.linear_from(epsilon_c, delta_tilde=PAPER_DELTA)
 
-    The exact value is for one stateless round; `holds`: the printed one is no smaller.
-    """
-    printed, exact = 2 * q * epsilon, _log_mix(q, epsilon)
-    return {"printed": printed, "exact": exact, "holds": printed >= exact}
+
+def local_total(**given: Any) -> float:
+    return theorems.local_total(**({"delta": PAPER_DELTA, "clip_norm": PAPER_CLIP} | given))
+
+
+def independent_rate(*, records: int, steps: int, batch: int) -> float:
+    """q of batches that are each distinct within themselves and drawn afresh, as data loaders
+    with reshuffling do over rounds; the paper leaves this case out."""
+    return 1 - (1 - min(1.0, batch / records)) ** steps
 
 
 def noise_ratio(*, epsilon: float, delta: float) -> float:
@@ -77,14 +67,16 @@ def noise_ratio(*, epsilon: float, delta: float) -> float:
 
 
 def noise_std(*, epsilon: float, delta: float, clip_norm: float) -> dict[str, float]:
-    """Lemma 1's std (Eq. 6, sensitivity 2C), the smallest std, and what Lemma 1's exactly gives."""
-    of = {"sensitivity": 2 * clip_norm, "epsilon": epsilon, "delta": delta}
-    mu = noise_ratio(epsilon=epsilon, delta=delta)
+    """Stds of the defense under Lemma 1 (Eq. 6), the smallest, and what Lemma 1's exactly gives."""
+    of: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clip_norm": clip_norm}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lemma 1 beyond epsilon 1
+        lemma1, analytic = MSPAFL(**of), MSPAFL(**of, noise="analytic")
     return {
-        "sigma_lemma1": classic_gaussian_std(**of),
-        "sigma_minimal": gaussian_std(**of),
-        "exact_eps_of_lemma1": exact_gaussian_epsilon(mu=mu, delta=delta),
-        "true_delta_at_eps_l": gaussian_delta(mu=mu, epsilon=epsilon),
+        "sigma_lemma1": lemma1.std,
+        "sigma_minimal": analytic.std,
+        "exact_eps_of_lemma1": lemma1.local_epsilon,
+        "true_delta_at_eps_l": gaussian_delta(mu=2 * clip_norm / lemma1.std, epsilon=epsilon),
     }
 
 
@@ -98,33 +90,6 @@ def mean_noise(
     std = classic_gaussian_std(sensitivity=2 * clip_norm, epsilon=epsilon, delta=delta)
     noise = std * math.sqrt(coordinates / uploads)
     return {"rms_noise_norm": noise, "snr_db_max": 20 * math.log10(clip_norm / noise)}
-
-
-# --- Theorems 2 and 4: the global model -------------------------------------------------------
-
-
-def deviation_probability(*, beta: float = PAPER_BETA, clients: int = PAPER_CLIENTS) -> float:
-    """Theorem 2's delta' = 2 exp(-2 beta^2 N). From 1 on, the theorem says nothing."""
-    return 2 * math.exp(-2 * beta**2 * clients)
-
-
-def single_round(
-    *,
-    p: float,
-    q: float,
-    epsilon: float,
-    delta: float = PAPER_DELTA,
-    clients: int = PAPER_CLIENTS,
-    beta: float = PAPER_BETA,
-) -> tuple[float, float]:
-    """(epsilon_c, delta_c) of Corollary 1 (Eq. 20); (inf, 1) where delta' >= 1.
-
-    beta is a free parameter of the proof, so few clients need a larger one than the paper's.
-    """
-    off = deviation_probability(beta=beta, clients=clients)
-    if off >= 1:
-        return math.inf, 1.0
-    return _log_mix(p / (1 - off), 2 * q * epsilon), off + p * q * delta / (1 - off)
 
 
 def worst_round(
@@ -142,16 +107,6 @@ def worst_round(
         for a, b in zip(p, q, strict=True)
     ]
     return max(e for e, _ in rounds), max(d for _, d in rounds)
-
-
-def composed(
-    epsilon_c: float, delta_c: float, *, rounds: int, delta_tilde: float = PAPER_DELTA
-) -> tuple[float, float]:
-    """Theorem 4 (Eq. 23) over `rounds` rounds; inf where it overflows. delta is not cut at 1."""
-    if rounds == 0 or epsilon_c == 0:
-        return 0.0, rounds * delta_c + delta_tilde
-    root = math.sqrt(2 * rounds * math.log(1 / delta_tilde)) * epsilon_c
-    return root + rounds * epsilon_c * _expm1(epsilon_c), rounds * delta_c + delta_tilde
 
 
 def claimed(
@@ -181,12 +136,7 @@ def first_order_step(
     """Both sides of Eq. 21 (a), which states lhs <= rhs; e^x - 1 >= x makes it false."""
     weight = p / (1 - deviation_probability(beta=beta, clients=clients))
     exponent = 2 * q * epsilon
-    return {"lhs": weight * _expm1(exponent), "rhs": weight * exponent}
-
-
-def linear_from(epsilon_c: float, *, delta_tilde: float = PAPER_DELTA) -> float:
-    """Rounds beyond which Eq. 23's linear term exceeds its sqrt(T) term."""
-    return 2 * math.log(1 / delta_tilde) / _expm1(epsilon_c) ** 2
+    return {"lhs": weight * math.expm1(exponent), "rhs": weight * exponent}
 
 
 def rounds_within(delta_c: float, *, target: float = PAPER_DELTA) -> int:
@@ -194,34 +144,9 @@ def rounds_within(delta_c: float, *, target: float = PAPER_DELTA) -> int:
     return math.floor(target / delta_c)
 
 
-# --- Theorem 3: one client --------------------------------------------------------------------
-
-
-def c0(*, delta: float = PAPER_DELTA, clip_norm: float = PAPER_CLIP) -> float:
-    """Theorem 3's constant by Eq. C.8, which depends on the unit of the weights."""
-    return math.sqrt(math.log(1 / delta) / math.log(1.25 / delta)) / (2 * clip_norm)
-
-
 def c0_scale_free(*, delta: float = PAPER_DELTA) -> float:
     """The constant with the sensitivity cancelled in Eq. C.2 and its factor 1/2 restored."""
     return math.sqrt(2 * math.log(1 / delta) / math.log(1.25 / delta))
-
-
-def local_total(
-    *,
-    p: float,
-    q: float,
-    epsilon: float,
-    rounds: int,
-    delta: float = PAPER_DELTA,
-    clip_norm: float = PAPER_CLIP,
-) -> float:
-    """Theorem 3 (Eq. 22) with `c0`: claimed epsilon of one client at `delta`; inf at q = 1."""
-    if p * rounds == 0:
-        return 0.0
-    if q >= 1:
-        return math.inf
-    return c0(delta=delta, clip_norm=clip_norm) * q * epsilon * math.sqrt(p * rounds / (1 - q))
 
 
 def subsampled_epsilon(*, q: float, mu: float, rounds: int, delta: float = PAPER_DELTA) -> float:
@@ -236,9 +161,6 @@ def subsampled_epsilon(*, q: float, mu: float, rounds: int, delta: float = PAPER
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # opacus warns when the best order is at an end
         return float(rdp.get_privacy_spent(orders=orders, rdp=values, delta=delta)[0])
-
-
-# --- what holds -------------------------------------------------------------------------------
 
 
 def unamplified_epsilon(*, mu: float, uploads: int, delta: float = PAPER_DELTA) -> float:
@@ -395,14 +317,6 @@ def stateless_delta(
     return delta(False, interval), delta(True, 1e-4)
 
 
-# --- Eq. 17 -----------------------------------------------------------------------------------
-
-
-def correction(p: Sequence[float]) -> float:
-    """nu of Eq. 17, the chance that somebody checks in; one p a client."""
-    return -math.expm1(sum(math.log1p(-v) if v < 1 else -math.inf for v in p))
-
-
 def expected_weights(p: Sequence[float]) -> list[float]:
     """Expected coefficient of each client's upload in Eq. 17, an empty round counted as 0.
 
@@ -414,5 +328,5 @@ def expected_weights(p: Sequence[float]) -> list[float]:
         for chance in (*p[:i], *p[i + 1 :]):
             others = np.convolve(others, [1 - chance, chance])
         share = float(others @ (1 / np.arange(1, len(others) + 1)))
-        out.append(own * share / correction(p))
+        out.append(own * share / theorems.correction(p))
     return out

@@ -1,7 +1,4 @@
-"""SPM's claims in numbers: what the paper prints, and what follows from Algorithm 2.
-
-Factors are for a value of magnitude 1; variances scale with its square.
-"""
+"""What follows from SPM's Algorithm 2 beside what the paper prints; of a value of magnitude 1."""
 
 from __future__ import annotations
 
@@ -9,14 +6,20 @@ import math
 
 from scipy import stats
 
-from defenses.spm import Variant, growth, keep_probability, moments, scale_range
+from defenses.spm import (
+    Variant,
+    growth,
+    keep_probability,
+    moments,
+    printed_variance,
+    rival_variances,
+    scale_range,
+    theorem3_radius,
+)
 
 
 def mechanism_constants(epsilon: float) -> dict[str, float]:
-    """Constants of the printed mechanism beside those of its normalised and unbiased forms.
-
-    printed_pdf_total_mass: what Eq. 3/4's density integrates to (1 for a density).
-    """
+    """Constants of the printed mechanism beside those of its normalised and unbiased forms."""
     e = math.exp(epsilon)
     _, c = scale_range(epsilon, "printed")
     keep = keep_probability(epsilon)
@@ -30,7 +33,7 @@ def mechanism_constants(epsilon: float) -> dict[str, float]:
         "pdf_normalised_keep": keep / (c - 1),
         "pdf_normalised_flip": (1 - keep) / (c - 1),
         "bias_factor_alg2": mean,
-        "var_printed": (3 * e + 1 / (3 * e) - 2 / 3) / (e - 1) ** 2,
+        "var_printed": printed_variance(epsilon),
         "var_alg2_uniform": variance,
         "mse_alg2_uniform": variance + (1 - mean) ** 2,
         "var_alg2_endpoints_1_or_C": (1 + c * c) / 2 - mean * mean,
@@ -42,22 +45,12 @@ def mechanism_constants(epsilon: float) -> dict[str, float]:
 
 
 def variances(epsilon: float, w: float) -> dict[str, float]:
-    """Variance of the released value w in [-1, 1] under SPM and its rivals (Lemma 1, Fig. 2).
-
-    PM: Wang et al. 2019; Duchi et al. 2018; Laplace on [-1, 1]; PNPM as the paper quotes it.
-    PM, Duchi and Laplace also hide the magnitude, SPM and PNPM do not.
-    """
-    e, half = math.exp(epsilon), math.exp(epsilon / 2)
-    printed = mechanism_constants(epsilon)
-    return {
-        "spm_printed": printed["var_printed"] * w * w,
-        "spm_alg2": printed["var_alg2_uniform"] * w * w,
-        "spm_unbiased": printed["var_unbiased_uniform"] * w * w,
-        "spm_sign_rr": printed["var_sign_rr_t_equals_plusminus_C"] * w * w,
-        "pm": w * w / (half - 1) + (half + 3) / (3 * (half - 1) ** 2),
-        "pnpm_quoted": 4 * (e + 1 / 3) / (e - 1) ** 2 * w * w,
-        "duchi": ((e + 1) / (e - 1)) ** 2 - w * w,
-        "laplace": 8 / epsilon**2,
+    """Variance of the released w in [-1, 1] under SPM and its rivals."""
+    return rival_variances(epsilon, w) | {
+        "spm_printed": printed_variance(epsilon) * w * w,
+        "spm_alg2": moments(epsilon, "printed")[1] * w * w,
+        "spm_unbiased": moments(epsilon, "unbiased")[1] * w * w,
+        "spm_sign_rr": moments(epsilon, "sign_rr")[1] * w * w,
     }
 
 
@@ -98,25 +91,19 @@ def majority_sign_error(epsilon: float, uploads: int) -> float:
 
 
 def theorem3(epsilon: float, *, uploads: int, beta: float, w: float) -> dict[str, float | bool]:
-    """Theorem 3's Bernstein radius with the printed variance, beside the bias that stays."""
-    constants = mechanism_constants(epsilon)
-    log = math.log(2 / beta)
-    reach, variance = (constants["C"] + 1) * w, constants["var_printed"] * w * w
-    linear = log * 2 / 3 * reach
-    radius = (linear + math.sqrt(linear**2 + 8 * uploads * log * variance)) / (2 * uploads)
-    bias = w * (1 - constants["bias_factor_alg2"])
-    return {
-        "lambda_": radius,
-        "bias_floor": bias,
-        "claim_violated_by_bias_alone": bias > radius,
-    }
+    """Theorem 3's radius beside the bias that stays."""
+    radius = w * theorem3_radius(epsilon, uploads=uploads, beta=beta)
+    bias = w * (1 - moments(epsilon, "printed")[0])
+    return {"lambda_": radius, "bias_floor": bias, "claim_violated_by_bias_alone": bias > radius}
 
 
 def growth_constants(epsilon: float, uploads: int) -> dict[str, float | int]:
     """E[w_next^2] / w^2 per variant, and the fewest uploads that keep Algorithm 2 below 1."""
     mean, variance = moments(epsilon, "printed")
     variants: dict[str, Variant] = {
-        "alg2": "printed", "unbiased": "unbiased", "sign_rr": "sign_rr"
-    }  # fmt: skip
+        "alg2": "printed",
+        "unbiased": "unbiased",
+        "sign_rr": "sign_rr",
+    }
     factors = {name: growth(epsilon, v, uploads) for name, v in variants.items()}
     return {**factors, "n_stable_alg2": math.floor(variance / (1 - mean * mean)) + 1}

@@ -1,4 +1,4 @@
-"""PM-SFL's claims in numbers: what the paper prints, and what follows from the mechanism.
+"""What follows from PM-SFL's mechanisms beside what the paper prints.
 
 c: every mask probability lies in [c, 1 - c]. d: number of masked coordinates. mu: sensitivity
 over standard deviation of a Gaussian release.
@@ -7,32 +7,25 @@ over standard deviation of a Gaussian release.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom, norm
 
+from bench.contract.events import Facts
 from bench.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
-
-Floats = NDArray[np.float64]
-
+from defenses.pm_sfl_noised import NoisedPMSFL, amplification_gain, bernoulli_epsilon
 
 # --- Theorem 2: smashed data ----------------------------------------------------------------
 
 
 def amplified_epsilon(epsilon: float, *, c: float, d: int) -> dict[str, float]:
-    """Theorem 2's eps_amp = ln((1 - c^d) e^eps + c^d), its gain eps - eps_amp and log10(c^d).
-
-    The gain is computed as -log1p(-c^d (1 - e^-eps)), since 1 - c^d rounds to 1 from d = 16 on
-    at c = .1.
-    """
-    log_power = d * math.log(c)
-    gain = -math.log1p(-math.exp(log_power + math.log(-math.expm1(-epsilon))))
-    return {"eps_amp": epsilon - gain, "gain": gain, "log10_c_pow_d": log_power / math.log(10)}
+    """Theorem 2's eps_amp, its gain eps - eps_amp and log10(c^d)."""
+    gain = amplification_gain(epsilon, c=c, d=d)
+    return {"eps_amp": epsilon - gain, "gain": gain, "log10_c_pow_d": d * math.log10(c)}
 
 
 def masked_laplace_loss(
@@ -97,35 +90,24 @@ def guessed_mask_error(
 # --- Theorem 3: Gaussian noise ----------------------------------------------------------------
 
 
-def step_noise_multiplier(epsilon: float, *, delta: float, steps: int) -> float:
-    """Theorem 3a: noise std over Gamma / |Q|, for `steps` local steps (Eq. 63)."""
-    return math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
-
-
 def local_noise(
     epsilon: float, *, delta: float, steps: int, clip_norm: float, batch: int
 ) -> dict[str, float]:
-    """Theorem 3a's noise, and the exact epsilon of `steps` such steps.
-
-    Adding or removing a record moves the mean gradient by Gamma / |Q|, replacing one by twice
-    that, which the paper does not say.
-    """
-    multiplier = step_noise_multiplier(epsilon, delta=delta, steps=steps)
-    sigma = multiplier * clip_norm / batch
-    mu = math.sqrt(steps) / multiplier
+    """Theorem 3a's noise, and the exact epsilon of `steps` such steps."""
+    defense = NoisedPMSFL(
+        noise="local", epsilon=epsilon, delta=delta, local_steps=steps, clip_norm=clip_norm
+    )
+    found = defense.constants(Facts(parameters=1, batch=batch, records=batch, local_steps=steps))
+    sigma = float(found["noise_std"])
+    mu = math.sqrt(steps) * clip_norm / batch / sigma
     return {
         "sigma": sigma,
         "sigma2": sigma * sigma,
-        "exact_eps_add_remove": exact_gaussian_epsilon(mu=mu, delta=delta),
-        "exact_eps_replace": exact_gaussian_epsilon(mu=2 * mu, delta=delta),
+        "exact_eps_add_remove": float(found["eps_one_round_add_remove"]),
+        "exact_eps_replace": float(found["eps_one_round_replace"]),
         "true_delta_replace_at_eps": gaussian_delta(mu=2 * mu, epsilon=epsilon),
         "exact_eps_100_rounds_add_remove": exact_gaussian_epsilon(mu=10 * mu, delta=delta),
     }
-
-
-def mask_noise_std(epsilon: float, *, delta: float, c: float) -> float:
-    """Theorem 3b's sigma (Eq. 69), whose sensitivity 1 - 2c is that of one coordinate."""
-    return (1 - 2 * c) * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 def mean_clipped_normal(mean: float, std: float, *, c: float) -> float:
@@ -164,23 +146,22 @@ def mask_noise(epsilon: float, *, delta: float, c: float, d: int) -> dict[str, f
     sent bits, printed order, worst case theta = 0 against 1 in every coordinate; bern_a is
     there the chance of the rarer bit.
     """
-    sigma = mask_noise_std(epsilon, delta=delta, c=c)
+    facts = Facts(parameters=d)
+    printed, corrected = (
+        NoisedPMSFL(noise="mask", epsilon=epsilon, delta=delta, clip=c, variant=v).constants(facts)
+        for v in ("printed", "corrected")
+    )
+    sigma = float(printed["noise_std"])
     flip = mean_clipped_normal(0.0, sigma, c=c)
+    mu = math.sqrt(d) * (1 - 2 * c) / sigma
     return {
         "sigma": sigma,
-        "eps_clip_first": exact_gaussian_epsilon(
-            mu=math.sqrt(d) * (1 - 2 * c) / sigma, delta=delta
-        ),
-        "eps_printed_order": exact_gaussian_epsilon(mu=math.sqrt(d) / sigma, delta=delta),
+        "eps_clip_first": exact_gaussian_epsilon(mu=mu, delta=delta),
+        "eps_printed_order": float(printed["eps_one_round"]),
         "bern_a": flip,
         "eps_after_bernoulli": exact_bits_epsilon(flip, d=d, delta=delta),
-        "sigma_needed_clip_first": math.sqrt(d) * sigma,
+        "sigma_needed_clip_first": float(corrected["noise_std"]),
     }
-
-
-def bernoulli_epsilon(c: float) -> float:
-    """Pure epsilon of one bit whose probability lies in [c, 1 - c]: ln((1 - c) / c)."""
-    return math.log((1 - c) / c)
 
 
 def closing_bound(c: float, alpha: float) -> dict[str, float]:
@@ -208,36 +189,6 @@ def closing_bound(c: float, alpha: float) -> dict[str, float]:
 
 
 def aggregation_error(theta: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Eq. 6: expected squared error of the mean of K masks, and its bound d / (4K).
-
-    theta: [K, d] mask probabilities.
-    """
+    """Eq. 6: expected squared error of the mean of K masks; theta: [K, d] mask probabilities."""
     values = np.asarray(theta)
-    clients, d = values.shape
-    return {
-        "exact": float((values * (1 - values)).sum()) / clients**2,
-        "bound": d / (4 * clients),
-    }
-
-
-def collapse_probability(theta: float, *, clients: int) -> float:
-    """Chance that the mean of masks is exactly 0 or 1, where sigma^-1 is infinite."""
-    return float(theta**clients + (1 - theta) ** clients)
-
-
-def compensated(server: Floats, clients: Floats, *, holders: int, joined: int) -> Floats:
-    """Eq. 8: a layer held by `holders` of `joined` clients, mixed with the server's own copy."""
-    share = holders / joined
-    return (1 - share) * server + share * clients
-
-
-def gradient_factors(s: Sequence[float]) -> Mapping[str, list[float]]:
-    """What multiplies (dL/d(w M)) w in the score gradient: sigma' (straight-through) and Eq. 4's
-    sigma sigma'."""
-    sigma = 1 / (1 + np.exp(-np.asarray(s, dtype=np.float64)))
-    slope = sigma * (1 - sigma)
-    return {
-        "correct": slope.tolist(),
-        "as_printed": (sigma * slope).tolist(),
-        "ratio_printed_over_correct": sigma.tolist(),
-    }
+    return {"exact": float((values * (1 - values)).sum()) / len(values) ** 2}

@@ -1,0 +1,220 @@
+"""Random values for values on a bounded interval: two points, or uniform in a window.
+
+Units are those of the interval: v in [-1, 1] is a value after clipping to [centre - radius,
+centre + radius]. E = e^epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from bench.contract.mechanisms.base import TINY, Base, Mechanism, Prepared, as_row
+from bench.contract.mechanisms.signs import softplus
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Interval(Mechanism):
+    """Values are clipped one by one to an interval, which is what softness rounds the edges of.
+
+    Attributes:
+        epsilon: Budget of one value.
+        radius: Half the interval's width; its centre is 0.
+    """
+
+    epsilon: float
+    radius: float
+    usual_softness = 0.1
+
+    @property
+    def variance(self) -> float:
+        """Of what is sent for the centre, the most of all values for two points."""
+        return self.radius**2 * self.unit_variance
+
+    @property
+    def unit_variance(self) -> float:
+        """Variance of what is sent for v = 0."""
+        raise NotImplementedError
+
+    def interval(self, broadcast: Tensor) -> tuple[float, float]:
+        """(centre, radius) for one tensor, from what is public: its broadcast values."""
+        return 0.0, self.radius
+
+    def _intervals(self, base: Base | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(centre, radius) of every value of rows [P, ...]."""
+        row = as_row(base, like, self._row)
+        if row is None:
+            row = self._row(like[0])
+        row = row.to(like)
+        return row[:, 0].view_as(like[0]), row[:, 1].view_as(like[0])
+
+    def _row(self, broadcast: Tensor) -> Tensor:
+        both = torch.tensor(self.interval(broadcast), dtype=torch.float64)
+        return both.expand(broadcast.numel(), 2)
+
+    def apply(self, values: Tensor) -> Tensor:
+        return values.clamp(-self.radius, self.radius)
+
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+        centre, radius = self._intervals(base, values.double())
+        v = ((values.double() - centre) / radius).clamp(-1, 1)
+        return (centre + radius * self._released(v, rng)).to(values)
+
+    def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
+        raise NotImplementedError
+
+    def prepared(
+        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
+    ) -> Prepared:
+        centre, radius = (t.expand_as(seen) for t in self._intervals(base, seen))
+        law = partial(self._misfit, softness=softness)
+        return Prepared(law, ((seen - centre) / radius, centre, radius))
+
+    def _misfit(
+        self, sent: Tensor, z: Tensor, centre: Tensor, radius: Tensor, *, softness: float
+    ) -> tuple[Tensor, Tensor]:
+        v, inside = _clipped((sent - centre) / radius, softness)
+        loss, slope = self._unit_misfit(v, z, softness)
+        return loss, slope * inside / radius
+
+    def _unit_misfit(self, v: Tensor, z: Tensor, softness: float) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def gradient_variance(
+        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
+    ) -> Tensor | float:
+        factor = 1.0 if self.of == "gradient" else 1 / step
+        return (self.interval(base)[1] * factor) ** 2 * self.unit_variance
+
+
+def _clipped(v: Tensor, softness: float) -> tuple[Tensor, Tensor]:
+    """v clipped to [-1, 1], with edges rounded within `softness`, and its derivative."""
+    if softness == 0:
+        return v.clamp(-1, 1), (v.abs() <= 1).to(v)
+    up, down = (v + 1) / softness, (v - 1) / softness
+    return (
+        softness * (softplus(up) - softplus(down)) - 1,
+        torch.sigmoid(up) - torch.sigmoid(down),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoPoint(_Interval):
+    """+-(E+1)/(E-1), the plus sign with probability 1/2 + v/2 (E-1)/(E+1).
+
+    Source: Duchi, Jordan, Wainwright, arXiv:1302.3203, in one dimension.
+    """
+
+    @property
+    def discrete(self) -> bool:
+        return True
+
+    @property
+    def unit_variance(self) -> float:
+        return math.tanh(self.epsilon / 2) ** -2
+
+    def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
+        slope = math.tanh(self.epsilon / 2)
+        plus = torch.rand(v.shape, generator=rng, dtype=v.dtype) < (1 + slope * v) / 2
+        return torch.where(plus, 1 / slope, -1 / slope).to(v)
+
+    def _unit_misfit(self, v: Tensor, z: Tensor, softness: float) -> tuple[Tensor, Tensor]:
+        towards = math.tanh(self.epsilon / 2) * z.sign()
+        least = 2 / (1 + math.exp(min(self.epsilon, 80.0)))
+        chance = (1 + towards * v).clamp_min(least)
+        return math.log(2) - chance.log(), -towards / chance
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveTwoPoint(TwoPoint):
+    """`TwoPoint` around each broadcast tensor's mean c, as wide as its values spread.
+
+    The radius is slack * max |w - c| over the broadcast values w, within [floor, radius].
+
+    Attributes:
+        slack: Radius over the largest distance of a broadcast value from the mean.
+        floor: Least radius.
+    """
+
+    slack: float
+    floor: float
+
+    def interval(self, broadcast: Tensor) -> tuple[float, float]:
+        wide = broadcast.detach().double()
+        centre = float(wide.mean())
+        spread = float((wide - centre).abs().max())
+        return centre, min(max(self.slack * spread, self.floor), self.radius)
+
+    def apply(self, values: Tensor) -> Tensor:
+        return values  # the interval is known with the broadcast alone
+
+    def _intervals(self, base: Base | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        if base is None:
+            raise ValueError("the interval follows from the broadcast values, but got none.")
+        return super()._intervals(base, like)
+
+    def signal_share(
+        self,
+        *,
+        square: float,
+        coordinates: int,
+        gradient_square: float,
+        base: Mapping[str, Tensor],
+        step: float,
+    ) -> float:
+        noise = sum(v.numel() * self.interval(v)[1] ** 2 for v in base.values())
+        return 1 - noise * self.unit_variance / step**2 / max(gradient_square, TINY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piecewise(_Interval):
+    """Uniform in a window of width C - 1 around (C+1)/2 v, E times as likely as elsewhere in
+    [-C, C]; C = (e^{epsilon/2}+1) / (e^{epsilon/2}-1).
+
+    Source: Wang et al., arXiv:1907.00782, Algorithm 2.
+    """
+
+    @property
+    def edge(self) -> float:
+        """C, beyond which nothing is sent."""
+        return 1 / math.tanh(self.epsilon / 4)
+
+    @property
+    def unit_variance(self) -> float:
+        small, rest = math.exp(-self.epsilon / 2), -math.expm1(-self.epsilon / 2)
+        return small * (1 + 3 * small) / (3 * rest * rest)
+
+    def _window(self, v: Tensor) -> tuple[Tensor, float]:
+        """(middle, half its width) of the likelier values."""
+        small, rest = math.exp(-self.epsilon / 2), -math.expm1(-self.epsilon / 2)
+        return v / rest, small / rest
+
+    def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
+        near, place = (torch.rand(v.shape, generator=rng, dtype=v.dtype) for _ in range(2))
+        middle, half = self._window(v)
+        inside = middle + half * (2 * place - 1)
+        outside = place * 2 * (self.edge - half) - self.edge
+        outside = torch.where(outside < middle - half, outside, outside + 2 * half)
+        return torch.where(near < 1 / (1 + math.exp(-self.epsilon / 2)), inside, outside)
+
+    def _unit_misfit(self, v: Tensor, z: Tensor, softness: float) -> tuple[Tensor, Tensor]:
+        """softness: width over which the window's edges are smeared, in units of its own."""
+        middle, half = self._window(v)
+        if softness == 0:
+            away = (z - middle).abs() > half * (1 + 1e-6) + 1e-6 * self.edge
+            return self.epsilon * away.to(v), torch.zeros_like(v)
+        scale = 2 * half * softness
+        up, down = (z - middle + half) / scale, (z - middle - half) / scale
+        # sigmoid(up) - sigmoid(down) = sigmoid(up) sigmoid(-down) (1 - e^{down - up})
+        shape = math.log(-math.expm1(-1 / softness)) + math.log(-math.expm1(-self.epsilon))
+        window = logsigmoid(up) + logsigmoid(-down) + shape
+        least = torch.full_like(window, -self.epsilon)
+        loss = -torch.logaddexp(window, least)
+        pull = (torch.sigmoid(-up) - torch.sigmoid(down)) / scale
+        return loss, (window + loss).exp() * pull / -math.expm1(-self.epsilon / 2)

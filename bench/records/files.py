@@ -1,0 +1,134 @@
+"""How a file of a result folder is read: whole, plain, and as what it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from bench.errors import UserError
+from bench.records.text import sound_text
+
+MOST_BYTES = 2**29
+"""Of one file: a leaderboard of ten thousand rows has a tenth of that."""
+T = TypeVar("T")
+
+
+def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
+    """A file's content, if it is a plain file of a sane size.
+
+    Args:
+        path: The file, or a link to one.
+        most: Largest size in bytes.
+
+    Returns:
+        All of its bytes.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        UserError: If it is a device, a pipe or a folder, too large, or cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
+                raise UserError(f"{path} is no plain file.")
+            if found.st_size > most:
+                raise UserError(
+                    f"{path} has {found.st_size:,} bytes, more than the {most:,} that such a file "
+                    "may have."
+                )
+            with os.fdopen(handle, "rb", buffering=0, closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(handle)
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(f"{path} does not exist.") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"cannot read {path} ({getattr(error, 'strerror', error)}).") from error
+
+
+def read_json(path: Path | str, *, most: int = MOST_BYTES) -> Any:
+    """The value of a JSON file.
+
+    Args:
+        path: The file.
+        most: Its largest size in bytes.
+
+    Returns:
+        Dictionaries, lists, texts and numbers; texts as UTF-8 can hold them.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        UserError: If it cannot be read or is no JSON.
+    """
+    content = read_bytes(path, most=most)
+    try:
+        return _sound(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no readable JSON ({error}).") from error
+
+
+def _sound(value: Any) -> Any:
+    """The value without halves of characters, which no file can be written with."""
+    if isinstance(value, str):
+        return value if value.isascii() else sound_text(value)
+    if isinstance(value, dict):
+        return {_sound(k): _sound(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_sound(v) for v in value]
+    return value
+
+
+def checked(adapter: TypeAdapter[T], value: Any, place: Path | str) -> T:
+    """A value read from JSON as what it should be.
+
+    Args:
+        adapter: Of the type.
+        value: As `read_json` gives it.
+        place: Where it stands, for the error.
+
+    Returns:
+        The typed value.
+
+    Raises:
+        UserError: Naming the place and the first thing that is wrong there.
+    """
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise UserError(f"{place}: {problem(error)}") from error
+    except (OverflowError, RecursionError) as error:
+        raise UserError(f"{place} holds a value that is out of range ({error}).") from error
+
+
+def problem(error: ValidationError) -> str:
+    """The first problem that was found, as one sentence."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(p) for p in first["loc"])
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if first["type"] == "missing":
+        return f"'{place}' is missing."
+    if not place:
+        return f"{message}."
+    got = " ".join(_shown(first["input"]).split())
+    return f"'{place}': {message[:1].lower()}{message[1:]}, got {got}."
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return "a very large number"  # Python refuses to print numbers of 4300 digits
+    if isinstance(value, (Mapping, list)):
+        return f"a {'dictionary' if isinstance(value, Mapping) else 'list'} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,282 @@
+"""What a run consists of: trainings and the attacks on them, and in a run their keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.records.text import plain
+from bench.suite import AttackSettings, Checkpoint, Suite, TaskSettings
+
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+"""Names a record, and so becomes a file's name."""
+
+
+def canonical(value: Any) -> str:
+    """One text for equal values, whatever their order."""
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def short(value: Any) -> str:
+    """A setting's value as tables show it."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def setting_text(name: str, settings: Mapping[str, Any]) -> str:
+    """spm(epsilon=1.5, variant=printed)."""
+    inner = ", ".join(f"{k}={short(v)}" for k, v in settings.items())
+    return f"{name}({inner})" if inner else name
+
+
+class Job:
+    """Something to be made, equal to another of the same kind and inputs, and hashable."""
+
+    def inputs(self) -> dict[str, Any]:
+        """All that decides the outcome, as its record and run.json hold it."""
+        raise NotImplementedError
+
+    @cached_property
+    def text(self) -> str:
+        """The inputs as one text."""
+        return canonical(self.inputs())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and type(self) is type(other) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainJob(Job):
+    """One training: everything that decides its outcome.
+
+    Attributes:
+        task: Data set and network.
+        protocol: How it trains; the task's overrides are in it.
+        defense: Its registered name.
+        settings: The defense's, by name.
+        threats: Under which it is observed.
+        checkpoints: When it is observed.
+        delta: Of every epsilon.
+        seed: Of every draw.
+        audit: Draws of the empirical audit, 0 for none.
+    """
+
+    task: TaskSettings
+    protocol: ProtocolSettings
+    defense: str
+    settings: Mapping[str, Any]
+    threats: tuple[ThreatSettings, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    delta: float
+    seed: int
+    audit: int = 0
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "task": self.task.model_dump(exclude={"protocol"}),
+            "protocol": self.protocol.model_dump(),
+            "defense": self.defense,
+            "settings": dict(self.settings),
+            "threats": [t.model_dump() for t in self.threats],
+            "checkpoints": list(self.checkpoints),
+            "delta": self.delta,
+            "seed": self.seed,
+            "audit": self.audit,
+        }
+
+    to_json_value = inputs
+
+    @property
+    def setting(self) -> str:
+        """spm(epsilon=1.5)."""
+        return setting_text(self.defense, self.settings)
+
+    @property
+    def name(self) -> str:
+        """digits/lenet/spm(epsilon=1.5)/seed=0."""
+        return f"{self.task.dataset}/{self.task.model}/{self.setting}/seed={self.seed}"
+
+    def threat(self, name: str) -> ThreatSettings:
+        """The threat of that name. Raises KeyError if the training has none."""
+        return {t.name: t for t in self.threats}[name]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackJob(Job):
+    """One attack on one observation of a training.
+
+    Attributes:
+        train: The training.
+        attack: Its registered name.
+        label: Its column in the leaderboard.
+        settings: The attack's, by name.
+        threat: Under which the observation was made.
+        checkpoint: When it was made.
+        budget: Gradient evaluations allowed per start.
+    """
+
+    train: TrainJob
+    attack: str
+    label: str
+    settings: Mapping[str, Any]
+    threat: ThreatSettings
+    checkpoint: Checkpoint
+    budget: int
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "attack": self.attack,
+            "settings": dict(self.settings),
+            "threat": self.threat.name,
+            "checkpoint": self.checkpoint,
+            "budget": self.budget,
+        }
+
+    @cached_property
+    def text(self) -> str:
+        return f"{self.train.text} {self.label} {canonical(self.inputs())}"
+
+    @property
+    def name(self) -> str:
+        """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
+        task = self.train.task
+        return "/".join((task.dataset, task.model, self.train.setting, self.label, self.checkpoint))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """An attack of a run: its record's key, and what it is.
+
+    Attributes:
+        key: Of its record.
+        train_key: Of its training's record.
+        job: The attack, with its training.
+    """
+
+    key: str
+    train_key: str
+    job: AttackJob
+
+    @property
+    def protocol(self) -> str:
+        return self.job.train.protocol.name
+
+    @property
+    def dataset(self) -> str:
+        return self.job.train.task.dataset
+
+    @property
+    def model(self) -> str:
+        return self.job.train.task.model
+
+    @property
+    def defense(self) -> str:
+        return self.job.train.defense
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The defense's."""
+        return self.job.train.settings
+
+    @property
+    def setting(self) -> str:
+        """spm(epsilon=1.5)."""
+        return self.job.train.setting
+
+    @property
+    def seed(self) -> int:
+        return self.job.train.seed
+
+    @property
+    def attack(self) -> str:
+        return self.job.attack
+
+    @property
+    def label(self) -> str:
+        return self.job.label
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.job.checkpoint
+
+    @property
+    def threat(self) -> str:
+        return self.job.threat.name
+
+    @property
+    def name(self) -> str:
+        """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
+        return self.job.name
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Whatever a reader may call it by."""
+        return frozenset(
+            (
+                self.protocol,
+                self.dataset,
+                self.model,
+                self.defense,
+                self.setting,
+                self.label,
+                self.attack,
+                self.checkpoint,
+                self.threat,
+                f"seed={self.seed}",
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTraining:
+    """A training of a run: its record's key, what it is, and the attacks on it."""
+
+    key: str
+    job: TrainJob
+    cells: tuple[Cell, ...]
+
+
+def labels(suite: Suite) -> dict[str, AttackSettings]:
+    """A suite's attacks by their columns: the name, with the threat where a name is there twice."""
+    first = suite.threats[0].name
+    names = [a.name for a in suite.attacks]
+    return {
+        a.name if names.count(a.name) == 1 else f"{a.name}@{a.threat or first}": a
+        for a in suite.attacks
+    }
+
+
+def attack_job(
+    train: TrainJob, suite: Suite, label: str, attack: AttackSettings, checkpoint: Checkpoint
+) -> AttackJob:
+    """The attack that a suite makes of one of its entries.
+
+    Args:
+        train: The training that it attacks.
+        suite: Says what the entry leaves open: threat and budget.
+        label: Its column.
+        attack: The suite's entry.
+        checkpoint: When its observation was made.
+
+    Returns:
+        The job.
+    """
+    return AttackJob(
+        train=train,
+        attack=attack.name,
+        label=label,
+        settings=attack.settings,
+        threat=train.threat(attack.threat or suite.threats[0].name),
+        checkpoint=checkpoint,
+        budget=suite.budget if attack.budget is None else attack.budget,
+    )

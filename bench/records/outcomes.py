@@ -1,0 +1,268 @@
+"""What became of a training or an attack, as its record on disk holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field
+
+from bench.contract.events import Facts
+from bench.errors import UserError
+from bench.privacy.ledger import Entry
+from bench.records.jobs import AttackJob, TrainJob
+from bench.records.text import numbers
+from bench.suite import Checkpoint
+
+Kind = Literal["train", "attack"]
+Status = Literal["done", "failed", "timeout", "not_applicable"]
+Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
+Count = Annotated[int, Field(ge=0)]
+FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
+VictimScores = Mapping[str, list[float]]
+"""Metric -> one figure per victim."""
+LedgerEntry = Annotated[Entry, AfterValidator(lambda e: replace(e, constants=numbers(e.constants)))]
+"""What the accountant says, its constants as numbers again where they are infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What became of observing one checkpoint under one threat.
+
+    Attributes:
+        status: Whether there is something to attack.
+        reason: Why not, None if there is.
+        stem: What the names of its files begin with.
+    """
+
+    status: Literal["done", "not_applicable"]
+    reason: str | None = None
+    stem: Annotated[str, Field(pattern=r"^[^/\\]*$")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSummary:
+    """What the empirical audit of one release found.
+
+    Attributes:
+        draws: Per input of a pair.
+        confidence: Chance that all bounds hold together.
+        eps_audited: The true epsilon is at least this.
+        eps_at_least: Whether the draws, not the defense, limit the bound.
+        verdict_claim: Against the paper's claim.
+        verdict_proof: Against what is proven.
+    """
+
+    draws: Count
+    confidence: float
+    eps_audited: float
+    eps_at_least: bool
+    verdict_claim: Verdict
+    verdict_proof: Verdict
+    status: Literal["done"] = "done"
+    reason: None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFailure:
+    """An audit that a hook of the defense did not survive."""
+
+    reason: str
+    status: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackInputs:
+    """What decides an attack's outcome beside its training; see `AttackJob`."""
+
+    attack: str
+    settings: Mapping[str, Any]
+    threat: str
+    checkpoint: Checkpoint
+    budget: int
+
+    @staticmethod
+    def of(job: AttackJob) -> AttackInputs:
+        """Those of an attack."""
+        return AttackInputs(
+            attack=job.attack,
+            settings=job.settings,
+            threat=job.threat.name,
+            checkpoint=job.checkpoint,
+            budget=job.budget,
+        )
+
+    def on(self, train: TrainJob) -> AttackJob:
+        """The attack on that training. Raises KeyError if it lacks the threat."""
+        return AttackJob(
+            train=train,
+            attack=self.attack,
+            label=self.attack,
+            settings=self.settings,
+            threat=train.threat(self.threat),
+            checkpoint=self.checkpoint,
+            budget=self.budget,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What every record has.
+
+    Attributes:
+        schema: Of the file.
+        key: The record's name.
+        memory: Peak bytes of the process that ran it (`host`) and of tensors on its GPU (`device`).
+        files: Name -> bytes of what the job left; None in older records, which do not say.
+    """
+
+    schema: Literal[1] = 1
+    key: str = ""
+    memory: Mapping[str, int | None] = field(default_factory=dict)
+    files: Mapping[FileName, Count] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoResult(Record):
+    """A training or attack without figures.
+
+    Attributes:
+        status: failed (an error, a dead worker), timeout, or not_applicable.
+        reason: Why.
+        traceback: Of an error.
+        inputs: Of the job; None in older records.
+        train: Key of an attack's training.
+    """
+
+    status: Literal["failed", "timeout", "not_applicable"]
+    reason: str
+    traceback: str | None = None
+    inputs: TrainJob | AttackInputs | None = None
+    train: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecord(Record):
+    """A training that is done.
+
+    Attributes:
+        variant: Which form of the defense ran.
+        correct: Right answers of the common model, None where there is no such model.
+        test_samples: Of the test set.
+        class_chance: Share of the commonest class.
+        diverged: How, None if it did not.
+        rounds_played: Less than planned where it diverged.
+        bytes_up: Per round, all clients.
+        bytes_down: Per round, all clients.
+        client_seconds: Per client and round.
+        facts: What happened over the run, from which epsilon follows.
+        ledger: Claim and proof.
+        observations: Checkpoint -> threat -> what became of observing it.
+        parameters: Of the network.
+        seconds: Of the job.
+        device: Where it ran.
+        versions: Of the packages that move numbers.
+        personal_accuracy: Mean of the next; None in older records.
+        personal_accuracies: Per client, None for one none of whose classes is tested.
+        personal_chance: Of always guessing a client's commonest class.
+        keeping_clients: How many withheld something.
+        audit: Of one release; None if none was asked for.
+        inputs: The job; None in older records.
+    """
+
+    variant: str
+    correct: Count | None
+    test_samples: Count
+    class_chance: float
+    diverged: str | None
+    rounds_played: Count
+    bytes_up: float
+    bytes_down: float
+    client_seconds: float
+    facts: Facts
+    ledger: LedgerEntry
+    observations: Mapping[str, Mapping[str, Observation]]
+    parameters: Count
+    seconds: float
+    device: str
+    versions: Mapping[str, str]
+    status: Literal["done"] = "done"
+    reason: None = None
+    personal_accuracy: float | None = None
+    personal_accuracies: tuple[float | None, ...] = ()
+    personal_chance: float | None = None
+    keeping_clients: Count = 0
+    audit: AuditSummary | AuditFailure | None = None
+    inputs: TrainJob | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubledRun:
+    """An attack once more, at twice its budget: whether it had converged."""
+
+    budget: int
+    values: VictimScores
+    gradient_evaluations: Count
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRecord(Record):
+    """An attack that is done.
+
+    Attributes:
+        victims: How many were attacked.
+        samples: Of each victim.
+        failed: Victims without an answer, scored as the mean public image.
+        is_floor: Whether the attack reads no message.
+        values: Metric -> one figure per victim.
+        floors: Metric -> per victim, what needs no leak; _class_mean: given the true label.
+        gradient_evaluations: What it spent.
+        seconds: Of the job.
+        notes: What the attack says of its own run.
+        loss: The attack's own, per victim.
+        device: Where it ran.
+        versions: Of the packages that move numbers.
+        budget: Gradient evaluations allowed per start; None in older records.
+        doubled: The same at twice the budget, None where that was not run.
+        inputs: Of the job; None in older records.
+        train: Key of its training.
+    """
+
+    victims: Count
+    samples: Count
+    failed: Count
+    is_floor: bool
+    values: VictimScores
+    floors: VictimScores
+    gradient_evaluations: Count
+    seconds: float
+    notes: tuple[str, ...]
+    loss: list[float] | None
+    device: str
+    versions: Mapping[str, str]
+    status: Literal["done"] = "done"
+    reason: None = None
+    budget: int | None = None
+    doubled: DoubledRun | None = None
+    inputs: AttackInputs | None = None
+    train: str = ""
+
+    def __post_init__(self) -> None:
+        again = self.doubled.values if self.doubled else {}
+        for scores in (self.values, self.floors, again):
+            for metric, figures in scores.items():
+                if len(figures) != self.victims:
+                    raise UserError(
+                        f"{metric} has {len(figures)} figures for {self.victims} victims."
+                    )
+
+
+TrainOutcome: TypeAlias = TrainRecord | NoResult
+AttackOutcome: TypeAlias = AttackRecord | NoResult
+
+
+def settled(record: TrainOutcome | AttackOutcome | None) -> bool:
+    """Whether a job need not be made again: failures and time-outs are tried again."""
+    return record is not None and record.status in ("done", "not_applicable")

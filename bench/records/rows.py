@@ -1,0 +1,296 @@
+"""A leaderboard's rows: one per defense setting and checkpoint, seeds taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from bench.errors import UserError
+from bench.metrics.intervals import Interval
+from bench.metrics.named import METRICS, sign_of
+from bench.protocols.settings import ProtocolSettings
+from bench.records.files import checked, read_json
+from bench.records.flags import Flag
+from bench.records.jobs import setting_text
+from bench.records.older import row_of_first
+from bench.records.outcomes import AuditSummary, Count, Status
+from bench.records.text import to_line
+from bench.suite import Checkpoint
+
+ROW_SCHEMA = 2
+"""Of a row in leaderboard.json. Rows of schema 1, which do not say so, have flags as sentences."""
+LEADERBOARD = "leaderboard.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """What an attack gains from twice its budget where nothing defends.
+
+    Attributes:
+        gain: Mean SSIM over victims and seeds.
+        budget: Gradient evaluations per start of the first run.
+        converged: Whether the gain is small enough.
+    """
+
+    gain: float
+    budget: int
+    converged: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubledScore:
+    """SSIM of an attack at twice the budget, on undefended rows alone."""
+
+    budget: int
+    ssim: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackEntry:
+    """One attack in a row.
+
+    Attributes:
+        status: Of its records together: that of the worst.
+        reason: Why it is not done, None if it is.
+        threat: Name of the threat that it ran under.
+        is_floor: Whether it reads no message: shown beside the others, never ranked.
+        n: Victims scored, over all seeds.
+        failed: Victims without a usable answer.
+        scores: Metric -> mean and interval; metrics without a figure are absent.
+        floor: Means of what needs no leak; _class_mean: given the true label.
+        seconds: Of all seeds, None where nothing finished.
+        gradient_evaluations: Of all seeds, None where nothing finished.
+        notes: What the attack says of its own run.
+        budget: Gradient evaluations allowed per start; None where nothing finished.
+        convergence: As measured on the undefended row of the table.
+        doubled: The same attack at twice the budget, on undefended rows alone.
+    """
+
+    status: Status
+    reason: str | None
+    threat: str
+    is_floor: bool
+    n: Count
+    failed: Count
+    scores: Mapping[str, Interval] = field(default_factory=dict)
+    floor: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | None = None
+    gradient_evaluations: int | None = None
+    notes: tuple[str, ...] = ()
+    budget: int | None = None
+    convergence: Convergence | None = None
+    doubled: DoubledScore | None = None
+
+    def to_json_value(self) -> dict[str, Any]:
+        """As a row in JSON holds it: every metric by its name, null without a figure."""
+        flat: dict[str, Any] = {}
+        for name in (f.name for f in fields(self)):
+            if name == "scores":
+                flat |= {m: self.scores.get(m) for m in METRICS}
+            else:
+                flat[name] = getattr(self, name)
+        return flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstCase:
+    """The worst over attacks, per victim, then averaged.
+
+    Attributes:
+        attack: The one that is worst for most victims.
+        metric: ssim, or mse of records.
+        interval: Mean over victims.
+    """
+
+    attack: str
+    metric: Literal["ssim", "mse"]
+    interval: Interval
+
+    @property
+    def leak(self) -> float:
+        """One number that grows with the leak: SSIM, or minus the MSE of records."""
+        return sign_of(self.metric) * self.interval.mean
+
+    def to_json_value(self) -> dict[str, Any]:
+        """As a row in JSON holds it: the interval by its metric's name."""
+        return {"attack": self.attack, "metric": self.metric, self.metric: self.interval}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerWords:
+    """What the epsilons of a row protect and what not, and one reason per mechanism event."""
+
+    words: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One defense setting at one checkpoint.
+
+    Attributes:
+        suite: quick v5.
+        protocol: Its name.
+        protocol_settings: All that it trains with.
+        dataset: Its name.
+        dataset_settings: By name; empty in older files.
+        model: Its name.
+        model_settings: By name; empty in older files.
+        defense: Its name.
+        variant: Which form of the defense ran.
+        settings: The defense's, by name.
+        checkpoint: When the attacked round was observed.
+        threat: A line on every threat.
+        seeds: Those taken together.
+        accuracy: Of the common model; None where there is none.
+        personal_accuracy: Of the clients' own networks.
+        personalised: Whether those differ from the common model.
+        eps_claimed: By the paper's own formula, None where it claims nothing.
+        eps_record: Proven for one training record over the whole run, infinite without a proof.
+        ledger: What the epsilons mean, None without a finished training.
+        audit: The one that found most, None where none was made.
+        delta: Of the epsilons.
+        unit: Of the claim.
+        bytes_up: Per round, all clients.
+        bytes_down: Per round, all clients.
+        client_seconds: Per client and round.
+        attacks: By their columns.
+        worst: The worst case over them, None without a figure.
+        flags: What to know before trusting the row.
+        rank: Within its table, 1 leaks least; None without utility or figure.
+    """
+
+    suite: str
+    protocol: str
+    protocol_settings: ProtocolSettings
+    dataset: str
+    model: str
+    defense: str
+    variant: str
+    settings: Mapping[str, Any]
+    checkpoint: Checkpoint
+    threat: str
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    accuracy: Interval | None
+    eps_claimed: float | None
+    eps_record: float | None
+    delta: float
+    unit: str | None
+    bytes_up: float | None
+    bytes_down: float | None
+    client_seconds: float | None
+    attacks: Mapping[str, AttackEntry]
+    worst: WorstCase | None
+    flags: tuple[Flag, ...]
+    rank: Annotated[int, Field(ge=1)] | None
+    dataset_settings: Mapping[str, Any] = field(default_factory=dict)
+    model_settings: Mapping[str, Any] = field(default_factory=dict)
+    personal_accuracy: Interval | None = None
+    personalised: bool = False
+    ledger: LedgerWords | None = None
+    audit: AuditSummary | None = None
+
+    def __post_init__(self) -> None:
+        if self.worst is not None and self.worst.attack not in self.attacks:
+            raise UserError(f"the worst attack {self.worst.attack} is none of the row's attacks.")
+
+    @property
+    def setting(self) -> str:
+        """spm(epsilon=1.5, variant=printed)."""
+        return setting_text(self.defense, self.settings)
+
+
+Sentence = Callable[[Flag], str]
+"""A flag as people read it."""
+_FIRST = ("suite", "protocol", "protocol_settings", "dataset", "dataset_settings", "model")
+"""Of a row in JSON: what stands before its other fields."""
+
+
+def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
+    """A row as leaderboard.json holds it.
+
+    Args:
+        row: The row.
+        sentence: Makes the `text` that stands beside each flag's code for human readers.
+
+    Returns:
+        Values of `to_json`.
+    """
+    flags = [
+        {
+            "code": f.code,
+            "subject": f.subject,
+            "level": f.level,
+            "values": f.values,
+            "text": sentence(f),
+        }
+        for f in row.flags
+    ]
+    names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
+    return {"schema": ROW_SCHEMA, **{n: getattr(row, n) for n in names}, "flags": flags}
+
+
+def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:
+    """leaderboard.json: strict JSON, a row per line.
+
+    Args:
+        rows: In their order.
+        sentence: As for `row_to_dict`.
+    """
+    lines = ",\n".join(to_line(row_to_dict(row, sentence)) for row in rows)
+    return f"[\n{lines}\n]\n"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a leaderboard.json of this or an older version.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        UserError: If it is no leaderboard.
+    """
+    return rows_of_json(read_json(path), path)
+
+
+def rows_of_json(value: Any, place: Path) -> list[Row]:
+    """The rows that JSON of this or an older version describes.
+
+    Args:
+        value: What the file holds.
+        place: The file, for errors.
+
+    Raises:
+        UserError: If that is no leaderboard.
+    """
+    if not isinstance(value, list):
+        raise UserError(f"{place} must be a list of rows (see bench/report/schema.json).")
+    return [_row(row, f"{place}, row {number}") for number, row in enumerate(value, start=1)]
+
+
+@cache
+def _adapter() -> TypeAdapter[Row]:
+    return TypeAdapter(Row)
+
+
+def _row(value: Any, place: str) -> Row:
+    schema = value.get("schema", 1) if isinstance(value, dict) else None
+    if schema not in (1, ROW_SCHEMA):
+        raise UserError(f"{place} is no row of a schema that this version of leakbench knows.")
+    value = row_of_first(value) if schema == 1 else dict(value)
+    attacks, worst = value.get("attacks"), value.get("worst")
+    if isinstance(attacks, dict):
+        value["attacks"] = {name: _nested(entry) for name, entry in attacks.items()}
+    if isinstance(worst, dict):
+        value["worst"] = {**worst, "interval": worst.get(str(worst.get("metric")))}
+    return checked(_adapter(), value, place)
+
+
+def _nested(entry: Any) -> Any:
+    """An attack's entry with its metrics apart."""
+    if not isinstance(entry, dict):
+        return entry
+    return {**entry, "scores": {m: entry[m] for m in METRICS if entry.get(m) is not None}}

@@ -1,0 +1,182 @@
+"""A run: what run.json says was planned, how it was made, and which records belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from bench.errors import UserError
+from bench.records.files import checked, read_json
+from bench.records.jobs import Cell, Key, PlannedTraining, TrainJob, attack_job, labels
+from bench.records.older import suite_of_first
+from bench.suite import Checkpoint, Suite
+
+SCHEMA = 1
+"""Of run.json and of records."""
+RUN = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellEntry:
+    """An attack as run.json lists it; its settings and budget stand in the suite."""
+
+    key: Key
+    label: str
+    attack: str
+    checkpoint: Checkpoint
+    threat: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingEntry(TrainJob):
+    """A training as run.json lists it: its inputs, its key, and the attacks on it."""
+
+    key: Key
+    cells: tuple[CellEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """run.json as it stands in the file."""
+
+    suite: Suite
+    trainings: tuple[TrainingEntry, ...]
+    schema: Literal[1] = 1
+    command: str = ""
+    commands: tuple[str, ...] = ()
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def _adapter() -> TypeAdapter[RunFile]:
+    return TypeAdapter(RunFile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run of a suite, of a part of one, or of parts that were merged.
+
+    Attributes:
+        suite: What was asked for.
+        trainings: What belongs to the run, with keys, in the plan's order.
+        command: How to make it again.
+        commands: Those of merged parts; empty without them.
+        device: Where it ran: cpu, cuda, or both of merged parts.
+        versions: Of the packages that move numbers.
+        plugins: Files of defenses and attacks.
+        code: Hashes of the source that decides numbers, by what it belongs to.
+    """
+
+    suite: Suite
+    trainings: tuple[PlannedTraining, ...]
+    command: str = ""
+    commands: tuple[str, ...] = ()
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All attacks, in their order."""
+        return [c for t in self.trainings for c in t.cells]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those of the trainings: a part of a suite may have fewer than the suite."""
+        return sorted({t.job.seed for t in self.trainings}) or list(self.suite.seeds)
+
+    @property
+    def label(self) -> str:
+        """quick v5."""
+        return f"{self.suite.name} v{self.suite.version}"
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """The run of a result folder.
+
+        Raises:
+            UserError: If it is no result folder, or its run.json is no run of its own suite.
+        """
+        try:
+            value = read_json(folder / RUN)
+        except FileNotFoundError as error:
+            raise UserError(f"{folder} is no result folder of leakbench (no {RUN}).") from error
+        return cls.of(value, folder / RUN)
+
+    @classmethod
+    def of(cls, value: Any, place: Path) -> Run:
+        """The run that a run.json of any version describes.
+
+        Args:
+            value: What the file holds.
+            place: The file, for errors.
+
+        Raises:
+            UserError: If that is no run, or not one of its own suite.
+        """
+        if isinstance(value, dict) and not {"suite", "trainings"} <= value.keys():
+            raise UserError(f"{place} must hold a suite and its trainings.")
+        if isinstance(value, dict):
+            value = value | {"suite": suite_of_first(value["suite"])}
+        found = checked(_adapter(), value, place)
+        same = {f.name: getattr(found, f.name) for f in fields(cls) if f.name != "trainings"}
+        return cls(trainings=tuple(_planned(found, place)), **same)
+
+    def to_json_value(self) -> dict[str, Any]:
+        """As run.json holds it."""
+        return {
+            "schema": SCHEMA,
+            "suite": self.suite.model_dump(),
+            "command": self.command,
+            **({"commands": self.commands} if self.commands else {}),
+            "device": self.device,
+            "versions": self.versions,
+            "plugins": self.plugins,
+            "code": self.code,
+            "trainings": [
+                {
+                    "key": t.key,
+                    **t.job.inputs(),
+                    "cells": [asdict(_entry(c)) for c in t.cells],
+                }
+                for t in self.trainings
+            ],
+        }
+
+
+def _entry(cell: Cell) -> CellEntry:
+    return CellEntry(
+        key=cell.key,
+        label=cell.label,
+        attack=cell.attack,
+        checkpoint=cell.checkpoint,
+        threat=cell.threat,
+    )
+
+
+def _planned(found: RunFile, place: Path) -> Iterable[PlannedTraining]:
+    known = labels(found.suite)
+    for entry in found.trainings:
+        job = TrainJob(**{f.name: getattr(entry, f.name) for f in fields(TrainJob)})
+        threats = {t.name for t in job.threats}
+        cells = []
+        for cell in entry.cells:
+            attack = known.get(cell.label)
+            asked = attack and (attack.threat or found.suite.threats[0].name)
+            if attack is None or asked != cell.threat or cell.threat not in threats:
+                raise UserError(
+                    f"{place} has a cell {cell.label} {cell.checkpoint} {cell.threat} that its "
+                    "suite does not name."
+                )
+            made = attack_job(job, found.suite, cell.label, attack, cell.checkpoint)
+            cells.append(Cell(key=cell.key, train_key=entry.key, job=made))
+        yield PlannedTraining(key=entry.key, job=job, cells=tuple(cells))

@@ -1,0 +1,385 @@
+"""PM-SFL with noise: the variants of Theorems 2 and 3, which `defenses/pm_sfl.py` builds up to.
+
+The plugin `pm_sfl` is this class: with noise `none`, its default, it is the paper's method.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bench.api import (
+    BernoulliMask,
+    Client,
+    Clip,
+    Event,
+    Facts,
+    Formula,
+    Gaussian,
+    Laplace,
+    LaplaceNoise,
+    Loss,
+    Mechanism,
+    Part,
+    RandomisedResponse,
+    State,
+    Unprotected,
+)
+from bench.privacy.gaussian import exact_gaussian_epsilon
+from bench.toolkit.per_sample import per_sample_gradients
+from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
+from defenses.pm_sfl import PMSFL, Variant
+
+Noise = Literal["none", "local", "mask", "smashed"]
+
+_NOISE = "noise."
+
+
+class NoisedPMSFL(PMSFL):
+    """PM-SFL, and Theorem 2's and 3's noise on what its clients compute or send.
+
+    Args:
+        clip: See `PMSFL`, like all settings up to `growth_rounds`.
+        variant: `corrected` or `printed`: the score gradient's, and that of noise `mask`.
+        lr_scale: See `PMSFL`.
+        personal: See `PMSFL`.
+        agreement_rounds: See `PMSFL`.
+        growth_rounds: See `PMSFL`.
+        noise: none; `local`, on every score gradient (Theorem 3a); `mask`, on theta before the
+            upload is drawn (Theorem 3b): printed, of Eq. 69's std before the clip, corrected,
+            after a clip and sqrt(d) times as strong; `smashed`, Laplace on smashed data
+            (Theorem 2).
+        epsilon: The theorem's budget, > 0; none without noise.
+        delta: The theorem's delta, in (0, 1).
+        local_steps: R of Theorem 3a, >= 1.
+        clip_norm: L2 norm of one sample's score gradient (`local`) or L1 norm of its smashed
+            data (`smashed`), > 0.
+
+    Source: PM-SFL, Theorems 2 and 3.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip: float = 0.01,
+        variant: Variant = "corrected",
+        lr_scale: float = 1.0,
+        personal: float = 0.0,
+        agreement_rounds: int = 5,
+        growth_rounds: int = 10,
+        noise: Noise = "none",
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        local_steps: int = 1,
+        clip_norm: float = 1.0,
+    ) -> None:
+        super().__init__(
+            clip=clip,
+            variant=variant,
+            lr_scale=lr_scale,
+            personal=personal,
+            agreement_rounds=agreement_rounds,
+            growth_rounds=growth_rounds,
+        )
+        if noise not in ("none", "local", "mask", "smashed"):
+            raise ValueError(f"noise must be none, local, mask or smashed, got '{noise}'.")
+        if noise == "none" and epsilon is not None:
+            raise ValueError(f"epsilon needs a noise (local, mask or smashed), got {epsilon}.")
+        if noise != "none" and (epsilon is None or not 0 < epsilon < math.inf):
+            raise ValueError(f"epsilon must be > 0 (budget of noise '{noise}'), got {epsilon}.")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie in (0, 1), got {delta}.")
+        if local_steps < 1:
+            raise ValueError(f"local_steps must be >= 1 (R of Theorem 3a), got {local_steps}.")
+        if not 0 < clip_norm < math.inf:
+            raise ValueError(f"clip_norm must be > 0 (norm of one sample), got {clip_norm}.")
+        self.noise: Noise = noise
+        self.epsilon = math.inf if epsilon is None else epsilon
+        self.delta = delta
+        self.local_steps = local_steps
+        self.clip_norm = clip_norm
+        if noise == "local":
+            self.owns = PMSFL.owns | {"gradient"}
+        if noise == "smashed":
+            self.requires = frozenset({"smashed"})
+
+    # --- Theorem 2: smashed data --------------------------------------------------------------
+    @property
+    def smashed_scale(self) -> float:
+        """Laplace scale per value: the range's L1 width over epsilon (Theorem 2's Delta_f, taken
+        after the mask, where its Lemma 2 holds)."""
+        return 2 * self.clip_norm / self.epsilon
+
+    def smashed(self, q: Tensor, client: Client) -> Part:
+        """Under noise `smashed`: each sample's part clipped to L1 norm clip_norm, plus Laplace
+        noise."""
+        if self.noise != "smashed":
+            return super().smashed(q, client)
+        clipped = clip_rows_l1(q, norm=self.clip_norm)
+        noise = laplace_like(q.detach(), scale=self.smashed_scale, rng=client.rng["defense"])
+        return Part(values=clipped + noise)
+
+    # --- Theorem 3a: score gradients ------------------------------------------------------------
+    def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
+        masks = super().draw(variables, const, rng)
+        if self.noise != "local":
+            return masks
+        masked = {n: v for n, v in variables.items() if n in const}
+        return {
+            **masks,
+            **{_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in masked.items()},
+        }
+
+    def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
+        """Under noise `local`: mean of per-sample score gradients clipped to clip_norm, plus
+        Gaussian noise (Eq. 12, 13), both taken before `lr_scale`; otherwise the plain gradient.
+        """
+        if self.noise != "local":
+            return super().gradient(loss, variables, x, y, draw)
+
+        each = per_sample_gradients(loss, variables, x, y)
+        size = len(next(iter(each.values())))
+        noise = {n: draw[_NOISE + n] for n in each if _NOISE + n in draw}
+        clipped = list(noise or each)
+        square = torch.stack([each[n].flatten(1).square().sum(dim=1) for n in clipped]).sum(dim=0)
+        length = square.clamp_min(1e-30).sqrt() / self.lr_scale
+        factor = (self.clip_norm / length).clamp_max(1.0)
+        std = self.lr_scale * self._step_multiplier() * self.clip_norm / size
+        out = {}
+        for name, grads in each.items():
+            if name not in clipped:
+                out[name] = grads.mean(dim=0)
+                continue
+            out[name] = torch.tensordot(factor, grads, dims=1) / size
+            if noise:
+                out[name] = out[name] + std * noise[name]
+        return out
+
+    def _step_multiplier(self) -> float:
+        """Std over Gamma / |Q| for R local steps (Eq. 63)."""
+        return math.sqrt(2 * self.local_steps * math.log(1 / self.delta)) / self.epsilon
+
+    # --- Theorem 3b: probabilities --------------------------------------------------------------
+    def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
+        """Under noise `mask`: theta with Gaussian noise, clipped."""
+        thetas = super()._released(scores, client)
+        if self.noise != "mask":
+            return thetas
+        low, high = self.clip, 1 - self.clip
+        std = self._mask_std(sum(s.numel() for s in scores.values()))
+        noised = {}
+        for name, theta in thetas.items():
+            exact = theta if self._variant == "printed" else theta.clamp(low, high)
+            noise = gaussian_like(theta, std=std, rng=client.rng["defense"])
+            noised[name] = (exact + noise).clamp(low, high)
+        return noised
+
+    def _mask_std(self, d: int) -> float:
+        """Eq. 69, whose sensitivity 1 - 2c is that of one coordinate; sqrt(d) is ours."""
+        std = (1 - 2 * self.clip) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+        return std if self._variant == "printed" else std * math.sqrt(d)
+
+    # --- what is known and what is proven -------------------------------------------------------
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The upload is Bernoulli(sigma(scores)); noise on scores or theta is in the settings."""
+        sent: tuple[Mechanism, ...] = ()
+        if self.noise == "smashed":
+            sent = (
+                Clip(of="smashed", norm=self.clip_norm, order=1),
+                LaplaceNoise(of="smashed", scale=self.smashed_scale),
+            )
+        return (*sent, BernoulliMask(of="weights", clip=self.clip))
+
+    def claim(self, facts: Facts) -> tuple[float, float, str] | None:
+        """Theorem 2 or 3 for one release, Theorem 3 with Sec. 5's closing bound; none of them
+        is about the method without noise."""
+        if self.noise == "none":
+            return None
+        if self.noise == "smashed":
+            gain = amplification_gain(self.epsilon, c=self.clip, d=facts.parameters)
+            return self.epsilon - gain, 0.0, "record"
+        return min(self.epsilon, self._closing_bound(facts)), self.delta, "record"
+
+    def _closing_bound(self, facts: Facts) -> float:
+        """Pure epsilon of a mask of bits whose chances lie in [c, 1 - c] (Sec. 5's closing)."""
+        return facts.parameters * bernoulli_epsilon(self.clip)
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Replacing one record, over all releases; smashed data only under noise `smashed`."""
+        pattern = Unprotected(
+            what="the pattern of personalised masks",
+            why="it is computed from the changes of theta before any noise",
+        )
+        match self.noise:
+            case "none":
+                return super().guarantee(facts)
+            case "smashed":
+                return (self._laplace(facts), *super().guarantee(facts))
+            case "local":
+                return (self._steps(facts),)
+            case "mask":
+                return (self._bits(facts), *([pattern] if self.personal else []))
+
+    def _laplace(self, facts: Facts) -> Event:
+        return Laplace(
+            sensitivity=2 * self.clip_norm,
+            scale=self.smashed_scale,
+            unit="record",
+            count=facts.releases * facts.local_steps,
+        )
+
+    def _steps(self, facts: Facts) -> Event:
+        """A record may be in every batch; replacing it moves a mean gradient by 2 Gamma / |Q|.
+        Masks and their personal pattern are drawn from the noised scores: post-processing."""
+        unit = self.clip_norm / facts.batch
+        return Gaussian(
+            sensitivity=2 * unit,
+            std=self._step_multiplier() * unit,
+            unit="record",
+            count=facts.releases * facts.local_steps,
+        )
+
+    def _bits(self, facts: Facts) -> Event:
+        """The better of the noise on theta and of sampling bits whose chances lie in [c, 1 - c]."""
+        bits = RandomisedResponse(
+            epsilon=bernoulli_epsilon(self.clip),
+            coordinates=facts.parameters,
+            covers="mask bits",
+            unit="record",
+            count=facts.releases,
+        )
+        noise = self._theta_noise(facts)
+        mu = math.sqrt(noise.count) * noise.sensitivity / noise.std
+        better = exact_gaussian_epsilon(mu=mu, delta=facts.delta) <= (
+            bits.count * bits.coordinates * bits.epsilon
+        )
+        return noise if better else bits
+
+    def _theta_noise(self, facts: Facts) -> Gaussian:
+        """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""
+        width = 1.0 if self._variant == "printed" else 1 - 2 * self.clip
+        return Gaussian(
+            sensitivity=math.sqrt(facts.parameters) * width,
+            std=self._mask_std(facts.parameters),
+            unit="record",
+            count=facts.releases,
+        )
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        found = super().constants(facts)
+        match self.noise:
+            case "local":
+                add, replace = self._step_epsilons()
+                found |= {
+                    "masks": "noised",
+                    "noise_std": self._step_multiplier() * self.clip_norm / facts.batch,
+                    "eps_one_round_add_remove": add,
+                    "eps_one_round_replace": replace,
+                }
+            case "mask":
+                found |= {
+                    "masks": "noised",
+                    "noise_std": self._mask_std(facts.parameters),
+                    "eps_one_round": self._mask_epsilon(facts),
+                }
+            case "smashed":
+                found |= {
+                    "smashed_data": "noised",
+                    "noise_scale": self.smashed_scale,
+                    "eps_amplification_gain": amplification_gain(
+                        self.epsilon, c=self.clip, d=facts.parameters
+                    ),
+                    "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
+                }
+        return found
+
+    def _step_epsilons(self) -> tuple[float, float]:
+        """Exact epsilon of a round's R steps for adding or removing a record, which moves a mean
+        gradient by Gamma / |Q|, and for replacing one, which moves it by twice that."""
+        mu = math.sqrt(self.local_steps) / self._step_multiplier()
+        add, replace = (exact_gaussian_epsilon(mu=k * mu, delta=self.delta) for k in (1, 2))
+        return add, replace
+
+    def _mask_epsilon(self, facts: Facts) -> float:
+        """Exact epsilon of the noise on one round's theta."""
+        noise = self._theta_noise(facts)
+        return exact_gaussian_epsilon(mu=noise.sensitivity / noise.std, delta=self.delta)
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        closing = Formula(
+            name="epsilon of the sampled bits alone",
+            equation="Sec. 5, closing bound",
+            value=self._closing_bound(facts),
+            holds="It is the pure epsilon of a mask. As a Renyi divergence the bound is no "
+            "(epsilon, delta) bound.",
+        )
+        found: tuple[Formula, ...] = ()
+        match self.noise:
+            case "smashed":
+                gain = amplification_gain(self.epsilon, c=self.clip, d=facts.parameters)
+                found = (
+                    Formula(
+                        name="epsilon of one sample's smashed data, amplified",
+                        equation="Theorem 2",
+                        value=self.epsilon - gain,
+                        really=facts.releases * facts.local_steps * self.epsilon,
+                        holds="It holds for one release, scalar outputs and L1 sensitivity. The "
+                        f"amplification gains {gain:.3g}; all releases of the run add up to the "
+                        "other number.",
+                    ),
+                )
+            case "local":
+                found = (
+                    Formula(
+                        name="std of the noise on a mean score gradient",
+                        equation="Eq. 63",
+                        value=self._step_multiplier() * self.clip_norm / facts.batch,
+                        holds="Appendix E.3 prints c^2 for Gamma^2.",
+                    ),
+                    Formula(
+                        name="epsilon of a round",
+                        equation="Theorem 3a",
+                        value=self.epsilon,
+                        really=self._step_epsilons()[1],
+                        holds="It holds for adding or removing a record, not for replacing one, "
+                        "and does not count rounds.",
+                    ),
+                    closing,
+                )
+            case "mask":
+                found = (
+                    Formula(
+                        name="std of the noise on theta",
+                        equation="Eq. 69",
+                        value=self._mask_std(1),
+                        really=self._mask_std(facts.parameters),
+                        holds="Its sensitivity 1 - 2c is that of one coordinate; the other number "
+                        "is the std in use.",
+                    ),
+                    Formula(
+                        name="epsilon of an upload",
+                        equation="Theorem 3b",
+                        value=self.epsilon,
+                        really=self._mask_epsilon(facts),
+                        holds="As printed it holds at one parameter only, with the noise after "
+                        "the clip. `corrected` makes both so.",
+                    ),
+                    closing,
+                )
+        return super().paper_formulas(facts) + found
+
+
+def amplification_gain(epsilon: float, *, c: float, d: int) -> float:
+    """What Theorem 2's eps_amp = ln((1 - c^d) e^eps + c^d) is below eps.
+
+    Computed as -log1p(-c^d (1 - e^-eps)), since 1 - c^d rounds to 1 from d = 16 on at c = .1.
+    """
+    return -math.log1p(-math.exp(d * math.log(c) + math.log(-math.expm1(-epsilon))))
+
+
+def bernoulli_epsilon(c: float) -> float:
+    """Pure epsilon of one bit whose probability lies in [c, 1 - c]: ln((1 - c) / c)."""
+    return math.log((1 - c) / c)
