@@ -100,8 +100,8 @@ def prefixed(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[st
     }
 
 
-def named_formulas(members: Members, hook: str, arguments: tuple[Any, ...]) -> tuple[Formula, ...]:
-    """All members' formulas, each with its member's name before its own."""
+def formulas(members: Members, hook: str, arguments: tuple[Any, ...]) -> tuple[Formula, ...]:
+    """All members' formulas, each with its member's name before it."""
     return tuple(
         replace(formula, name=f"{name}: {formula.name}")
         for name, member in members.items()
@@ -185,7 +185,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("guarantee", "proven", "everybody", together, returns.all_of(Event)),
     Hook("claim", "proven", "everybody", none, returns.claim),
     Hook("constants", "proven", "everybody", prefixed, returns.constants),
-    Hook("paper_formulas", "proven", "everybody", named_formulas, returns.all_of(Formula)),
+    Hook("paper_formulas", "proven", "everybody", formulas, returns.all_of(Formula)),
 )
 """In the order of `Defense`."""
 BY_NAME: Mapping[str, Hook] = {hook.name: hook for hook in HOOKS}
