@@ -28,7 +28,7 @@ from bench.metrics.score import floors, score
 from bench.names import did_you_mean
 from bench.protocols.export import load_seen, load_truth, save_seen
 from bench.records import Cell, Run, read_json, to_json
-from bench.report.cells import find
+from bench.report.choosing import find
 from bench.report.entries import FLOOR_SUFFIX
 
 ANSWERS = ("images", "labels", "label_counts", "failed")
@@ -119,7 +119,7 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
 
     Args:
         folder: The result folder.
-        cell: See `bench.report.cells.find`.
+        cell: See `bench.report.choosing.find`.
         out: The files' name without an ending; existing ones are replaced.
         env: Where data sets lie.
 
@@ -179,7 +179,7 @@ def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) 
 
     Args:
         folder: The result folder.
-        cell: See `bench.report.cells.find`, or an exported FILE or FILE.json, which holds its
+        cell: See `bench.report.choosing.find`, or an exported FILE or FILE.json, which holds its
             cell's key.
         reconstruction: A safetensors or npz file with any of images [V, K, ...], labels [V, K] and
             label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left

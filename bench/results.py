@@ -17,17 +17,15 @@ from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import launch
 from bench.harness.plan import Plan
-from bench.harness.store import write_whole
-from bench.report import frames, leaderboard, tables
-from bench.report.cells import Cell, cells_of, check_wanted, fits_settings
-from bench.report.dicts import DictStore as Store
+from bench.harness.store import Store, write_whole
+from bench.records import Cell, NoResult, Row
+from bench.report import frames, tables, text
+from bench.report.choosing import check_wanted, fits_settings
 from bench.report.files import FILES, Files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-Row = dict[str, Any]
 
 
 def run(
@@ -78,9 +76,15 @@ def run(
     if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
         raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
     chosen = launch.executor_of(
-        plan, keys, executor, jobs=jobs, memory=memory, ray_address=ray_address,
-        cell_cpus=cell_cpus, cell_gpus=cell_gpus,
-    )  # fmt: skip
+        plan,
+        keys,
+        executor,
+        jobs=jobs,
+        memory=memory,
+        ray_address=ray_address,
+        cell_cpus=cell_cpus,
+        cell_gpus=cell_gpus,
+    )
     if executor == "local" and jobs != 0:
         _refuse_unguarded_script(sys._getframe(1))
     store = launch.store_of(plan, None if out is None else Path(out), shard)
@@ -88,10 +92,14 @@ def run(
     shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
     with _progress(plan, shown) as on_progress:
         launch.execute(
-            plan, keys, store, executor=chosen, fresh=fresh,
+            plan,
+            keys,
+            store,
+            executor=chosen,
+            fresh=fresh,
             command=_command(suite, plan.suite.name, only, overrides, shard),
             on_progress=on_progress,
-        )  # fmt: skip
+        )
     results = Results(store.folder)
     results.write()
     return results
@@ -113,12 +121,13 @@ class Results:
         self.folder = folder
         self._files = Files(folder)
         self._run = self._files.run
-        self._cells = cells_of(self._run)
+        self._cells = self._run.cells
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[dict[str, Any]]:
         """The leaderboard as leaderboard.json holds it; see bench/report/schema.json."""
-        return leaderboard.complete(json.loads(self._files.text("json")))
+        found: list[dict[str, Any]] = json.loads(text.to_leaderboard_json(self._files.rows))
+        return found
 
     @property
     def _published(self) -> bool:
@@ -131,19 +140,21 @@ class Results:
         for a leaderboard that came without its records."""
         self._need_records()
         store = Store(self.folder)
-        jobs = [("train", t["key"], _training_name(t)) for t in self._run["trainings"]]
-        jobs += [("attack", c.key, f"{c.name}/seed={c.seed}") for c in self._cells]
-        out = []
-        for kind, key, name in jobs:
-            record = store.read("train" if kind == "train" else "attack", key)
-            if record is not None and record["status"] in ("failed", "timeout"):
-                out.append((name, f"{record['status']}: {record['reason']}"))
-        return out
+        found = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
+        cells = [(f"{c.name}/seed={c.seed}", store.read("attack", c.key)) for c in self._cells]
+        return [
+            (name, f"{record.status}: {record.reason}")
+            for name, record in [*found, *cells]
+            if isinstance(record, NoResult) and record.status != "not_applicable"
+        ]
 
     def leaderboard(
-        self, *, checkpoint: str | None = None, dataset: str | None = None,
+        self,
+        *,
+        checkpoint: str | None = None,
+        dataset: str | None = None,
         defense: str | None = None,
-    ) -> DataFrame:  # fmt: skip
+    ) -> DataFrame:
         """One line per defense setting and checkpoint; each attack's means are ATTACK_METRIC,
         e.g. dlg_ssim. Raises UserError for a value that occurs nowhere."""
         return frames.leaderboard(
@@ -151,16 +162,23 @@ class Results:
         )
 
     def attacks(
-        self, *, checkpoint: str | None = None, dataset: str | None = None,
+        self,
+        *,
+        checkpoint: str | None = None,
+        dataset: str | None = None,
         defense: str | None = None,
-    ) -> DataFrame:  # fmt: skip
+    ) -> DataFrame:
         """One line per row and attack, with every metric, interval, floor, status and reason."""
         return frames.attacks(self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense))
 
     def victims(
-        self, *, checkpoint: str | None = None, dataset: str | None = None,
-        defense: str | None = None, attack: str | None = None,
-    ) -> DataFrame:  # fmt: skip
+        self,
+        *,
+        checkpoint: str | None = None,
+        dataset: str | None = None,
+        defense: str | None = None,
+        attack: str | None = None,
+    ) -> DataFrame:
         """One line per victim of every finished cell, from the records. Raises UserError for a
         leaderboard that came without them."""
         self._need_records()
@@ -172,10 +190,16 @@ class Results:
         )
 
     def pictures(
-        self, *, defense: str | None = None, attack: str | None = None,
-        settings: Mapping[str, Any] | None = None, dataset: str | None = None,
-        checkpoint: str | None = None, victims: int = 8, width: str = "page",
-    ) -> Figure:  # fmt: skip
+        self,
+        *,
+        defense: str | None = None,
+        attack: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        dataset: str | None = None,
+        checkpoint: str | None = None,
+        victims: int = 8,
+        width: str = "page",
+    ) -> Figure:
         """Private images above what attacks made of them, SSIM under each: the first victims in
         the run's order, of the first seed.
 
@@ -193,18 +217,29 @@ class Results:
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
     def plot_pareto(
-        self, *, dataset: str | None = None, model: str | None = None,
-        protocol: str | None = None, checkpoint: str | None = None, width: str = "column",
-    ) -> Figure:  # fmt: skip
+        self,
+        *,
+        dataset: str | None = None,
+        model: str | None = None,
+        protocol: str | None = None,
+        checkpoint: str | None = None,
+        width: str = "column",
+    ) -> Figure:
         """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
         from bench.report import figures
 
         return figures.pareto(self._table(dataset, model, protocol, checkpoint), width=width)
 
     def plot_epsilon(
-        self, *, which: str = "eps_record", dataset: str | None = None, model: str | None = None,
-        protocol: str | None = None, checkpoint: str | None = None, width: str = "column",
-    ) -> Figure:  # fmt: skip
+        self,
+        *,
+        which: str = "eps_record",
+        dataset: str | None = None,
+        model: str | None = None,
+        protocol: str | None = None,
+        checkpoint: str | None = None,
+        width: str = "column",
+    ) -> Figure:
         """Accuracy against an epsilon of one table: eps_record (proven) or eps_claimed."""
         from bench.report import figures
 
@@ -212,14 +247,19 @@ class Results:
         return figures.epsilon(rows, which=which, width=width)
 
     def plot_budget(
-        self, *, dataset: str | None = None, model: str | None = None,
-        protocol: str | None = None, checkpoint: str | None = None, width: str = "column",
-    ) -> Figure:  # fmt: skip
+        self,
+        *,
+        dataset: str | None = None,
+        model: str | None = None,
+        protocol: str | None = None,
+        checkpoint: str | None = None,
+        width: str = "column",
+    ) -> Figure:
         """SSIM against each attack's budget, where nothing defends, in one table."""
-        from bench.report import figures, grids
+        from bench.report import figures, plots
 
         rows = self._table(dataset, model, protocol, checkpoint)
-        return figures.budget(grids.budgets(self.folder, self._cells, rows[0]), width=width)
+        return figures.budget(plots.budgets(rows, rows[0]), width=width)
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
@@ -236,8 +276,12 @@ class Results:
     def _rows(self, **wanted: str | None) -> list[Row]:
         """Rows whose values are the wanted ones; None: any."""
         for key, value in wanted.items():
-            check_wanted(key, value, (r[key] for r in self.rows))
-        return [r for r in self.rows if all(v is None or r[k] == v for k, v in wanted.items())]
+            check_wanted(key, value, (getattr(r, key) for r in self._files.rows))
+        return [
+            r
+            for r in self._files.rows
+            if all(v is None or getattr(r, k) == v for k, v in wanted.items())
+        ]
 
     def _some_cells(self, *, attack: str | None, **wanted: str | None) -> list[Cell]:
         for key, value in wanted.items():
@@ -264,8 +308,8 @@ class Results:
         rows = self._rows(dataset=dataset, model=model, protocol=protocol, checkpoint=checkpoint)
         found = tables.tables(rows)
         if checkpoint is None and len(found) > 1:
-            last = self._run["suite"]["checkpoints"][-1]
-            found = tables.tables([r for r in rows if r["checkpoint"] == last]) or found
+            last = self._run.suite.checkpoints[-1]
+            found = tables.tables([r for r in rows if r.checkpoint == last]) or found
         if len(found) != 1:
             raise UserError(
                 "a figure shows one table; give dataset, model, protocol or checkpoint so that "
@@ -274,27 +318,31 @@ class Results:
         return found[0][1]
 
     def __repr__(self) -> str:
-        suite = self._run["suite"]
         failed = "no records" if self._published else f"{len(self.failures)} failed"
         return (
-            f"Results({suite['name']} v{suite['version']}: {len(self._run['trainings'])} "
+            f"Results({self._run.label}: {len(self._run.trainings)} "
             f"trainings, {len(self._cells)} cells, {failed}, in {self.folder})"
         )
 
     def _repr_html_(self) -> str:
         frame = self.leaderboard()
-        names = ("rank", "dataset", "model", "checkpoint", "setting", "accuracy", "eps_claimed",
-                 "unit", "eps_record", "worst_ssim", "worst_attack", "flags")  # fmt: skip
+        names = (
+            "rank",
+            "dataset",
+            "model",
+            "checkpoint",
+            "setting",
+            "accuracy",
+            "eps_claimed",
+            "unit",
+            "eps_record",
+            "worst_ssim",
+            "worst_attack",
+            "flags",
+        )
         shown = frame[[n for n in names if n in frame]]
         body = shown.to_html(index=False, escape=True, na_rep="-", float_format="{:.3g}".format)
         return f"<p>{html.escape(repr(self))}</p>{body}"
-
-
-def _training_name(training: Mapping[str, Any]) -> str:
-    task = training["task"]
-    return "/".join(
-        (task["dataset"], task["model"], tables.setting(dict(training)), f"seed={training['seed']}")
-    )
 
 
 def _suite(
@@ -337,9 +385,12 @@ def _toml(value: Any, place: str) -> str:
 
 
 def _command(
-    suite: str | Path | Mapping[str, Any] | suites.Suite, name: str,
-    only: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None, shard: tuple[int, int],
-) -> list[str]:  # fmt: skip
+    suite: str | Path | Mapping[str, Any] | suites.Suite,
+    name: str,
+    only: Mapping[str, Any] | None,
+    overrides: Mapping[str, Any] | None,
+    shard: tuple[int, int],
+) -> list[str]:
     """The command line that makes the same records; a suite given as a dict is named NAME.toml
     there (run.json holds it whole)."""
     command = ["leakbench", "run", str(suite) if isinstance(suite, (str, Path)) else f"{name}.toml"]

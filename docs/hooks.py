@@ -193,8 +193,15 @@ def keys(names: Sequence[str], body: str) -> str:
         )
         limits = ", ".join(_limit(m) for m in field.metadata if _limit(m))
         choices = allowed(field.annotation)
-        rows.append([f"`{key}`", kind_of(field.annotation), choices or limits or "any", default,
-                     lines[key][0]])  # fmt: skip
+        rows.append(
+            [
+                f"`{key}`",
+                kind_of(field.annotation),
+                choices or limits or "any",
+                default,
+                lines[key][0],
+            ]
+        )
     return table(["key", "type", "range", "default", "meaning"], rows)
 
 
@@ -222,8 +229,10 @@ def flags(_: Sequence[str], body: str) -> str:
     from bench.report.terminal import CODES
 
     lines = described("flags", body, list(CODES), columns=1)
-    return table(["flag", "in short", "meaning"],
-                 [[f"**{c}**", text, lines[c][0]] for c, (_, text) in CODES.items()])  # fmt: skip
+    return table(
+        ["flag", "in short", "meaning"],
+        [[f"**{c}**", text, lines[c][0]] for c, (_, text) in CODES.items()],
+    )
 
 
 # --- what commands print --------------------------------------------------------------------------
@@ -348,8 +357,11 @@ def results(names: Sequence[str], _: str) -> str:
     from bench.report import tables
 
     suite, *defenses = names
-    parts = [f"From the reference run `results/{suite}` (seeds {reference(suite)[0]['seeds']}), "
-             "last round; mean [95 % interval].", ""]  # fmt: skip
+    parts = [
+        f"From the reference run `results/{suite}` (seeds {reference(suite)[0]['seeds']}), "
+        "last round; mean [95 % interval].",
+        "",
+    ]
     for title, rows in tables.tables(reference(suite)):
         mine = [
             r for r in rows if r["defense"] in {*defenses, "none"} and r["checkpoint"] == "final"

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import bench
 from bench.cli.comparing import compare as command
-from bench.harness.store import Store, to_json
+from bench.harness.store import Store
 from bench.metrics.intervals import bootstrap
 from bench.metrics.paired import (
     EXACT_UP_TO,
@@ -32,8 +32,21 @@ from bench.metrics.paired import (
     variances,
     victims_needed,
 )
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.records import (
+    AttackOutcome,
+    Cell,
+    NoResult,
+    PlannedTraining,
+    TrainJob,
+    attack_job,
+    to_json,
+)
+from bench.records import Run as RunOf
 from bench.report import comparison, contenders, leaderboard
 from bench.seeding import numpy_generator
+from bench.suite import AttackSettings, DefenseSettings, Suite, TaskSettings
+from tests.made_records import attacked, trained
 
 ONE_SEED = Variances(victims=1.0, seeds=None)
 
@@ -212,7 +225,7 @@ def test_no_values_are_refused(groups: list[np.ndarray]) -> None:
 
 # --- result folders ---------------------------------------------------------------------------
 
-PROTOCOL = {"name": "fedavg", "clients": 10}
+PROTOCOL = ProtocolSettings(name="fedavg", clients=10, local_steps=1)
 Values = Mapping[str, Sequence[float]]
 
 
@@ -220,8 +233,10 @@ class Folder:
     """A result folder written record by record."""
 
     def __init__(self, folder: Path, *, threats: Sequence[str] = ("server",)) -> None:
-        self.folder, self.threats = folder, threats
-        self.trainings: list[dict[str, Any]] = []
+        self.folder = folder
+        self.threats = tuple(ThreatSettings(name=t, victims=8) for t in threats)
+        self.trainings: list[PlannedTraining] = []
+        self.attacks: dict[str, AttackSettings] = {}
         self.store = Store(folder)
         self.store.prepare()
 
@@ -231,45 +246,44 @@ class Folder:
         dataset: str = "digits", **settings: Any,
     ) -> None:  # fmt: skip
         """attacks: name or name@threat -> SSIM per victim, values by metric, or a status."""
+        job = TrainJob(
+            task=TaskSettings(dataset=dataset, model="mlp_spm"), protocol=PROTOCOL, defense=defense,
+            settings=settings, threats=self.threats, checkpoints=("final",), delta=1e-5, seed=seed,
+        )  # fmt: skip
         key = f"{len(self.trainings):024x}"
-        cells: list[dict[str, Any]] = []
+        cells = []
         for name, given_values in attacks.items():
             label, _, threat = name.partition("@")
+            asked = AttackSettings(name=label, threat=threat or "server")
+            self.attacks[label] = asked
             cell = f"{len(self.trainings) * 100 + len(cells) + 10**6:024x}"
-            cells.append({"key": cell, "label": label, "attack": label, "checkpoint": "final",
-                          "threat": threat or "server"})  # fmt: skip
-            record: dict[str, Any] = {
-                "status": "done", "reason": None, "is_floor": label == "prior_only", "failed": 0,
-                "seconds": 0.0, "gradient_evaluations": 0, "notes": [], "victims": 0,
-                "values": {}, "floors": {},
-            }  # fmt: skip
-            if isinstance(given_values, str):
-                record |= {"status": given_values, "reason": "so it is"}
-            else:
-                values = given_values if isinstance(given_values, dict) else {"ssim": given_values}
-                n = len(next(iter(values.values())))
-                record |= {"values": values, "victims": n}
-                record["floors"] = {"ssim": list(floors or [seed + i / 10 for i in range(n)])}
-            self.store.write("attack", cell, record)
-        self.trainings.append(
-            {"key": key, "seed": seed, "defense": defense, "settings": settings, "cells": cells,
-             "protocol": PROTOCOL, "task": {"dataset": dataset, "model": "mlp_spm"}}
+            made = attack_job(job, self.suite(), label, asked, "final")
+            cells.append(Cell(key=cell, train_key=key, job=made))
+            self.store.write("attack", cell, self.record(label, given_values, floors, seed))
+        self.trainings.append(PlannedTraining(key=key, job=job, cells=tuple(cells)))
+        self.store.write("train", key, trained(correct=correct, diverged=diverged))
+
+    @staticmethod
+    def record(label: str, given: Any, floors: Sequence[float] | None, seed: int) -> AttackOutcome:
+        if isinstance(given, str):
+            return NoResult(status=given, reason="so it is")  # type: ignore[arg-type]
+        values = given if isinstance(given, dict) else {"ssim": given}
+        n = len(next(iter(values.values())))
+        floor = list(floors or [seed + i / 10 for i in range(n)])
+        return attacked(
+            values=values, victims=n, floors={"ssim": floor}, is_floor=label == "prior_only"
+        )
+
+    def suite(self) -> Suite:
+        return Suite(
+            name="made", version=1, threats=list(self.threats), checkpoints=["final"],
+            protocol=PROTOCOL, tasks=[TaskSettings(dataset="digits", model="mlp_spm")],
+            defenses=[DefenseSettings(name="none")], attacks=list(self.attacks.values()),
         )  # fmt: skip
-        self.store.write("train", key, {
-            "status": "done", "reason": None, "correct": correct, "test_samples": 100,
-            "diverged": diverged, "class_chance": 0.1, "personal_accuracies": [0.5, 0.7],
-            "personal_accuracy": 0.6, "personal_chance": 0.2, "keeping_clients": 0, "variant": "",
-            "ledger": {"eps_claimed": None, "eps_record": "inf", "unit": None}, "bytes_up": 1.0,
-            "bytes_down": 1.0, "client_seconds": 1.0, "audit": None,
-        })  # fmt: skip
 
     def done(self) -> Path:
-        threats = [{"name": t, "victims": 8} for t in self.threats]
-        suite = {"name": "made", "version": 1, "threats": threats, "checkpoints": ["final"],
-                 "delta": 1e-5}  # fmt: skip
-        (self.folder / "run.json").write_text(
-            to_json({"suite": suite, "trainings": self.trainings})
-        )
+        run = RunOf(suite=self.suite(), trainings=tuple(self.trainings))
+        (self.folder / "run.json").write_text(to_json(run))
         return self.folder
 
     def compared(self, one: str = "a", two: str = "b", **asked: Any) -> comparison.Comparison:
@@ -373,7 +387,7 @@ def test_rows_are_named_by_as_many_settings_as_tell_them_apart(tmp_path: Path) -
     made.row("laplace", 0, {"dlg": [0.4, 0.5]}, dataset="photos")
     for text in ("spm(epsilon=1e+04, clip=[1, 2], variant=printed)", "spm:epsilon=1e4,clip=[1,2]",
                  "spm(epsilon=10000)"):  # fmt: skip
-        assert made.compared("none", text).second.row["settings"]["epsilon"] == 10000.0
+        assert made.compared("none", text).second.row.settings["epsilon"] == 10000.0
     for one, two, problem in (
         ("none", "spm", r"'spm' fits 2 rows .*, spm\(epsilon=1, clip=\[1, 2\], variant=printed"),
         ("none", "spmm", "Unknown row 'spmm'. Did you mean 'spm'?"),
@@ -401,9 +415,9 @@ def test_rows_have_the_ranks_of_the_leaderboard(tmp_path: Path) -> None:
                 attacks |= {"dlg": "failed", "ridge": "not_applicable"}
             made.row("spm", seed, attacks, correct=11 if i == 5 else 80, epsilon=float(i),
                      diverged="it did" if i == 7 else None)  # fmt: skip
-    expected = [(r["settings"]["epsilon"], r["rank"]) for r in leaderboard.rows(made.done())]
+    expected = [(r.settings["epsilon"], r.rank) for r in leaderboard.rows(made.done())]
     (table,) = contenders.read(made.folder)
-    assert [(c.row["settings"]["epsilon"], c.rank) for c in table.rows] == expected
+    assert [(c.row.settings["epsilon"], c.rank) for c in table.rows] == expected
     assert sum(c.rank is None for c in table.rows) == 2
 
 
@@ -413,9 +427,9 @@ def test_a_filter_by_defense_hides_the_others_but_their_ranks_count(tmp_path: Pa
         for seed in (0, 1):
             made.row(defense, seed, {"dlg": values})
     (table,) = contenders.read(made.done(), only={"defense": "b"})
-    assert [(c.row["defense"], c.rank) for c in table.rows] == [("b", 3)]
+    assert [(c.row.defense, c.rank) for c in table.rows] == [("b", 3)]
     (table,) = contenders.read(made.folder, only={"seed": "1"})
-    assert [(c.row["defense"], sorted(c.trainings)) for c in table.rows] == [
+    assert [(c.row.defense, sorted(c.trainings)) for c in table.rows] == [
         ("a", [1]), ("c", [1]), ("b", [1]),
     ]  # fmt: skip
 
@@ -545,9 +559,9 @@ def test_rows_of_a_real_run_have_the_same_victims(
         assert ladder.comparisons[0].seeds == (0, 1)
         assert ladder.comparisons[0].difference.interval.mean > 0
         (rows,) = tables
-        expected = [r for r in leaderboard.rows(tmp_path / "out") if r["checkpoint"] == checkpoint]
-        assert [(c.row["defense"], c.row["settings"], c.rank) for c in rows.rows] == [
-            (r["defense"], r["settings"], r["rank"]) for r in expected
+        expected = [r for r in leaderboard.rows(tmp_path / "out") if r.checkpoint == checkpoint]
+        assert [(c.row.defense, c.row.settings, c.rank) for c in rows.rows] == [
+            (r.defense, r.settings, r.rank) for r in expected
         ]
 
 

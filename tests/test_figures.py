@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -18,36 +19,30 @@ from typer.testing import CliRunner
 import bench
 from bench.cli import app
 from bench.metrics.intervals import Interval
-from bench.report import figures
+from bench.records import DoubledScore, Row
+from bench.report import figures, leaderboard, paper, plots
 from bench.results import Results
 from tests.conftest import TINY
+from tests.test_report_html import attack, worst
+from tests.test_report_html import row as board_row
 
 ROOT = Path(__file__).parents[1]
 
 
-def entry(ssim: float) -> dict[str, Any]:
-    return {"floor": {"ssim": 0.2, "ssim_class_mean": 0.7}, "ssim": _interval(ssim)}
+def _interval(mean: float) -> Interval:
+    return Interval(mean=mean, lo=mean - 0.02, hi=mean + 0.02)
 
 
-def _interval(mean: float) -> dict[str, float]:
-    return {"mean": mean, "lo": mean - 0.02, "hi": mean + 0.02}
-
-
-def row(name: str, leak: float | None, accuracy: float | None, **changes: Any) -> dict[str, Any]:
-    """As much of a leaderboard row as a figure reads."""
-    worst = leak is not None and {"attack": "dlg", "metric": "ssim", "ssim": _interval(leak)}
-    return {
-        "protocol": "fedavg", "protocol_settings": {"clients": 10}, "dataset": "digits",
-        "model": "lenet", "checkpoint": "final", "defense": name, "settings": {}, "rank": 1,
-        "accuracy": accuracy and _interval(accuracy), "personal_accuracy": None,
-        "eps_claimed": None, "eps_record": "inf", "unit": None, "worst": worst or None,
-        "attacks": {"dlg": entry(leak or 0.0)},
-    } | changes  # fmt: skip
+def row(name: str, leak: float | None, accuracy: float | None, **changes: Any) -> Row:
+    """A row of one attack."""
+    found = worst(_interval(leak)) if leak is not None else None
+    own = None if accuracy is None else _interval(accuracy)
+    return board_row(name, **{"worst": found, "accuracy": own, **changes})
 
 
 ROWS = [
     row("best", 0.3, 0.9, eps_record=3.0, eps_claimed=2.0, unit="client"),
-    row("beaten", 0.4, 0.8, eps_claimed="inf", unit="record"),
+    row("beaten", 0.4, 0.8, eps_claimed=math.inf, unit="record"),
     row("exact", 0.9, 0.95, eps_record=None),
     row("useless", 0.1, 0.1, rank=None),
     row("silent", None, 0.7),
@@ -76,7 +71,7 @@ def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None
     assert list(zip(front.get_xdata(), front.get_ydata(), strict=True))[:2] == [
         (0.3, 0.9), (0.9, 0.95),
     ]  # fmt: skip
-    assert lines_named(axes, "floor: mean public sample")[0].get_xdata()[0] == pytest.approx(0.2)
+    assert lines_named(axes, "floor: mean image")[0].get_xdata()[0] == pytest.approx(0.2)
     text = texts(figure)
     assert "useless (no rank)" in text
     assert "not shown, without a figure: silent" in text
@@ -84,7 +79,7 @@ def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None
 
 def test_the_front_of_records_prefers_large_errors() -> None:
     rows = [
-        row(n, None, a, worst={"attack": "dlg", "metric": "mse", "mse": _interval(m)})
+        row(n, None, a, worst=worst(_interval(m), "mse"))
         for n, m, a in (("safe", 2.0, 0.8), ("leaky", 0.5, 0.9), ("bad", 0.4, 0.7))
     ]
     axes = figures.pareto(rows).axes[0]
@@ -93,7 +88,7 @@ def test_the_front_of_records_prefers_large_errors() -> None:
         (0.4, 0.9), (0.5, 0.9),
     ]  # fmt: skip
     assert (2.0, 0.8) in set(zip(front.get_xdata(), front.get_ydata(), strict=True))
-    assert "right is safer" in axes.get_xlabel()
+    assert "safer →" in axes.get_xlabel()
 
 
 def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
@@ -104,7 +99,7 @@ def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
     columns = [round(float(c[0].get_xdata()[0])) for c in strip.containers]
     assert sorted(columns) == [0, 0, 0, 1]
     assert len({float(c[0].get_xdata()[0]) for c in strip.containers}) == 4
-    assert [t.get_text() for t in strip.get_xticklabels()] == ["inf", "none"]
+    assert [t.get_text() for t in strip.get_xticklabels()] == ["inf", "no claim"]
     claimed = figures.epsilon(ROWS, which="eps_claimed")
     assert "best per client" in texts(claimed)
     assert [c[0].get_xdata()[0] for c in claimed.axes[0].containers] == [2.0]
@@ -112,21 +107,22 @@ def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
     assert "no finite epsilon" in [t.get_text() for t in none.axes[0].texts]
 
 
-def test_looks_repeat_after_56_settings_only() -> None:
-    assert len({figures._look(i) for i in range(56)}) == 56
+def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> None:
+    rows = [row(f"d{i % 9}", 0.5, 0.5, settings={"i": i}) for i in range(40)]
+    looks = figures.looks(plots.scatter(rows, "leak").spots)
+    assert len(set(looks)) == 40
+    assert len({colour for (colour, _), r in zip(looks, rows, strict=True)
+                if r.defense == "d0"}) == 1  # fmt: skip
 
 
 def test_a_budget_figure_joins_an_attacks_budgets() -> None:
-    spent = figures.Spent(
-        attack="dlg",
-        points=(
-            (100, Interval(mean=0.4, lo=0.3, hi=0.5)),
-            (200, Interval(mean=0.6, lo=0.5, hi=0.7)),
-        ),
-    )  # fmt: skip
-    axes = figures.budget([spent]).axes[0]
+    twice = DoubledScore(budget=200, ssim=_interval(0.6))
+    bare = row("none", 0.4, 0.9, attacks={"dlg": attack(0.4, budget=100, doubled=twice)})
+    figure = figures.budget(plots.budgets([bare], bare))
+    axes = figure.axes[0]
     assert list(axes.containers[0][0].get_ydata()) == [0.4, 0.6]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["100", "200"]
+    assert "floor: class mean" in texts(figure)
 
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
@@ -153,19 +149,19 @@ def test_figures_leave_matplotlibs_settings_alone() -> None:
 
 def test_dollar_signs_in_names_are_text(tmp_path: Path) -> None:
     figure = figures.pareto([row("$\\frac{x$", 0.5, 0.5)])
-    assert figures.write(figure, tmp_path / "a", ("png",))[0].is_file()
+    assert paper.write(figure, tmp_path / "a", ("png",))[0].is_file()
 
 
 def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> None:
     def digests(folder: Path) -> list[str]:
-        paths = figures.write(figures.pareto(ROWS), folder / "a", ("pdf", "png"))
+        paths = paper.write(figures.pareto(ROWS), folder / "a", ("pdf", "png"))
         return [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
 
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     code = (
         "import hashlib, sys; from pathlib import Path;"
-        "from tests.test_figures import ROWS, figures; import bench.report.grids;"
-        "ps = figures.write(figures.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png'));"
+        "from tests.test_figures import ROWS, figures, paper;"
+        "ps = paper.write(figures.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png'));"
         "assert 'matplotlib.pyplot' not in sys.modules;"
         "print(*[hashlib.sha256(p.read_bytes()).hexdigest() for p in ps])"
     )
@@ -186,11 +182,11 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
     [
         (lambda p: figures.pareto([row("a", None, 0.5)]), "nothing to draw"),
         (lambda p: figures.epsilon([row("a", 0.5, None)]), "nothing to draw"),
-        (lambda p: figures.budget([]), "nothing to draw"),
+        (lambda p: figures.budget(None), "nothing to draw"),
         (lambda p: figures.pareto(ROWS, width="wide"), "width must be column or page"),
         (lambda p: figures.epsilon(ROWS, which="eps"), "which must be"),
-        (lambda p: figures.write(figures.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
-        (lambda p: figures.write(figures.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
+        (lambda p: paper.write(figures.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
+        (lambda p: paper.write(figures.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
     ],
 )
 def test_what_cannot_be_drawn_says_why(tmp_path: Path, draw: Any, message: str) -> None:
@@ -209,7 +205,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_a_folders_figures_have_telling_names(results: Results) -> None:
-    paths = figures.write_figures(results.rows, results.folder, ("png",))
+    paths = figures.write_figures(leaderboard.load(results.folder), results.folder, ("png",))
     assert {p.parent for p in paths} == {results.folder / "figures"}
     assert [p.name for p in paths] == [
         f"fedavg-digits-mlp_spm-{name}.png"

@@ -5,6 +5,7 @@ Skipped where no Chromium is on PATH (or named by LEAKBENCH_CHROMIUM).
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.records import DoubledScore, FlagCode, LedgerWords
 from bench.report import boards, html, leaderboard, pictures
-from tests.test_report_html import HOSTILE, attack, interval, row, run_of
+from tests.test_report_html import HOSTILE, attack, flag, interval, other, row, run_of, worst
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -77,17 +79,17 @@ class Visit:
 
 def toy_rows() -> list[Any]:
     """Two tables; numbers whose order as text is another one, an infinite and a missing one."""
-    doubled = {"budget": 400, "ssim": interval(0.97)}
-    return leaderboard.complete([
+    doubled = DoubledScore(budget=400, ssim=interval(0.97))
+    return [
         row("beta", 1, 0.3, accuracy=interval(0.8), eps_claimed=9.0, unit="client", eps_record=2.0,
-            settings={"clip": 1.0}, flags=["claim is per client"]),
+            settings={"clip": 1.0}, flags=(flag(FlagCode.CLAIM_UNIT, "client"),)),
         row("alpha", 2, 0.5, accuracy=interval(0.7), eps_claimed=10.0, unit="client",
             attacks={"dlg": attack(0.5), "idlg": attack(None, status="failed", reason="boom")}),
         row("none", 3, 0.95, attacks={"dlg": attack(0.95, doubled=doubled), "idlg": attack(0.9)}),
-        row("broken", None, 0.1, accuracy=None, eps_claimed="inf", unit="record",
-            flags=["diverged: weights not finite after round 3"]),
+        row("broken", None, 0.1, accuracy=None, eps_claimed=math.inf, unit="record",
+            flags=(flag(FlagCode.DIVERGED, reason="weights not finite after round 3"),)),
         row("alpha", 1, 0.4, dataset="photos", checkpoint="final"),
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def toy_pictures(rows: list[Any]) -> Any:
@@ -377,18 +379,19 @@ def test_a_phone_scrolls_tables_in_their_own_box_and_not_the_page(
 def test_hostile_names_run_nothing_and_ask_for_nothing(browser: Any, tmp_path: Path) -> None:
     bad = attack(None, status="failed", reason=HOSTILE)
     rows = [
-        row(HOSTILE, settings={HOSTILE: HOSTILE}, flags=[HOSTILE], threat=HOSTILE, dataset=HOSTILE,
-            attacks={HOSTILE: bad, "dlg": attack(notes=[HOSTILE])},
-            ledger={"words": [HOSTILE], "reasons": [HOSTILE]}),
+        row(HOSTILE, settings={HOSTILE: HOSTILE}, flags=(other(HOSTILE),), threat=HOSTILE,
+            dataset=HOSTILE,
+            attacks={HOSTILE: bad, "dlg": attack(notes=(HOSTILE,))},
+            ledger=LedgerWords(words=(HOSTILE,), reasons=(HOSTILE,))),
         row("b", 2, dataset=HOSTILE, threat=HOSTILE, attacks={HOSTILE: attack()},
-            worst={"attack": HOSTILE, "metric": "ssim", "ssim": interval(0.5)}),
+            worst=worst(interval(0.5), attack_=HOSTILE)),
     ]  # fmt: skip
     album = toy_pictures(rows + rows)
     for cell in album["cells"] + album["records"]:
         cell["attack"] = HOSTILE
         cell["row"] = leaderboard.row_id(rows[0])
     path = tmp_path / "hostile.html"
-    path.write_text(html.page(rows, run_of(HOSTILE, HOSTILE) | {"command": HOSTILE}, album))
+    path.write_text(html.page(rows, run_of(HOSTILE, HOSTILE, command=HOSTILE), album))
     visit = Visit(browser, path, "#q=%3Cimg%20src%3Dx%20onerror%3Dalert(3)%3E&at=%3Cb%3E",
                   viewport={"width": 360, "height": 740})  # fmt: skip
     page = visit.page

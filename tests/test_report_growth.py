@@ -17,9 +17,9 @@ import pytest
 from bench.harness.store import Store
 from bench.metrics import intervals
 from bench.metrics.intervals import RESAMPLES, Interval, bootstrap, bootstraps
-from bench.report import charts, entries, leaderboard, tables, terminal
+from bench.records import Run
+from bench.report import entries, leaderboard, plots, terminal, text
 from bench.report.files import FILES, Files
-from bench.report.svg import Value
 from bench.seeding import numpy_generator
 from tests.benchmarks.drawn_folder import Extent, write
 from tests.test_report_html import row
@@ -74,7 +74,7 @@ def test_an_entry_without_values_has_no_interval_and_changes_no_other() -> None:
 def test_a_figure_that_is_not_a_number_stays_one_in_its_interval() -> None:
     interval = bootstrap([np.array([0.1, math.nan, 0.3]), np.array([0.5])])
     assert interval is not None
-    assert all(math.isnan(v) for v in interval.to_dict().values())
+    assert all(math.isnan(v) for v in (interval.mean, interval.lo, interval.hi))
 
 
 def test_more_entries_than_fit_at_once_are_no_different() -> None:
@@ -123,9 +123,8 @@ def test_rows_read_every_record_once_and_draw_resamples_once_per_shape(
         asked = 0
         intervals._draws.cache_clear()
         assert len(leaderboard.rows(folder)) == 2 * settings
-        run = leaderboard.read_run(folder)
-        keys = [t["key"] for t in run["trainings"]]
-        keys += [c["key"] for t in run["trainings"] for c in t["cells"]]
+        run = Run.read(folder)
+        keys = [t.key for t in run.trainings] + [c.key for c in run.cells]
         assert reads == Counter(keys)
         assert intervals._draws.cache_info().misses == len(shapes)
         work[settings] = asked
@@ -148,9 +147,9 @@ def test_all_files_come_from_one_reading_of_the_records(
     original = leaderboard.rows
     monkeypatch.setattr(leaderboard, "rows", lambda f: calls.append(f) or original(f))
     texts: list[Any] = []
-    to_json = tables.to_leaderboard_json
+    to_json = text.to_leaderboard_json
     monkeypatch.setattr(
-        tables, "to_leaderboard_json", lambda rows: texts.append(rows) or to_json(rows)
+        text, "to_leaderboard_json", lambda rows: texts.append(rows) or to_json(rows)
     )
     found = Files(drawn[2])
     assert all(found.text(name) for name in FILES)
@@ -173,14 +172,9 @@ def test_a_terminal_shows_one_line_per_table_of_very_many_rows() -> None:
 def test_the_front_is_that_of_comparing_every_pair(seed: int) -> None:
     rng = np.random.default_rng(seed)
     xs, ys = rng.integers(5, size=12).astype(float), rng.integers(5, size=12).astype(float)
-    found = [
-        (Value(place="inf") if x == 4 else Value(mean=x), Value(mean=y))
-        for x, y in zip(xs, ys, strict=True)
-    ]
-    points = [(math.inf if a.place else a.mean, -b.mean) for a, b in found]
+    points = [(math.inf if x == 4 else x, -y) for x, y in zip(xs, ys, strict=True)]
     beaten = {
         i for (i, (x, y)), (u, v) in itertools.product(enumerate(points), points)
         if (u <= x and v <= y) and (u < x or v < y)
     }  # fmt: skip
-    rows = [row() for _ in points]
-    assert set(charts._front(rows, found, "proven", "ssim")) == set(range(len(points))) - beaten
+    assert set(plots.front(points)) == set(range(len(points))) - beaten

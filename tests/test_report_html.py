@@ -6,8 +6,11 @@ import base64
 import hashlib
 import io
 import json
+import math
 import re
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,76 +28,120 @@ from typer.testing import CliRunner
 from bench import suite as suites
 from bench.cli import app
 from bench.cli.reports import publish
+from bench.errors import UserError
 from bench.harness import launch, runner
 from bench.harness.environment import Environment, registry_for
 from bench.harness.plan import expand
-from bench.harness.store import Store, to_json
+from bench.harness.store import Store
+from bench.metrics.intervals import Interval
+from bench.metrics.named import METRICS
+from bench.protocols.settings import ProtocolSettings
+from bench.records import (
+    AttackEntry,
+    AuditSummary,
+    Convergence,
+    DoubledScore,
+    Flag,
+    FlagCode,
+    LedgerWords,
+    PlannedTraining,
+    Row,
+    Run,
+    WorstCase,
+    to_json,
+)
 from bench.report import (
     boards,
     charts,
+    columns,
     explain,
     html,
     leaderboard,
     pictures,
+    plots,
     site,
     svg,
     tables,
     terminal,
+    verdicts,
 )
 from bench.report.files import Files
+from bench.report.text import markdown, to_leaderboard_json
+from tests.conftest import TINY
 
 SCHEMA = json.loads(Path(leaderboard.__file__).with_name("schema.json").read_text())
 ROOT = Path(__file__).parents[1]
 HOSTILE = "<img src=x onerror=alert(1)></script><!--<script>alert(2)</script>\"' " + "w" * 300
 
 
-def interval(mean: float, width: float = 0.05) -> dict[str, float]:
-    return {"mean": mean, "lo": mean - width, "hi": mean + width}
+def interval(mean: float, width: float = 0.05) -> Interval:
+    return Interval(mean=mean, lo=mean - width, hi=mean + width)
 
 
-def attack(ssim: float | None = 0.5, **more: Any) -> dict[str, Any]:
-    """An attack's entry; without an SSIM one that is not applicable."""
+def attack(ssim: float | None = 0.5, **more: Any) -> AttackEntry:
+    """An attack's entry; without an SSIM one that is not applicable. Metrics may be given by their
+    names."""
     done = ssim is not None
-    metrics = ("mse", "psnr", "success", "leacc", "lnacc", "irec", "label_accuracy")
-    return {
-        "status": "done" if done else "not_applicable",
-        "reason": None if done else "nothing to attack",
-        "threat": "server", "is_floor": False, "n": 8 if done else 0, "failed": 0,
-        "ssim": None if ssim is None else interval(ssim),
-        **dict.fromkeys(metrics), "attribute_accuracy": None,
-        "floor": {"ssim": 0.2, "ssim_class_mean": 0.7} if done else {},
-        "seconds": 1.5 if done else None, "gradient_evaluations": 200 if done else None,
-        "notes": [], "convergence": None, "budget": 200 if done else None, "doubled": None,
-        **more,
-    }  # fmt: skip
+    scores = {} if ssim is None else {"ssim": interval(ssim)}
+    scores |= {m: more.pop(m) for m in METRICS if m in more}
+    return AttackEntry(
+        **{
+            "status": "done" if done else "not_applicable",
+            "reason": None if done else "nothing to attack",
+            "threat": "server", "is_floor": False, "n": 8 if done else 0, "failed": 0,
+            "scores": scores, "floor": {"ssim": 0.2, "ssim_class_mean": 0.7} if done else {},
+            "seconds": 1.5 if done else None, "gradient_evaluations": 200 if done else None,
+            "budget": 200 if done else None, **more,
+        }
+    )  # fmt: skip
 
 
-def row(defense: str = "none", rank: int | None = 1, ssim: float = 0.5, **more: Any) -> Any:
-    """A row of a leaderboard as the schema has it."""
-    return {
-        "suite": "toy v1", "protocol": "fedavg",
-        "protocol_settings": {"name": "fedavg", "clients": 3, "lr": 0.1},
-        "dataset": "digits", "dataset_settings": {}, "model": "lenet", "model_settings": {},
-        "defense": defense, "variant": "", "settings": {}, "checkpoint": "init",
-        "threat": "server: one round of 8 clients", "seeds": [0], "accuracy": interval(0.9),
-        "personal_accuracy": None, "personalised": False, "eps_claimed": None,
-        "eps_record": "inf", "ledger": {"words": ["One.", "Two.", "Three."], "reasons": ["Why."]},
-        "audit": None, "delta": 1e-5, "unit": None, "bytes_up": 1200.0, "bytes_down": 3.4e6,
-        "client_seconds": 0.05, "attacks": {"dlg": attack(ssim)},
-        "worst": {"attack": "dlg", "metric": "ssim", "ssim": interval(ssim)},
-        "flags": [], "rank": rank, **more,
-    }  # fmt: skip
+def row(defense: str = "none", rank: int | None = 1, ssim: float = 0.5, **more: Any) -> Row:
+    """A row of a leaderboard."""
+    return Row(
+        **{
+            "suite": "toy v1", "protocol": "fedavg", "protocol_settings": PROTOCOL,
+            "dataset": "digits", "model": "lenet", "defense": defense, "variant": "",
+            "settings": {}, "checkpoint": "init", "threat": "server: one round of 8 clients",
+            "seeds": (0,), "accuracy": interval(0.9), "eps_claimed": None, "eps_record": math.inf,
+            "ledger": LedgerWords(words=("One.", "Two.", "Three."), reasons=("Why.",)),
+            "delta": 1e-5, "unit": None, "bytes_up": 1200.0, "bytes_down": 3.4e6,
+            "client_seconds": 0.05, "attacks": {"dlg": attack(ssim)},
+            "worst": worst(interval(ssim)), "flags": (), "rank": rank, **more,
+        }
+    )  # fmt: skip
 
 
-def run_of(name: str = "toy", description: str = "A toy.") -> dict[str, Any]:
-    return {
-        "suite": {"name": name, "version": 1, "description": description, "seeds": [0]},
-        "command": "leakbench run toy", "device": "cpu", "trainings": [],
-        "versions": {"python": "3.12", "leakbench": "9.9"},
-    }  # fmt: skip
+def worst(found: Interval, metric: Any = "ssim", attack_: str = "dlg") -> WorstCase:
+    return WorstCase(attack=attack_, metric=metric, interval=found)
 
 
-def page(*rows: Any, run: dict[str, Any] | None = None, album: Any = None) -> str:
+def flag(code: FlagCode, subject: str = "", **values: float | str) -> Flag:
+    return Flag(code=code, subject=subject, values=values)
+
+
+def other(text: str) -> Flag:
+    """A flag of which nothing is known but its sentence."""
+    return flag(FlagCode.OTHER, text=text)
+
+
+PROTOCOL = ProtocolSettings(name="fedavg", clients=3, lr=0.1, local_steps=1)
+
+
+SUITE = suites.Suite.model_validate(tomllib.loads(TINY))
+
+
+def run_of(name: str = "toy", description: str = "A toy.", **more: Any) -> Run:
+    return Run(
+        **{
+            "suite": SUITE.model_copy(update={"name": name, "description": description}),
+            "trainings": (), "command": "leakbench run toy", "device": "cpu",
+            "versions": {"python": "3.12", "leakbench": "9.9"}, **more,
+        }
+    )  # fmt: skip
+
+
+def page(*rows: Any, run: Run | None = None, album: Any = None) -> str:
     return html.page(rows, run or run_of(), album or pictures.none("none were kept"))
 
 
@@ -123,8 +170,24 @@ def blocks(text: str, kind: str) -> list[Any]:
     return [json.loads(f) for f in found]
 
 
+def as_json(rows: Any) -> Any:
+    """As leaderboard.json has them."""
+    return json.loads(to_leaderboard_json(rows))
+
+
 def test_example_rows_follow_the_schema() -> None:
-    jsonschema.validate([row(), row("spm", attacks={"dlg": attack(None)}, worst=None)], SCHEMA)
+    flags = tuple(flag(code, "dlg", gain=0.1, epsilon=1.0, reason="r", text="t")
+                  for code in FlagCode)  # fmt: skip
+    rows = [row(flags=flags), row("spm", attacks={"dlg": attack(None)}, worst=None)]
+    jsonschema.validate(as_json(rows), SCHEMA)
+    assert SCHEMA["$defs"]["flag"]["properties"]["code"]["enum"] == list(FlagCode)
+
+
+def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+    flags = tuple(flag(code, "dlg", gain=0.1, reason="r", text="t") for code in FlagCode)
+    rows = [row(flags=flags, eps_claimed=math.inf), row("b", worst=None)]
+    (tmp_path / "leaderboard.json").write_text(to_leaderboard_json(rows))
+    assert leaderboard.load(tmp_path) == rows
 
 
 def test_the_page_stands_alone_and_allows_nothing_but_its_own_style_and_script() -> None:
@@ -147,14 +210,12 @@ def test_the_page_stands_alone_and_allows_nothing_but_its_own_style_and_script()
 def test_the_header_says_how_the_results_were_made_and_how_to_cite_them(tmp_path: Path) -> None:
     rows = [row()]
     path = tmp_path / "leaderboard.json"
-    path.write_text(tables.to_leaderboard_json(rows))
+    path.write_text(to_leaderboard_json(rows))
     text = page(*rows)
     assert "<code>leakbench run toy</code>" in text
     assert "python 3.12, leakbench 9.9" in text
     assert "intervals cover victims and test samples, not other trainings" in text
     assert hashlib.sha256(path.read_bytes()).hexdigest() in text
-    assert "Date of the run" not in text
-    assert "<dd>2030-01-02</dd>" in page(*rows, run={**run_of(), "date": "2030-01-02"})
 
 
 def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> None:
@@ -174,7 +235,7 @@ def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> N
 def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_missing() -> None:
     (board,) = boards.boards(
         [row("a", eps_claimed=38809.2, unit="client", eps_record=2.5),
-         row("b", rank=None, accuracy=None, flags=["accuracy at chance"])]
+         row("b", rank=None, accuracy=None, flags=(flag(FlagCode.AT_CHANCE),))]
     )  # fmt: skip
     values = [[c.value for c in line.cells] for line in board.lines]
     assert values[0] == ["0.9", "38809.2", "2.5", "", "0.5", "0.20", "0.5"]
@@ -185,9 +246,10 @@ def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_miss
 
 
 def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their_reason() -> None:
-    audit = {"status": "done", "reason": None, "draws": 1000, "confidence": 0.95,
-             "eps_audited": 4.51, "eps_at_least": True, "verdict_claim": "violated",
-             "verdict_proof": "no proof"}  # fmt: skip
+    audit = AuditSummary(
+        draws=1000, confidence=0.95, eps_audited=4.51, eps_at_least=True,
+        verdict_claim="violated", verdict_proof="no proof",
+    )  # fmt: skip
     attacks = {
         "dlg": attack(0.5, failed=2),
         "idlg": attack(None, status="failed", reason="RuntimeError: boom"),
@@ -217,34 +279,67 @@ def test_an_attack_that_applies_nowhere_has_no_column_but_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "chip", "level"),
+    ("given", "sentence", "chip", "level", "letter"),
     [
-        ("epsilon claimed, none proven", "ε not proven", "warn"),
-        ("claim is per coordinate", "claim per coordinate", "info"),
-        ("audit refutes the claim: epsilon is at least 4.51", "audit refutes claim", "bad"),
-        ("dlg cut short: +0.07 SSIM on the undefended row at twice its budget", "dlg cut short",
-         "warn"),
-        ("strongest attack (dlg) below the floor", "below the floor", "warn"),
-        ("idlg timeout", "idlg timed out", "bad"),
-        ("idlg failed", "idlg failed", "bad"),
-        ("training failed: ValueError: x", "training failed", "bad"),
-        ("audit failed: ValueError: x", "audit failed", "warn"),
-        ("diverged: weights not finite after round 4", "diverged", "bad"),
-        ("a new kind of flag", "a new kind of flag", "info"),
+        (flag(FlagCode.CLAIMED_NOT_PROVEN), "epsilon claimed, none proven", "ε not proven",
+         "warn", ""),
+        (flag(FlagCode.CLAIM_UNIT, "coordinate"), "claim is per coordinate",
+         "claim per coordinate", "info", ""),
+        (flag(FlagCode.AUDIT_REFUTES_CLAIM, epsilon=4.512),
+         "audit refutes the claim: epsilon is at least 4.51", "audit refutes claim", "bad", "V"),
+        (flag(FlagCode.AUDIT_REFUTES_PROOF, epsilon=4.512),
+         "audit refutes the proof: epsilon is at least 4.51", "audit refutes proof", "bad", "V"),
+        (flag(FlagCode.CUT_SHORT, "dlg", gain=0.071),
+         "dlg cut short: +0.07 SSIM on the undefended row at twice its budget", "dlg cut short",
+         "warn", "B"),
+        (flag(FlagCode.BELOW_FLOOR, "dlg"), "strongest attack (dlg) below the floor",
+         "below the floor", "warn", "F"),
+        (flag(FlagCode.ATTACK_TIMEOUT, "idlg"), "idlg timeout", "idlg timed out", "bad", "T"),
+        (flag(FlagCode.ATTACK_FAILED, "idlg"), "idlg failed", "idlg failed", "bad", "X"),
+        (flag(FlagCode.TRAINING_FAILED, reason="ValueError: x"), "training failed: ValueError: x",
+         "training failed", "bad", "X"),
+        (flag(FlagCode.TRAINING_TIMEOUT, reason="600 s"), "training timeout: 600 s",
+         "training timed out", "bad", "T"),
+        (flag(FlagCode.TRAINING_NOT_APPLICABLE, reason="x"), "training not_applicable: x",
+         "not applicable", "info", ""),
+        (flag(FlagCode.AUDIT_FAILED, reason="ValueError: x"), "audit failed: ValueError: x",
+         "audit failed", "warn", "X"),
+        (flag(FlagCode.DIVERGED, reason="weights not finite after round 4"),
+         "diverged: weights not finite after round 4", "diverged", "bad", "D"),
+        (flag(FlagCode.AT_CHANCE), "accuracy at chance", "accuracy at chance", "bad", "C"),
+        (other("a new kind of flag"), "a new kind of flag", "a new kind of flag", "info", ""),
     ],
 )  # fmt: skip
-def test_every_flag_has_a_chip_its_sentence_and_a_meaning(flag: str, chip: str, level: str) -> None:
-    made = explain.flag(flag)
-    assert (made.chip, made.text, made.level) == (chip, flag, level)
-    assert bool(made.why) == (flag != "a new kind of flag")
-    text = page(row(flags=[flag]))
+def test_every_flag_has_a_chip_its_sentence_and_a_meaning(
+    given: Flag, sentence: str, chip: str, level: str, letter: str
+) -> None:
+    why = explain.FLAGS[given.code].why
+    assert (explain.sentence(given), explain.chip(given), given.level) == (sentence, chip, level)
+    assert explain.letters([given]) == letter
+    assert bool(why) == (given.code != FlagCode.OTHER)
+    text = page(row(flags=(given,)))
     assert f'<button class="chip {level}"' in text
-    assert f"<dt>{flag}</dt><dd>{made.why}</dd>" in text.replace("&#39;", "'")
+    assert f"<dt>{sentence}</dt><dd>{why}</dd>" in text.replace("&#39;", "'")
+
+
+def test_every_code_has_a_meaning_and_a_letter_that_is_explained() -> None:
+    assert set(explain.FLAGS) == set(FlagCode)
+    assert {m.letter for m in explain.FLAGS.values()} - {""} == set(explain.LETTERS)
+    bare = flag(FlagCode.CUT_SHORT, "dlg")  # a file from elsewhere may lack the gain
+    assert explain.sentence(bare) == "cut short dlg"
+
+
+def test_no_attack_s_name_is_read_as_a_flag() -> None:
+    """An attack called diverged_x that ran out of time is no diverged training."""
+    named = flag(FlagCode.ATTACK_TIMEOUT, "diverged_x")
+    assert not named.costs_rank
+    assert explain.letters([named, flag(FlagCode.ATTACK_FAILED, "accuracy at chance")]) == "XT"
+    assert [r.rank for r in verdicts.ranked([row(flags=(named,))])] == [1]
 
 
 def test_an_opened_row_holds_ledger_audit_costs_and_every_metric_without_repeating_itself() -> None:
-    noted = attack(0.4, notes=["a note"], convergence={"gain": 0.01, "budget": 200,
-                   "converged": True}, mse=interval(1 / 3))  # fmt: skip
+    grown = Convergence(gain=0.01, budget=200, converged=True)
+    noted = attack(0.4, notes=("a note",), convergence=grown, mse=interval(1 / 3))
     rows = [row("a", attacks={"dlg": noted}), row("b", rank=2, attacks={"dlg": noted})]
     (found,) = blocks(page(*rows), "details")
     pieces, (first, second) = found["pieces"], found["rows"]
@@ -263,13 +358,13 @@ def test_an_opened_row_holds_ledger_audit_costs_and_every_metric_without_repeati
 def test_no_name_reason_or_note_can_break_out_of_the_page() -> None:
     bad = attack(None, status="failed", reason=HOSTILE)
     rows = [
-        row(HOSTILE, settings={HOSTILE: HOSTILE}, flags=[HOSTILE], threat=HOSTILE, dataset=HOSTILE,
-            attacks={HOSTILE: bad, "dlg": attack(notes=[HOSTILE])},
-            ledger={"words": [HOSTILE], "reasons": [HOSTILE]}),
+        row(HOSTILE, settings={HOSTILE: HOSTILE}, flags=(other(HOSTILE),), threat=HOSTILE,
+            dataset=HOSTILE, attacks={HOSTILE: bad, "dlg": attack(notes=(HOSTILE,))},
+            ledger=LedgerWords(words=(HOSTILE,), reasons=(HOSTILE,))),
         row("b", rank=2, dataset=HOSTILE, threat=HOSTILE, attacks={HOSTILE: attack()},
-            worst={"attack": HOSTILE, "metric": "ssim", "ssim": interval(0.5)}),
+            worst=worst(interval(0.5), attack_=HOSTILE)),
     ]  # fmt: skip
-    run = run_of(HOSTILE, HOSTILE) | {"command": HOSTILE, "device": HOSTILE}
+    run = run_of(HOSTILE, HOSTILE, command=HOSTILE, device=HOSTILE)
     album = pictures.none(HOSTILE) | {"unreadable": [HOSTILE]}
     text = page(*rows, run=run, album=album)
     tags = Tags(text)
@@ -287,26 +382,33 @@ def test_rows_of_every_committed_result_render() -> None:
     assert found
     for path in found:
         files = Files(path.parent)
-        loaded, text = files.loaded, files.text("html")
+        loaded, text = files.rows, files.text("html")
         assert len(Tags(text).all("tbody")) >= len(tables.tables(loaded))
         assert hashlib.sha256(path.read_bytes()).hexdigest() in text
 
 
-def test_rows_of_the_first_version_render_in_all_formats(tmp_path: Path) -> None:
-    old = row()
-    for key in ("personal_accuracy", "personalised", "audit", "ledger", "dataset_settings",
-                "model_settings"):  # fmt: skip
+def first_version() -> dict[str, Any]:
+    """A row as the first version wrote it."""
+    (old,) = as_json([row()])
+    for key in ("schema", "personal_accuracy", "personalised", "audit", "ledger",
+                "dataset_settings", "model_settings"):  # fmt: skip
         del old[key]
     for key in ("convergence", "budget", "doubled"):
         del old["attacks"]["dlg"][key]
     del old["worst"]["metric"]
-    (tmp_path / "leaderboard.json").write_text(json.dumps([old]))
-    (tmp_path / "run.json").write_text(json.dumps(run_of()))
+    old["flags"] = ["accuracy at chance", "a sentence of its own"]
+    return dict(old)
+
+
+def test_rows_of_the_first_version_render_in_all_formats(tmp_path: Path) -> None:
+    (tmp_path / "leaderboard.json").write_text(json.dumps([first_version()]))
+    (tmp_path / "run.json").write_text(to_json(run_of()))
     before = (tmp_path / "leaderboard.json").read_bytes()
     paths = publish(tmp_path, ("html", "md", "csv", "json"))
     assert [p.name for p in paths] == ["report.html", "leaderboard.md", "leaderboard.csv"]
     assert (tmp_path / "leaderboard.json").read_bytes() == before
     assert "neither reconstructions nor a pictures.json" in paths[0].read_text()
+    assert "accuracy at chance; a sentence of its own" in paths[1].read_text()
 
 
 def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_away() -> None:
@@ -322,21 +424,29 @@ def test_a_page_without_rows_says_so() -> None:
     assert "nothing has finished yet" in page()
 
 
-def test_a_foreign_leaderboard_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no 'protocol_settings'"):
-        page({"worst": None, "flags": []})
-    (tmp_path / "run.json").write_text(json.dumps(run_of()))
-    with pytest.raises(ValueError, match=r"neither records nor a readable leaderboard\.json"):
-        leaderboard.load(tmp_path)
-    (tmp_path / "leaderboard.json").write_text("{}")
-    with pytest.raises(ValueError, match="must be a list of rows"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"neither records nor a readable leaderboard\.json"),
+        ("{}", "must be a list of rows"),
+        ('[{"worst": null, "flags": []}]', "'suite' is missing"),
+        ("[3]", "row 1"),
+        ("[", "is no readable JSON"),
+    ],
+)
+def test_a_foreign_leaderboard_is_refused_with_what_it_lacks(
+    content: str | None, message: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "leaderboard.json").write_text(content)
+    with pytest.raises(UserError, match=message):
         leaderboard.load(tmp_path)
 
 
 def test_tables_of_one_title_are_kept_apart_by_what_differs() -> None:
-    other = row(rank=1, model_settings={"init": 0.5}, protocol_settings={
-        "name": "fedavg", "clients": 3, "lr": 0.2})  # fmt: skip
-    titles = [t for t, _ in tables.tables([row(), other])]
+    settings = PROTOCOL.model_copy(update={"lr": 0.2})
+    differing = row(rank=1, model_settings={"init": 0.5}, protocol_settings=settings)
+    titles = [t for t, _ in tables.tables([row(), differing])]
     start = "fedavg of 3 clients · digits · lenet · init round"
     assert titles == [f"{start} · lr=0.1 · model init=-", f"{start} · lr=0.2 · model init=0.5"]
     assert [t for t, _ in tables.tables([row(), row("spm", rank=2)])] == [start]
@@ -346,7 +456,7 @@ def test_tables_of_one_title_are_kept_apart_by_what_differs() -> None:
 
 
 def chart(view: str, *rows: Any) -> charts.View:
-    (board,) = boards.boards(leaderboard.complete(rows))
+    (board,) = boards.boards(rows)
     return next(v for v in charts.views(board) if v.name == view)
 
 
@@ -390,7 +500,7 @@ def test_points_tell_setting_figures_and_epsilons() -> None:
 
 def test_epsilons_without_a_number_stand_in_columns_beside_the_axis() -> None:
     rows = [row("a", 1, eps_claimed=10.0, unit="client", eps_record=100.0),
-            row("b", 2, eps_claimed="inf", unit="record"), row("c", 3), row("d", 4)]  # fmt: skip
+            row("b", 2, eps_claimed=math.inf, unit="record"), row("c", 3), row("d", 4)]  # fmt: skip
     claimed, proven = (str(chart(v, *rows).drawing) for v in ("claimed", "proven"))
     assert ">no claim</text>" in claimed
     assert ">inf</text>" in claimed
@@ -405,8 +515,7 @@ def test_errors_of_records_are_safer_the_larger_they_are() -> None:
         entry = attack(None, status="done", reason=None, mse=interval(error, error / 2),
                        floor={"mse": 1.0})  # fmt: skip
         return row(name, rank, accuracy=interval(accuracy), attacks={"analytic": entry},
-                   worst={"attack": "analytic", "metric": "mse",
-                          "mse": interval(error, error / 2)})  # fmt: skip
+                   worst=worst(interval(error, error / 2), "mse", "analytic"))  # fmt: skip
 
     rows = [record("safe", 1, 0.5, 0.6), record("beaten", 2, 0.1, 0.5),
             record("open", 3, 1e-8, 0.9)]  # fmt: skip
@@ -417,18 +526,19 @@ def test_errors_of_records_are_safer_the_larger_they_are() -> None:
     assert board.lines[2].cells[4].text == "1e-8"
 
 
-def of_records(defense: str = "none", **more: Any) -> Any:
+def of_records(defense: str = "none", **more: Any) -> Row:
     """A row of an attack that copies records, and of one that guesses."""
-    copy = attack(None, status="done", reason=None, floor={"mse": 0.0873, "mse_class_mean": 4e-3},
-                  mse={"mean": 6.68e-17, "lo": 3.2e-20, "hi": 1.34e-16})  # fmt: skip
-    guess = {**copy, "mse": {"mean": 0.523, "lo": 0.386, "hi": 104.2}}
-    worst = {"attack": "analytic", "metric": "mse", "mse": copy["mse"]}
-    return row(defense, attacks={"analytic": copy, "dlg": guess}, worst=worst, **more)
+    error = Interval(mean=6.68e-17, lo=3.2e-20, hi=1.34e-16)
+    copy = attack(None, status="done", reason=None, mse=error,
+                  floor={"mse": 0.0873, "mse_class_mean": 4e-3})  # fmt: skip
+    guess = replace(copy, scores={"mse": Interval(mean=0.523, lo=0.386, hi=104.2)})
+    attacks = {"analytic": copy, "dlg": guess, **more.pop("attacks", {})}
+    return row(defense, attacks=attacks, worst=worst(error, "mse", "analytic"), **more)
 
 
 def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained() -> None:
     rows = [of_records()]
-    text = tables.markdown(rows, run_of())
+    text = markdown(rows, run_of())
     exact = "6.68e-17 [3.2e-20, 1.3e-16]"
     assert f"| {exact} | 0.523 [0.39, 1e2] | MSE 0.09/4e-3 | MSE {exact} analytic |" in text
     ((line,),) = [b.lines for b in boards.boards(rows)]
@@ -438,20 +548,21 @@ def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained(
     for legend in (text, terminal.legend(rows)):
         assert "MSE (of records" in legend
         assert "higher is safer, 0 is a perfect copy" in legend
-    for legend in (tables.markdown([row()], run_of()), terminal.legend([row()])):
+    for legend in (markdown([row()], run_of()), terminal.legend([row()])):
         assert "MSE" not in legend
     mixed = [row(), of_records(dataset="adult")]  # no column of all rows together is an MSE
     assert "MSE (of records" in terminal.legend(mixed)
 
 
 def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
+    copy = of_records().attacks["analytic"]
+    counts = attack(None, status="done", reason=None, lnacc=interval(0.5))
     made = of_records(
         "ms_pafl", settings={"epsilon": 100.0, "noise": "analytic", "check_in": 0.7},
         personalised=True, personal_accuracy=interval(0.8), eps_claimed=8.33e12, unit="record",
-        flags=["diverged: weights not finite", "accuracy at chance"],
+        flags=(flag(FlagCode.DIVERGED, reason="weights not finite"), flag(FlagCode.AT_CHANCE)),
+        attacks={"idlg": copy, "ridge": copy, "ilrg": counts},
     )  # fmt: skip
-    made["attacks"] |= dict.fromkeys(("idlg", "ridge"), made["attacks"]["analytic"])
-    made["attacks"]["ilrg"] = {**made["attacks"]["dlg"], "mse": None, "lnacc": interval(0.5)}
     (table,) = terminal.shown([made])
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(table)
@@ -459,26 +570,28 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
     assert "floor 0.09/4e-3" in text
     (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
     assert first[-6:] == ["7e-17", "0.52", "7e-17", "7e-17", "0.50", "DC"]
-    texts = [tables.two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
+    texts = [columns.two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
     assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
 
 
 def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
-    run = run_of() | {"trainings": [{"seed": 2}, {"seed": 2}]}
-    run["suite"]["seeds"] = [0, 1, 2]
-    assert "Device: cpu, seeds [2]" in tables.markdown([row()], run)
+    jobs = expand(SUITE.model_copy(update={"seeds": [0, 1, 2]})).trainings
+    planned = {j.seed: PlannedTraining(key="0" * 24, job=j, cells=()) for j in jobs}
+    run = run_of(trainings=(planned[2], planned[2]))
+    assert "Device: cpu, seeds [2]" in markdown([row()], run)
     shown = page(row(), run=run)
     assert "<dt>Seeds</dt><dd>2 (intervals cover victims" in shown
-    run["trainings"].append({"seed": 0})
+    run = run_of(trainings=(planned[2], planned[0]))
     assert "<dt>Seeds</dt><dd>0, 2</dd>" in page(row(), run=run)
-    entry = site.Entry(name="a", run=run, rows=[], files={})
+    entry = site.Published(name="a", run=run, rows=[], files={})
     assert "seeds 0, 2" in site.index([entry])
 
 
 def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lost() -> None:
     names = [f"no{i:02}" for i in range(16)]
     attacks = {n: attack(i / 100) for i, n in enumerate(names)}
-    made = row("gaussian", rank=1, attacks=attacks, flags=["accuracy at chance", "audit refutes"])
+    made = row("gaussian", rank=1, attacks=attacks, worst=None,
+               flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)))
     console = Console(width=80, file=io.StringIO(), record=True)
     found = terminal.shown([made])
     for table in found:
@@ -496,8 +609,8 @@ def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lo
 def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> None:
     reason = "ValueError: a|b\nsecond line\r\nthird"
     attacks = {"dlg": attack(), "idlg": attack(None, status="failed", reason=reason)}
-    rows = [row(flags=[f"audit failed: {reason}"], attacks=attacks)]
-    lines = tables.markdown(rows, run_of()).splitlines()
+    rows = [row(flags=(flag(FlagCode.AUDIT_FAILED, reason=reason),), attacks=attacks)]
+    lines = markdown(rows, run_of()).splitlines()
     body = lines[lines.index(next(line for line in lines if line.startswith("| ---"))) + 1]
     assert body.endswith("audit failed: ValueError: a\\|b second line third |")
     assert lines[-1] == "- idlg failed: ValueError: a|b second line third (none)"
@@ -505,11 +618,11 @@ def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> N
 
 def test_leakage_is_drawn_against_the_budgets_of_all_suites() -> None:
     def reference(budget: int, ssim: float, again: float) -> Any:
-        doubled = {"budget": 2 * budget, "ssim": interval(again)}
+        doubled = DoubledScore(budget=2 * budget, ssim=interval(again))
         entry = attack(ssim, budget=budget, doubled=doubled)
         return row(suite=f"b{budget} v1", attacks={"dlg": entry, "idlg": attack(0.3)})
 
-    rows = leaderboard.complete([reference(100, 0.5, 0.6), reference(300, 0.7, 0.8)])
+    rows = [reference(100, 0.5, 0.6), reference(300, 0.7, 0.8)]
     first, second = boards.boards(rows)
     view = charts.budget_view(first, rows)
     assert view is not None
@@ -548,9 +661,9 @@ def test_floors_that_lie_close_together_have_their_names_apart() -> None:
 
 
 def test_ticks_are_round_numbers_inside_the_axis() -> None:
-    axis = svg.Axis(label="", lo=0.83, hi=0.97)
+    axis = plots.Scale(label="", lo=0.83, hi=0.97)
     assert [t for _, t in axis.ticks()] == ["0.85", "0.90", "0.95"]
-    wide = svg.Axis(label="", lo=1e-8, hi=1e4, log=True)
+    wide = plots.Scale(label="", lo=1e-8, hi=1e4, log=True)
     assert [t for _, t in wide.ticks()] == ["1e-8", "1e-6", "1e-4", "1e-2", "1", "1e2", "1e4"]
 
 
@@ -560,8 +673,6 @@ def test_ticks_are_round_numbers_inside_the_axis() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with images of one and of three samples per victim."""
-    from tests.conftest import TINY
-
     base = tmp_path_factory.mktemp("report")
     text = TINY.replace('[[attacks]]\nname = "prior_only"',
                         '[[attacks]]\nname = "prior_only"\nthreat = "three"').replace(
@@ -595,15 +706,12 @@ def cell_of(album: Any, attack_: str, place: int = 0) -> Any:
 
 
 def reconstruction(folder: Path, cell: Any) -> dict[str, torch.Tensor]:
-    run = leaderboard.read_run(folder)
-    names = [r for r in leaderboard.rows(folder) if leaderboard.row_id(r) == cell["row"]]
-    assert len(names) == 1
-    training = next(
-        t
-        for t in run["trainings"]
-        if (t["defense"], t["settings"]) == (names[0]["defense"], names[0]["settings"])
+    (named,) = [r for r in leaderboard.rows(folder) if leaderboard.row_id(r) == cell["row"]]
+    key = next(
+        c.key
+        for c in Run.read(folder).cells
+        if (c.setting, c.label) == (named.setting, cell["attack"])
     )
-    key = next(c["key"] for c in training["cells"] if c["label"] == cell["attack"])
     return load_file(folder / "artifacts" / key / "reconstruction.safetensors")
 
 
@@ -684,8 +792,6 @@ def test_damaged_reconstructions_are_named_and_the_others_shown(
 
 
 def test_records_are_shown_as_numbers(tmp_path: Path) -> None:
-    from tests.conftest import TINY
-
     suite = tmp_path / "records.toml"
     suite.write_text(
         TINY.replace('"digits"', '"breast_cancer"').replace('"mlp_spm"', '"logistic"')
@@ -794,8 +900,8 @@ def test_bad_options_of_report_get_one_sentence(
 def test_rows_made_from_records_carry_ledger_budget_and_doubled_and_follow_the_schema(
     folder: Path,
 ) -> None:
-    rows = json.loads(to_json(leaderboard.rows(folder)))
-    jsonschema.validate(rows, SCHEMA)
-    assert all(len(r["ledger"]["words"]) == 3 and r["ledger"]["reasons"] for r in rows)
-    assert {r["attacks"]["analytic"]["budget"] for r in rows} == {5}
+    rows = leaderboard.rows(folder)
+    jsonschema.validate(as_json(rows), SCHEMA)
+    assert all(r.ledger and len(r.ledger.words) == 3 and r.ledger.reasons for r in rows)
+    assert {r.attacks["analytic"].budget for r in rows} == {5}
     assert len({leaderboard.row_id(r) for r in rows}) == len(rows)

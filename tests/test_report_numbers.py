@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.report import boards, charts, entries, figures, leaderboard
-from tests.test_report_html import attack, interval, row
+from bench.report import boards, charts, entries, figures
+from tests.test_report_html import attack, interval, row, worst
 
 
 def worst_case(found: Any, metric: str) -> Any:
@@ -28,29 +28,29 @@ def test_the_worst_case_compares_attacks_on_the_same_victims_of_the_same_seed() 
             "whole": {0: np.array([0.2, 0.4]), 1: np.array([0.6, 0.7])},
         }
     }
-    worst = worst_case(found, "ssim")
-    assert worst is not None
-    assert worst["ssim"]["mean"] == pytest.approx(np.mean([0.2, 0.4, 0.6, 0.9]))
-    assert worst["attack"] == "whole"  # worst for three of four victims
+    case = worst_case(found, "ssim")
+    assert case is not None
+    assert case.interval.mean == pytest.approx(np.mean([0.2, 0.4, 0.6, 0.9]))
+    assert case.attack == "whole"  # worst for three of four victims
 
 
 def test_a_worst_case_of_errors_takes_the_least_of_each_victim() -> None:
     found = {"server": {"a": {0: np.array([0.5, 0.1])}, "b": {0: np.array([0.2, 0.3])}}}
-    worst = worst_case(found, "mse")
-    assert worst is not None
-    assert worst["mse"]["mean"] == pytest.approx(np.mean([0.2, 0.1]))
+    case = worst_case(found, "mse")
+    assert case is not None
+    assert case.interval.mean == pytest.approx(np.mean([0.2, 0.1]))
 
 
 def record(name: str, rank: int, error: float, accuracy: float, floor: float = 1.0) -> Any:
     entry = attack(
         None, status="done", reason=None, mse=interval(error, error / 2), floor={"mse": floor}
     )
-    worst = {"attack": "analytic", "metric": "mse", "mse": interval(error, error / 2)}
-    return row(name, rank, accuracy=interval(accuracy), attacks={"analytic": entry}, worst=worst)
+    found = worst(interval(error, error / 2), "mse", "analytic")
+    return row(name, rank, accuracy=interval(accuracy), attacks={"analytic": entry}, worst=found)
 
 
 def drawing(name: str, *rows: Any) -> tuple[str, charts.View]:
-    (board,) = boards.boards(leaderboard.complete(rows))
+    (board,) = boards.boards(rows)
     view = next(v for v in charts.views(board) if v.name == name)
     return str(view.drawing), view
 

@@ -15,7 +15,7 @@ from bench.cli import app
 from bench.report import site
 
 RESULTS = Path(__file__).parents[1] / "results"
-BARE = '{"suite": {"name": "quick", "version": 1}, "trainings": []}'
+BARE = json.dumps(json.loads((RESULTS / "quick" / "run.json").read_text()) | {"trainings": []})
 
 
 def command(*arguments: str) -> tuple[int, str]:
@@ -119,7 +119,7 @@ def test_an_earlier_site_is_replaced_and_other_folders_are_left_alone(tmp_path: 
     [
         (lambda p: p / "absent", "no such folder of results"),
         (lambda p: p, "holds no result folder of leakbench (no run.json)"),
-        (lambda p: (p / "run.json").write_text("{") and p, "no readable run.json"),
+        (lambda p: (p / "run.json").write_text("{") and p, "is no readable JSON"),
         (lambda p: (p / "run.json").write_text("{}") and p, "must hold a suite and its trainings"),
         (lambda p: (p / "run.json").write_text(BARE) and p, "has neither records nor a readable"),
     ],

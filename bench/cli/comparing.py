@@ -15,7 +15,7 @@ from bench.errors import UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bench.metrics.paired import Plan
+    from bench.metrics.paired import SampleSize
     from bench.report.comparison import Accuracy, Comparison, Ladder
 
 _STYLES = {"separated": "green", "separated here": "yellow", "not separated": "dim"}
@@ -86,8 +86,13 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
 
     made = {id(c.first): c for c in ladder.comparisons}
     before = {id(c.second): c for c in ladder.comparisons}
-    shown = Table(title=Text(f"{ladder.table.title}{_what(ladder.comparisons)}"),
-                  title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))  # fmt: skip
+    shown = Table(
+        title=Text(f"{ladder.table.title}{_what(ladder.comparisons)}"),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     shown.add_column("#", justify="right")
     shown.add_column("row", overflow="fold", min_width=17)
     for name in ("leak", "minus next [95 %]", "p", "accuracy"):
@@ -208,7 +213,7 @@ def _power_sentence(found: Comparison) -> str:
     return f"{text}, {_need(found.cautious_plan, found)} for the interval's end nearer to 0"
 
 
-def _need(plan: Plan, found: Comparison) -> str:
+def _need(plan: SampleSize, found: Comparison) -> str:
     each = " per seed" if len(found.seeds) > 1 else ""
     ways = [f"{plan.victims} victims{each}"] if plan.victims else []
     ways += [f"{plan.seeds} seeds"] if plan.seeds else []
@@ -255,7 +260,7 @@ def _signed(value: float, metric: str, digits: int = 3) -> str:
 
 
 def _number(value: float | None, metric: str, digits: int = 3) -> str:
-    from bench.report.tables import error_number
+    from bench.report.columns import error_number
 
     if value is None:
         return "-"
@@ -267,7 +272,7 @@ def _p(value: float) -> str:
 
 
 def _title(metric: str) -> str:
-    from bench.report.tables import TITLES
+    from bench.metrics.named import TITLES
 
     return TITLES.get(metric, metric)
 
@@ -278,8 +283,9 @@ def _legend(found: Sequence[Comparison], power: bool, many: bool) -> str:
     parts = [
         "minus next: leak of the row minus that of the next one, on the same victims; p: sign "
         "flips, adjusted for all pairs of a table (Holm); accuracy: minus the next row's."
-        if many else "A difference above 0: the first row leaks more."
-    ]  # fmt: skip
+        if many
+        else "A difference above 0: the first row leaks more."
+    ]
     if any(c.metric == "mse" for c in found):
         parts.append("Of an MSE the smaller leaks more: its difference is turned round.")
     if "separated" in verdicts:

@@ -64,15 +64,20 @@ def site(
         except OSError as error:
             raise UserError(f"cannot write {out} ({error.strerror or error}).") from error
         console.print(
-            f"{len(pages) - 1} reports. Open {pages[0]}", soft_wrap=True, markup=False,
+            f"{len(pages) - 1} reports. Open {pages[0]}",
+            soft_wrap=True,
+            markup=False,
             highlight=False,
-        )  # fmt: skip
+        )
 
 
 def publish(
-    folder: Path, formats: tuple[str, ...], *, keep_pictures: bool = False,
+    folder: Path,
+    formats: tuple[str, ...],
+    *,
+    keep_pictures: bool = False,
     figures: Sequence[str] = (),
-) -> list[Path]:  # fmt: skip
+) -> list[Path]:
     """Print the folder's leaderboard and write it in the given formats; their paths, in that
     order, then those of the figures. Without records, leaderboard.json is what all is made from,
     and stays as it is."""

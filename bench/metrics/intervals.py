@@ -82,8 +82,9 @@ def _means(table: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
         step = max(1, _GATHERED // (length * len(table)))
         for start in range(0, count, step):
             some = places[:, start : start + step]
-            np.divide(_sum(values.take(some, axis=0)), length,
-                      out=means[done : done + some.shape[1]])  # fmt: skip
+            np.divide(
+                _sum(values.take(some, axis=0)), length, out=means[done : done + some.shape[1]]
+            )
             done += some.shape[1]
     return means
 

@@ -205,7 +205,7 @@ def least_victims(*, comparisons: int = 1, level: float = ALPHA) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SampleSize:
     """What would show an effect with 80 % power at level 5 %.
 
     victims: per seed, at the present number of seeds; seeds: at the present victims per seed,
@@ -246,9 +246,14 @@ def power(
 
 
 def victims_needed(
-    effect: float, *, spread: Variances, seeds: int, victims: int, level: float = ALPHA,
+    effect: float,
+    *,
+    spread: Variances,
+    seeds: int,
+    victims: int,
+    level: float = ALPHA,
     target: float = POWER,
-) -> Plan | None:  # fmt: skip
+) -> SampleSize | None:
     """How many victims, or seeds, a two-sided paired test needs to show a difference.
 
     effect: the mean difference that is to be shown; spread, seeds, victims (per seed): as they
@@ -267,7 +272,7 @@ def victims_needed(
 
     least = least_victims(level=level)
     blocked = with_victims(math.inf) < target
-    return Plan(
+    return SampleSize(
         effect=effect,
         victims=None if blocked else _least(with_victims, target, max(2, -(-least // seeds))),
         seeds=None if seeds == 1 else _least(with_seeds, target, max(2, -(-least // victims))),

@@ -22,10 +22,12 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
     for finding in audit.pairs:
         claim = "" if finding.claim is None else f"{finding.claim:.4g} "
         table.add_row(
-            finding.pair, ", ".join(finding.units), _bound(finding),
+            finding.pair,
+            ", ".join(finding.units),
+            _bound(finding),
             Text(claim) + _verdict(finding.verdict_claim),
             Text(f"{finding.eps_record:.4g} ") + _verdict(finding.verdict_proof),
-        )  # fmt: skip
+        )
     if audit.pairs:
         yield table
         yield Text("\n".join(f"{f.pair}: {f.what}." for f in audit.pairs))
@@ -40,8 +42,11 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
     limit = ", limited by the draws" if audit.eps_at_least else ""
     yield Text.assemble(
         f"One record: epsilon >= {audit.eps_audited:.3g} at delta {audit.delta:g}{limit}. Claim: ",
-        _verdict(audit.verdict_claim), ". Proof: ", _verdict(audit.verdict_proof), ".",
-    )  # fmt: skip
+        _verdict(audit.verdict_claim),
+        ". Proof: ",
+        _verdict(audit.verdict_proof),
+        ".",
+    )
     yield Text(
         f"With {100 * audit.confidence:g} % confidence every bound holds and no 'violated' is "
         "wrong; 'consistent' only means that these inputs and draws, which can show at most the "

@@ -12,11 +12,20 @@ import numpy as np
 
 from bench.errors import UserError
 from bench.metrics.named import METRICS, sign_of
-from bench.metrics.paired import ALPHA, Paired, Plan, holm, least_victims, paired, victims_needed
+from bench.metrics.paired import (
+    ALPHA,
+    Paired,
+    SampleSize,
+    holm,
+    least_victims,
+    paired,
+    victims_needed,
+)
 from bench.names import did_you_mean
-from bench.report.cells import check_wanted
-from bench.report.contenders import LOST, Contender, Record, Table, worst_leaks
-from bench.report.tables import short
+from bench.records import AttackRecord, TrainRecord, short
+from bench.report.choosing import check_wanted
+from bench.report.contenders import Contender, Contest, Found, worst_leaks
+from bench.report.entries import LOST
 from bench.suite import parse_value
 
 WORST = "worst case"
@@ -58,8 +67,8 @@ class Comparison:
     means: tuple[float, float]
     difference: Paired
     accuracy: Accuracy | None
-    plan: Plan | None
-    cautious_plan: Plan | None
+    plan: SampleSize | None
+    cautious_plan: SampleSize | None
     notes: tuple[str, ...]
     p_holm: float
     p_seeds_holm: float | None
@@ -78,31 +87,40 @@ class Comparison:
         found = self.difference
         spread = found.variances
         return {
-            "first": _named(self.first), "second": _named(self.second),
-            "attack": self.attack, "metric": self.metric, "threat": self.threat,
-            "seeds": list(self.seeds), "victims": list(found.victims),
-            "first_mean": self.means[0], "second_mean": self.means[1],
-            "leak_difference": found.interval.to_dict(), "seed_means": list(found.seed_means),
-            "p": found.p, "p_holm": self.p_holm,
-            "p_seeds": found.p_seeds, "p_seeds_holm": self.p_seeds_holm,
+            "first": _named(self.first),
+            "second": _named(self.second),
+            "attack": self.attack,
+            "metric": self.metric,
+            "threat": self.threat,
+            "seeds": list(self.seeds),
+            "victims": list(found.victims),
+            "first_mean": self.means[0],
+            "second_mean": self.means[1],
+            "leak_difference": found.interval.to_dict(),
+            "seed_means": list(found.seed_means),
+            "p": found.p,
+            "p_holm": self.p_holm,
+            "p_seeds": found.p_seeds,
+            "p_seeds_holm": self.p_seeds_holm,
             "seed_std": found.seed_std,
             "variance_victims": None if spread is None else spread.victims,
             "variance_seeds": None if spread is None else spread.seeds,
             "seed_share": None if spread is None else spread.seed_share,
             "verdict": self.verdict,
-            "accuracy_difference": None if self.accuracy is None else
-            {"mean": self.accuracy.mean, **asdict(self.accuracy)},
+            "accuracy_difference": None
+            if self.accuracy is None
+            else {"mean": self.accuracy.mean, **asdict(self.accuracy)},
             "plan": None if self.plan is None else asdict(self.plan),
             "cautious_plan": None if self.cautious_plan is None else asdict(self.cautious_plan),
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
     """A table's comparisons. skipped: why a pair could not be compared, one sentence each."""
 
-    table: Table
+    table: Contest
     comparisons: list[Comparison]
     skipped: list[str] = field(default_factory=list)
 
@@ -131,7 +149,7 @@ class Ladder:
 
 
 def _named(row: Contender) -> dict[str, Any]:
-    return {"defense": row.row["defense"], "settings": row.row["settings"], "rank": row.rank}
+    return {"defense": row.row.defense, "settings": row.row.settings, "rank": row.rank}
 
 
 # --- two rows ---------------------------------------------------------------------------------
@@ -214,10 +232,10 @@ def _shared(
     return _Shared(threat=threat, first=values[0], second=values[1], left_out=left_out)
 
 
-def _is_lost(found: Mapping[str, Mapping[int, Record]], attack: str, seed: int) -> bool:
+def _is_lost(found: Found, attack: str, seed: int) -> bool:
     """Whether an attack that was planned has no answer in a seed, for technical reasons."""
     record = found.get(attack, {}).get(seed, LOST)
-    return record["status"] not in ("done", "not_applicable")
+    return record.status not in ("done", "not_applicable")
 
 
 def _mean(by_seed: Mapping[int, np.ndarray]) -> float:
@@ -247,32 +265,34 @@ def _floors(row: Contender, threat: str, seed: int) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for by_seed in row.cells[threat].values():
         record = by_seed.get(seed, LOST)
-        if record["status"] == "done":
-            for name, values in record["floors"].items():
+        if isinstance(record, AttackRecord):
+            for name, values in record.floors.items():
                 found.setdefault(name, np.array(values, dtype=np.float64))
     return found
 
 
 def _accuracy(first: Contender, second: Contender, seeds: Sequence[int]) -> Accuracy | None:
-    both = [(first.trainings[s], second.trainings[s]) for s in seeds
-            if s in first.trainings and s in second.trainings]  # fmt: skip
+    both = [
+        (first.trainings[s], second.trainings[s])
+        for s in seeds
+        if s in first.trainings and s in second.trainings
+    ]
     for personal in (False, True):
         found = [(_utility(one, personal), _utility(two, personal)) for one, two in both]
         gaps = tuple(a - b for a, b in found if a is not None and b is not None)
         if gaps:
-            tested = min(r["test_samples"] for pair in both for r in pair)
+            tested = min(r.test_samples for pair in both for r in pair)
             return Accuracy(differences=gaps, personal=personal, test_samples=tested)
     return None
 
 
-def _utility(record: Record, personal: bool) -> float | None:
+def _utility(record: TrainRecord, personal: bool) -> float | None:
     if personal:
-        value = record.get("personal_accuracy")
-        return None if value is None else float(value)
-    return None if record["correct"] is None else record["correct"] / record["test_samples"]
+        return record.personal_accuracy
+    return None if record.correct is None else record.correct / record.test_samples
 
 
-def _plans(difference: Paired) -> tuple[Plan | None, Plan | None]:
+def _plans(difference: Paired) -> tuple[SampleSize | None, SampleSize | None]:
     """For the observed difference, and for the interval's end nearer to 0 if it excludes 0."""
     if difference.variances is None:
         return None, None
@@ -311,9 +331,12 @@ def _notes(
 
 
 def ladders(
-    found: Sequence[Table], *, attack: str | None = None, metric: str | None = None,
+    found: Sequence[Contest],
+    *,
+    attack: str | None = None,
+    metric: str | None = None,
     every: bool = False,
-) -> list[Ladder]:  # fmt: skip
+) -> list[Ladder]:
     """Each table's ranked rows, each against the next one (every: against all later ones), with
     p-values adjusted within the table. Raises UserError for an unknown attack or metric."""
     _check_names(found, attack, metric)
@@ -326,9 +349,11 @@ def ladders(
 
 
 def _ladder(
-    table: Table, pairs: Sequence[tuple[Contender, Contender]], attack: str | None,
+    table: Contest,
+    pairs: Sequence[tuple[Contender, Contender]],
+    attack: str | None,
     metric: str | None,
-) -> Ladder:  # fmt: skip
+) -> Ladder:
     made, skipped = [], []
     for one, two in pairs:
         try:
@@ -338,17 +363,22 @@ def _ladder(
     p = holm([c.difference.p for c in made])
     over_seeds = iter(holm([s for c in made if (s := c.difference.p_seeds) is not None]))
     made = [
-        replace(c, p_holm=a, p_seeds_holm=None if c.difference.p_seeds is None else
-                next(over_seeds))
+        replace(
+            c, p_holm=a, p_seeds_holm=None if c.difference.p_seeds is None else next(over_seeds)
+        )
         for c, a in zip(made, p, strict=True)
-    ]  # fmt: skip
+    ]
     return Ladder(table=table, comparisons=made, skipped=skipped)
 
 
 def two_rows(
-    found: Sequence[Table], one: str, two: str, *, attack: str | None = None,
+    found: Sequence[Contest],
+    one: str,
+    two: str,
+    *,
+    attack: str | None = None,
     metric: str | None = None,
-) -> list[Ladder]:  # fmt: skip
+) -> list[Ladder]:
     """The rows of two names in every table that holds both.
 
     A name is a defense, `spm(epsilon=1.5, variant=printed)` as the leaderboard prints it, or
@@ -359,8 +389,8 @@ def two_rows(
     everything = [c for table in found for c in table.rows]
     for text in (one, two):
         if not any(_fits(c, text) for c in everything):
-            names = dict.fromkeys(c.row["defense"] for c in everything)
-            inner = dict.fromkeys(c.name for c in everything if c.row["defense"] == _parts(text)[0])
+            names = dict.fromkeys(c.row.defense for c in everything)
+            inner = dict.fromkeys(c.name for c in everything if c.row.defense == _parts(text)[0])
             raise UserError(did_you_mean("row", text, list(inner or names)))
     out = []
     for table in found:
@@ -385,7 +415,7 @@ def two_rows(
     return out
 
 
-def _check_names(found: Sequence[Table], attack: str | None, metric: str | None) -> None:
+def _check_names(found: Sequence[Contest], attack: str | None, metric: str | None) -> None:
     known = {n for t in found for c in t.rows for by in c.cells.values() for n in by}
     check_wanted("attack", attack, known)
     check_wanted("metric", metric, METRICS)
@@ -400,8 +430,8 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
 
 def _fits(row: Contender, text: str) -> bool:
     name, wanted = _parts(text)
-    settings = row.row["settings"]
-    return row.row["defense"] == name and all(
+    settings = row.row.settings
+    return row.row.defense == name and all(
         k in settings and (short(settings[k]) == v or parse_value(v) == settings[k])
         for k, v in wanted.items()
     )

@@ -11,39 +11,44 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
+from bench.harness.store import Store
 from bench.metrics.named import sign_of
 from bench.names import did_you_mean
-from bench.report.cells import check_wanted
-from bench.report.dicts import DictStore as Store
-from bench.report.leaderboard import Read, identity, read_run, row_id, rows_of, settings_of
-from bench.report.tables import setting, tables
+from bench.records import AttackOutcome, AttackRecord, PlannedTraining, Row, Run, TrainRecord
+from bench.report.choosing import check_wanted
+from bench.report.entries import LOST
+from bench.report.leaderboard import heading, row_id, rows_of, settings_of
+from bench.report.tables import tables
 
 ONLY = ("protocol", "dataset", "model", "defense", "seed")
 """What a comparison may be restricted by."""
-LOST: dict[str, Any] = {"status": "failed", "reason": "no record"}
-"""Stands for a record that is missing."""
-Record = dict[str, Any]
+Found = Mapping[str, Mapping[int, AttackOutcome]]
+"""Attack -> seed -> record."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A row of the leaderboard with its records. trainings: seed -> record. cells: threat ->
-    attack -> seed -> record."""
+    """A row of the leaderboard with its records.
 
-    row: dict[str, Any]
-    trainings: dict[int, Record]
-    cells: dict[str, dict[str, dict[int, Record]]]
+    Attributes:
+        row: The row.
+        trainings: Seed -> record of those that are done.
+        cells: Threat -> attack -> seed -> record.
+    """
+
+    row: Row
+    trainings: dict[int, TrainRecord]
+    cells: Mapping[str, Found]
 
     @property
     def rank(self) -> int | None:
         """As the leaderboard's, None where it has none."""
-        rank: int | None = self.row["rank"]
-        return rank
+        return self.row.rank
 
     @property
     def name(self) -> str:
         """spm(epsilon=1.5, variant=printed)."""
-        return setting(self.row)
+        return self.row.setting
 
     def worst(self, threat: str, metric: str) -> dict[int, np.ndarray]:
         """Seed -> leak per victim: the worst over the attacks that have the metric."""
@@ -54,7 +59,7 @@ class Contender:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class Contest:
     """One table of the leaderboard: its rows with a rank first, in that order."""
 
     title: str
@@ -62,83 +67,109 @@ class Table:
 
 
 def worst_leaks(
-    found: Mapping[str, Mapping[int, Record]], seed: int, metric: str, names: frozenset[str],
-    with_floors: bool = False,
-) -> np.ndarray | None:  # fmt: skip
-    """Per victim the largest leak over the named attacks, as the leaderboard takes it; None if
-    none of them has the metric."""
+    found: Found, seed: int, metric: str, names: frozenset[str], with_floors: bool = False
+) -> np.ndarray | None:
+    """Per victim the largest leak over some attacks, as the leaderboard takes it.
+
+    Args:
+        found: The attacks' records.
+        seed: Of the training.
+        metric: Of the leak.
+        names: The attacks.
+        with_floors: Whether those that read no message count too.
+
+    Returns:
+        Numbers that grow with the leak; None if none of the attacks has the metric.
+    """
     leaks = []
     for name, by_seed in found.items():
         record = by_seed.get(seed, LOST)
-        done = record["status"] == "done" and (with_floors or not record["is_floor"])
-        if done and name in names and metric in record["values"]:
-            values = np.array(record["values"][metric], dtype=np.float64)
+        if name not in names or not isinstance(record, AttackRecord) or metric not in record.values:
+            continue
+        if with_floors or not record.is_floor:
+            values = np.array(record.values[metric], dtype=np.float64)
             leaks.append(sign_of(metric) * values)
     return np.stack(leaks).max(axis=0) if leaks else None
 
 
 def read(
     folder: Path, *, checkpoint: str | None = None, only: Mapping[str, Any] | None = None
-) -> list[Table]:
+) -> list[Contest]:
     """The tables of a result folder at one checkpoint, each record read once.
 
-    checkpoint: by default the suite's last. only: keeps trainings by the keys of ONLY; ranks
-    count rows of all defenses. Raises UserError for a folder without records, or a filter that
-    nothing fits.
+    Args:
+        folder: The result folder.
+        checkpoint: By default the suite's last.
+        only: Keeps trainings by the keys of ONLY; ranks count rows of all defenses.
+
+    Raises:
+        UserError: For a folder without records, or a filter that nothing fits.
     """
-    run = read_run(folder)
+    run = Run.read(folder)
     if not (folder / "records").is_dir():
         raise UserError(
             f"comparing needs the records of every victim, which {folder} does not hold "
             "(published results come without them): give a folder that leakbench run wrote."
         )
-    checkpoints = run["suite"]["checkpoints"]
+    checkpoints = run.suite.checkpoints
     check_wanted("checkpoint", checkpoint, checkpoints)
-    chosen = checkpoint or checkpoints[-1]
-    suite, trainings = run["suite"], _kept(run["trainings"], only or {})
-    once = cache(Store(folder).read)
-    rows = rows_of(suite, trainings, once, [chosen])
-    members = {row_id(identity(suite, m[0], chosen)): m for m in settings_of(trainings)}
+    chosen = next(c for c in reversed(checkpoints) if checkpoint in (None, c))
+    trainings = _kept(run.trainings, only or {})
+    records = _Once(folder)
+    members = {row_id(heading(run, m[0], chosen)): m for m in settings_of(trainings)}
     wanted = (only or {}).get("defense")
     out = []
-    for title, ranked in tables(rows):
+    for title, ranked in tables(rows_of(run, trainings, records, [chosen])):
         kept = [
-            _contender(row, members[row_id(row)], once)
+            _contender(row, members[row_id(row)], records)
             for row in ranked
-            if wanted in (None, row["defense"])
+            if wanted in (None, row.defense)
         ]
-        out += [Table(title=title, rows=kept)] if kept else []
+        out += [Contest(title=title, rows=kept)] if kept else []
     return out
 
 
-def _kept(trainings: Sequence[dict[str, Any]], only: Mapping[str, Any]) -> list[dict[str, Any]]:
+class _Once(Store):
+    """Records that are each read once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.read = cache(super().read)  # type: ignore[method-assign,assignment]
+
+
+def _kept(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list[PlannedTraining]:
     facts = [
-        {"protocol": t["protocol"]["name"], "dataset": t["task"]["dataset"],
-         "model": t["task"]["model"], "defense": t["defense"], "seed": str(t["seed"])}
+        {
+            "protocol": t.job.protocol.name,
+            "dataset": t.job.task.dataset,
+            "model": t.job.task.model,
+            "defense": t.job.defense,
+            "seed": str(t.job.seed),
+        }
         for t in trainings
-    ]  # fmt: skip
+    ]
     for key, value in only.items():
         if key not in ONLY:
             raise UserError(did_you_mean("key", key, ONLY, where="--only"))
         check_wanted(key, value, (f[key] for f in facts))
     kept = [
-        (t, f) for t, f in zip(trainings, facts, strict=True)
+        (t, f)
+        for t, f in zip(trainings, facts, strict=True)
         if all(f[k] == str(v) for k, v in only.items() if k != "defense")
-    ]  # fmt: skip
+    ]
     if not any(only.get("defense") in (None, f["defense"]) for _, f in kept):
         asked = ", ".join(f"{k}={v}" for k, v in only.items())
         raise UserError(f"no training has {asked or 'been planned'} at once.")
     return [t for t, _ in kept]  # other defenses stay until the ranks are given
 
 
-def _contender(row: dict[str, Any], trainings: Sequence[Record], read: Read) -> Contender:
-    cells: dict[str, dict[str, dict[int, Record]]] = {}
+def _contender(row: Row, trainings: Sequence[PlannedTraining], records: Store) -> Contender:
+    cells: dict[str, dict[str, dict[int, AttackOutcome]]] = {}
     for training in trainings:
-        for cell in training["cells"]:
-            if cell["checkpoint"] == row["checkpoint"]:
-                record = read("attack", cell["key"]) or LOST
-                by_attack = cells.setdefault(cell["threat"], {})
-                by_attack.setdefault(cell["label"], {})[training["seed"]] = record
-    found = {t["seed"]: read("train", t["key"]) for t in trainings}
-    done = {s: r for s, r in found.items() if r is not None and r["status"] == "done"}
+        for cell in training.cells:
+            if cell.checkpoint == row.checkpoint:
+                by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
+                by_attack[cell.seed] = records.read("attack", cell.key) or LOST
+    found = {t.job.seed: records.read("train", t.key) for t in trainings}
+    done = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
     return Contender(row=row, trainings=done, cells=cells)

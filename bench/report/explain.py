@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from bench.records import Flag, FlagCode
 
 COLUMNS = {
     "rank": "Rank by the worst case over attacks, the least leak first. Rows whose training "
@@ -35,52 +38,153 @@ COLUMNS = {
 """By the `note` of a column."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flag:
-    """chip: a few words; text: the whole flag; why: what it means for a reader."""
+@dataclass(frozen=True)
+class Meaning:
+    """What a kind of flag says.
+
+    Attributes:
+        chip: A few words; {subject} stands for the attack or unit that the flag is about.
+        text: The whole sentence, with the flag's values.
+        why: What it means for a reader.
+        letter: Key of LETTERS, "" where the terminal leaves it to the files.
+    """
 
     chip: str
     text: str
     why: str
-    level: str = "info"
+    letter: str = ""
 
 
-_KNOWN = (
-    # what the flag contains, chip ({} is the flag's first word), level, meaning
-    ("training failed", "training failed", "bad", "There is no trained model, so no figure."),
-    ("training timeout", "training timed out", "bad", "There is no trained model, so no figure."),
-    ("training not_applicable", "not applicable", "info", "The defense cannot run here."),
-    ("diverged:", "diverged", "bad", "The weights exploded or are not finite: a result, not an "
-     "error. The row has no rank, and its last round was not attacked."),
-    ("accuracy at chance", "accuracy at chance", "bad", "The model is no better than guessing the "
-     "commonest class, so its leak is beside the point. The row has no rank."),
-    ("epsilon claimed, none proven", "ε not proven", "warn", "The paper claims an epsilon, but "
-     "nothing follows from it for a training record, since something leaves the client "
-     "unprotected."),
-    ("claim is per ", "{}", "info", "The claimed epsilon protects that unit, which is not one "
-     "training record; do not compare it with claims of another unit."),
-    ("audit refutes the claim", "audit refutes claim", "bad", "An attack on a single release "
-     "tells two inputs apart better than the claimed epsilon allows."),
-    ("audit refutes the proof", "audit refutes proof", "bad", "An attack on a single release "
-     "tells two inputs apart better than the proof allows: a mistake in leakbench or in the "
-     "defense's code."),
-    ("audit failed", "audit failed", "warn", "The audit did not finish, so it says nothing."),
-    (" cut short: ", "{} cut short", "warn", "With twice its budget this attack rebuilds more "
-     "where nothing defends. It had not converged, so the row may understate the leak."),
-    (" below the floor", "below the floor", "warn", "The strongest attack rebuilds less than the "
-     "mean public sample: too weak to judge the defense by."),
-    (" timeout", "{} timed out", "bad", "The attack ran into the time limit: its victims are "
-     "missing from the row."),
-    (" failed", "{} failed", "bad", "The attack stopped with an error: its victims are missing "
-     "from the row."),
-)  # fmt: skip
+LETTERS = {
+    "D": "training diverged",
+    "C": "accuracy at chance",
+    "B": "an attack was cut short: undefended, twice its budget leaks more",
+    "F": "strongest attack below its floor: too weak to judge by",
+    "V": "the audit refutes a claim or proof",
+    "X": "something failed",
+    "T": "over the time limit",
+}
+"""At a row's end in the terminal."""
+FLAGS: Mapping[FlagCode, Meaning] = {
+    FlagCode.TRAINING_FAILED: Meaning(
+        "training failed",
+        "training failed: {reason}",
+        "There is no trained model, so no figure.",
+        letter="X",
+    ),
+    FlagCode.TRAINING_TIMEOUT: Meaning(
+        "training timed out",
+        "training timeout: {reason}",
+        "There is no trained model, so no figure.",
+        letter="T",
+    ),
+    FlagCode.TRAINING_NOT_APPLICABLE: Meaning(
+        "not applicable",
+        "training not_applicable: {reason}",
+        "The defense cannot run here.",
+    ),
+    FlagCode.DIVERGED: Meaning(
+        "diverged",
+        "diverged: {reason}",
+        "The weights exploded or are not finite: a result, not an error. The row has no rank,"
+        " and its last round was not attacked.",
+        letter="D",
+    ),
+    FlagCode.AT_CHANCE: Meaning(
+        "accuracy at chance",
+        "accuracy at chance",
+        "The model is no better than guessing the commonest class, so its leak is beside the "
+        "point. The row has no rank.",
+        letter="C",
+    ),
+    FlagCode.CLAIMED_NOT_PROVEN: Meaning(
+        "ε not proven",
+        "epsilon claimed, none proven",
+        "The paper claims an epsilon, but nothing follows from it for a training record, "
+        "since something leaves the client unprotected.",
+    ),
+    FlagCode.CLAIM_UNIT: Meaning(
+        "claim per {subject}",
+        "claim is per {subject}",
+        "The claimed epsilon protects that unit, which is not one training record; do not "
+        "compare it with claims of another unit.",
+    ),
+    FlagCode.AUDIT_REFUTES_CLAIM: Meaning(
+        "audit refutes claim",
+        "audit refutes the claim: epsilon is at least {epsilon:.2f}",
+        "An attack on a single release tells two inputs apart better than the claimed epsilon"
+        " allows.",
+        letter="V",
+    ),
+    FlagCode.AUDIT_REFUTES_PROOF: Meaning(
+        "audit refutes proof",
+        "audit refutes the proof: epsilon is at least {epsilon:.2f}",
+        "An attack on a single release tells two inputs apart better than the proof allows: a"
+        " mistake in leakbench or in the defense's code.",
+        letter="V",
+    ),
+    FlagCode.AUDIT_FAILED: Meaning(
+        "audit failed",
+        "audit failed: {reason}",
+        "The audit did not finish, so it says nothing.",
+        letter="X",
+    ),
+    FlagCode.CUT_SHORT: Meaning(
+        "{subject} cut short",
+        "{subject} cut short: {gain:+.2f} SSIM on the undefended row at twice its budget",
+        "With twice its budget this attack rebuilds more where nothing defends. It had not "
+        "converged, so the row may understate the leak.",
+        letter="B",
+    ),
+    FlagCode.BELOW_FLOOR: Meaning(
+        "below the floor",
+        "strongest attack ({subject}) below the floor",
+        "The strongest attack rebuilds less than the mean public sample: too weak to judge "
+        "the defense by.",
+        letter="F",
+    ),
+    FlagCode.ATTACK_FAILED: Meaning(
+        "{subject} failed",
+        "{subject} failed",
+        "The attack stopped with an error: its victims are missing from the row.",
+        letter="X",
+    ),
+    FlagCode.ATTACK_TIMEOUT: Meaning(
+        "{subject} timed out",
+        "{subject} timeout",
+        "The attack ran into the time limit: its victims are missing from the row.",
+        letter="T",
+    ),
+    FlagCode.OTHER: Meaning(
+        "{text}",
+        "{text}",
+        "",
+    ),
+}
+"""By code."""
+_CHIP = 40
+"""Most characters of a chip."""
 
 
-def flag(text: str) -> Flag:
-    """A flag of a row, shortened and explained; unknown ones stand for themselves."""
-    for needle, chip, level, why in _KNOWN:
-        if needle in text:
-            if needle == "claim is per ":
-                chip = f"claim per {text.removeprefix(needle)}"
-            return Flag(chip=chip.format(text.split(" ")[0]), text=text, why=why, level=level)
-    return Flag(chip=text if len(text) <= 40 else text[:39] + "…", text=text, why="")
+def sentence(flag: Flag) -> str:
+    """The whole flag in words."""
+    return _filled(FLAGS[flag.code].text, flag)
+
+
+def chip(flag: Flag) -> str:
+    """The flag in a few words."""
+    text = _filled(FLAGS[flag.code].chip, flag)
+    return text if len(text) <= _CHIP else f"{text[: _CHIP - 1]}…"
+
+
+def letters(flags: Sequence[Flag]) -> str:
+    """The letters of a row's flags, each once, in the order of LETTERS."""
+    found = {FLAGS[f.code].letter for f in flags}
+    return "".join(letter for letter in LETTERS if letter in found)
+
+
+def _filled(template: str, flag: Flag) -> str:
+    try:
+        return template.format(**{**flag.values, "subject": flag.subject})
+    except (KeyError, ValueError):  # a file from elsewhere may lack a value
+        return " ".join([flag.code.replace("_", " "), flag.subject]).strip()

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.metrics.named import METRICS
-from bench.report.cells import Cell
-from bench.report.dicts import DictStore as Store
+from bench.harness.store import Store
+from bench.records import AttackRecord, Cell, Row
+from bench.report.columns import ENTRY, RAW
 from bench.report.entries import FLOOR_SUFFIX
-from bench.report.tables import Row, setting
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant")
-_AUDIT = ("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
-
-
-def number(value: Any) -> float | None:
-    """A figure of a record as a float: "inf", "-inf" and "nan" are text there."""
-    return None if value is None else float(value)
+_SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
+_FIGURES = (
+    "accuracy",
+    "accuracy_lo",
+    "accuracy_hi",
+    "personal_accuracy",
+    "personal_accuracy_lo",
+    "personal_accuracy_hi",
+    "eps_claimed",
+    "unit",
+    "eps_record",
+    "delta",
+    "eps_audited",
+    "eps_at_least",
+    "verdict_claim",
+    "verdict_proof",
+    "bytes_up",
+    "bytes_down",
+    "client_seconds",
+    "worst_attack",
+    "worst_ssim",
+    "worst_ssim_lo",
+    "worst_ssim_hi",
+    "worst_mse",
+    "worst_mse_lo",
+    "worst_mse_hi",
+)
+_LAST = ("threat", "seeds", "suite", "flags")
 
 
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
@@ -31,28 +51,15 @@ def leaderboard(rows: Sequence[Row]) -> DataFrame:
 
     lines = []
     for row in rows:
-        line = {"rank": row["rank"], **_identity(row)}
-        line |= _three("accuracy", row["accuracy"])
-        line |= _three("personal_accuracy", row["personal_accuracy"])
-        line |= {"eps_claimed": number(row["eps_claimed"]), "unit": row["unit"]}
-        line |= {k: number(row[k]) for k in ("eps_record", "delta")}
-        audit = row.get("audit") or {}
-        line |= {k: audit.get(k) for k in _AUDIT}
-        line["eps_audited"] = number(line["eps_audited"])
-        line |= {k: number(row[k]) for k in ("bytes_up", "bytes_down", "client_seconds")}
-        worst = row["worst"] or {}
-        line["worst_attack"] = worst.get("attack")
-        for metric in ("ssim", "mse"):
-            line |= _three(f"worst_{metric}", worst.get(metric))
-        for name, entry in row["attacks"].items():
-            for metric in METRICS:
-                if entry[metric] is not None:
-                    line[f"{name}_{metric}"] = number(entry[metric]["mean"])
-        line |= {"threat": row["threat"], "seeds": _seeds(row), "suite": row["suite"]}
-        lines.append(line | {"flags": "; ".join(row["flags"])})
-    last = ("threat", "seeds", "suite", "flags")
-    names = dict.fromkeys(n for line in lines for n in line if n not in last)
-    frame = DataFrame(lines, columns=[*names, *last] if lines else None)
+        line = _of_row(row, ("rank", *_SAME, *_FIGURES))
+        line |= {
+            f"{name}_{metric}": score.mean
+            for name, entry in row.attacks.items()
+            for metric, score in entry.scores.items()
+        }
+        lines.append(line | _of_row(row, _LAST))
+    names = dict.fromkeys(n for line in lines for n in line if n not in _LAST)
+    frame = DataFrame(lines, columns=[*names, *_LAST] if lines else None)
     if "rank" in frame:
         frame["rank"] = frame["rank"].astype("Int64")
     return frame
@@ -64,19 +71,11 @@ def attacks(rows: Sequence[Row]) -> DataFrame:
 
     lines = []
     for row in rows:
-        for name, entry in row["attacks"].items():
-            line = {**_identity(row), "attack": name}
-            line |= {k: entry[k] for k in ("status", "reason", "threat", "is_floor", "n", "failed")}
-            for metric in METRICS:
-                line |= _three(metric, entry[metric])
-                line[f"{metric}_floor"] = number(entry["floor"].get(metric))
-                given_label = f"{metric}{FLOOR_SUFFIX}"
-                if given_label in entry["floor"]:
-                    line[f"{metric}_floor{FLOOR_SUFFIX}"] = number(entry["floor"][given_label])
-            line |= {k: number(entry[k]) for k in ("seconds", "gradient_evaluations")}
-            convergence = entry.get("convergence") or {}
-            line["gain_at_twice_budget"] = number(convergence.get("gain"))
-            lines.append(line | {"notes": "; ".join(entry["notes"])})
+        for name, entry in row.attacks.items():
+            line = {**_of_row(row, _SAME), "attack": name}
+            found = {key: read(entry) for key, read in ENTRY.items()}
+            given = [k for k in found if k.endswith(FLOOR_SUFFIX)]
+            lines.append(line | {k: v for k, v in found.items() if k not in given or v is not None})
     return DataFrame(lines)
 
 
@@ -89,34 +88,31 @@ def victims(folder: Path, cells: Iterable[Cell]) -> DataFrame:
     lines = []
     for cell in cells:
         record = store.read("attack", cell.key)
-        if record is None or record["status"] != "done":
+        if not isinstance(record, AttackRecord):
             continue
         same = {
-            "protocol": cell.protocol, "dataset": cell.dataset, "model": cell.model,
-            "checkpoint": cell.checkpoint, "defense": cell.defense, "setting": cell.setting,
-            "seed": cell.seed, "attack": cell.label, "threat": cell.threat,
-        }  # fmt: skip
-        for victim in range(record["victims"]):
+            "protocol": cell.protocol,
+            "dataset": cell.dataset,
+            "model": cell.model,
+            "checkpoint": cell.checkpoint,
+            "defense": cell.defense,
+            "setting": cell.setting,
+            "seed": cell.seed,
+            "attack": cell.label,
+            "threat": cell.threat,
+        }
+        for victim in range(record.victims):
             line = {**same, "victim": victim}
-            line |= {k: number(v[victim]) for k, v in record["values"].items()}
+            line |= {k: v[victim] for k, v in record.values.items()}
             line |= {
                 f"{k.removesuffix(FLOOR_SUFFIX)}_floor"
-                f"{FLOOR_SUFFIX if k.endswith(FLOOR_SUFFIX) else ''}": number(v[victim])
-                for k, v in record["floors"].items()
-                if k.removesuffix(FLOOR_SUFFIX) in record["values"]
+                f"{FLOOR_SUFFIX if k.endswith(FLOOR_SUFFIX) else ''}": v[victim]
+                for k, v in record.floors.items()
+                if k.removesuffix(FLOOR_SUFFIX) in record.values
             }
             lines.append(line | {"key": cell.key})
     return DataFrame(lines)
 
 
-def _identity(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{k: row[k] for k in _SAME}, "setting": setting(dict(row))}
-
-
-def _three(name: str, value: Mapping[str, Any] | None) -> dict[str, float | None]:
-    ends = {"": "mean", "_lo": "lo", "_hi": "hi"}
-    return {f"{name}{end}": number(value[key]) if value else None for end, key in ends.items()}
-
-
-def _seeds(row: Mapping[str, Any]) -> str:
-    return " ".join(map(str, row["seeds"]))
+def _of_row(row: Row, names: Sequence[str]) -> dict[str, Any]:
+    return {name: RAW[name](row) for name in names}

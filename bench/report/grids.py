@@ -1,13 +1,12 @@
-"""What figures show beyond the rows: pictures from the artifacts, runs at twice the budget."""
+"""Pictures of what attacks rebuilt, from the artifacts, as a figure for a paper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from safetensors import SafetensorError
@@ -15,12 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.errors import UserError
+from bench.harness.store import Store
 from bench.metrics.images import ssim
-from bench.metrics.intervals import bootstrap
-from bench.report.cells import Cell
-from bench.report.dicts import DictStore as Store
-from bench.report.figures import WIDTHS, Paper, Spent, styled
-from bench.report.tables import Row
+from bench.records import Cell, Row, canonical
+from bench.report.paper import Paper, inches, styled
 
 MOST_LINES = 24
 """Of pictures in one figure: more fit no page."""
@@ -45,8 +42,7 @@ def pictures(
 
     Raises UserError if no cell has pictures, or more than a page holds.
     """
-    if width not in WIDTHS:
-        raise UserError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
+    across = inches(width)
     if isinstance(victims, bool) or not isinstance(victims, int) or victims < 1:
         raise UserError(f"victims must be a whole number >= 1, got {victims!r}.")
     cells = _first_seed(cells)
@@ -61,7 +57,7 @@ def pictures(
             f"{len(found)} lines of pictures, but a page holds {MOST_LINES}: give dataset, "
             f"checkpoint, defense, settings or attack, e.g. of {_some([c.name for c, _ in found])}."
         )
-    return _grid(_lines(found, victims), width)
+    return _grid(_lines(found, victims), across)
 
 
 def strongest(folder: Path, cells: Sequence[Cell], rows: Sequence[Row]) -> list[Cell]:
@@ -69,52 +65,34 @@ def strongest(folder: Path, cells: Sequence[Cell], rows: Sequence[Row]) -> list[
     long table the first rows."""
     out: list[Cell] = []
     for row in rows[:MOST_LINES]:
-        wanted = row["worst"] and row["worst"]["attack"]
+        wanted = row.worst and row.worst.attack
         members = (c for c in cells if c.label == wanted and _of(c, row))
         found = next((c for c in members if _pair(folder, c) is not None), None)
         out += [found] if found else []
     return out
 
 
-def budgets(folder: Path, cells: Sequence[Cell], row: Row) -> list[Spent]:
-    """Attacks of a row's table that also ran at twice their budget, where nothing defends."""
-    store = Store(folder)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for cell in cells:
-        if not _same_table(cell, row):
-            continue
-        record = store.read("attack", cell.key)
-        if record and record.get("doubled") and "ssim" in record["doubled"]["values"]:
-            found.setdefault(cell.label, []).append(record)
-    out = []
-    for label, records in found.items():
-        points = []
-        for runs in (records, [r["doubled"] for r in records]):
-            interval = bootstrap([np.array(r["values"]["ssim"]) for r in runs])
-            if interval is not None:
-                points.append((int(runs[0]["budget"]), interval))
-        out.append(Spent(attack=label, points=tuple(points)))
-    return out
-
-
-def _same_table(cell: Cell, row: Mapping[str, Any]) -> bool:
-    return (
-        cell.dataset == row["dataset"]
-        and cell.model == row["model"]
-        and cell.checkpoint == row["checkpoint"]
-        and cell.job.train.protocol.model_dump() == row["protocol_settings"]
-        and all(
-            getattr(cell.job.train.task, k) == row.get(k, {})
-            for k in ("dataset_settings", "model_settings")
-        )
+def _of(cell: Cell, row: Row) -> bool:
+    job = cell.job.train
+    mine = (
+        job.protocol,
+        job.task.dataset,
+        job.task.dataset_settings,
+        job.task.model,
+        job.task.model_settings,
+        job.defense,
+        job.settings,
+        cell.checkpoint,
     )
-
-
-def _of(cell: Cell, row: Mapping[str, Any]) -> bool:
-    return (
-        _same_table(cell, row)
-        and cell.defense == row["defense"]
-        and dict(cell.settings) == row["settings"]
+    return mine == (
+        row.protocol_settings,
+        row.dataset,
+        row.dataset_settings,
+        row.model,
+        row.model_settings,
+        row.defense,
+        row.settings,
+        row.checkpoint,
     )
 
 
@@ -136,9 +114,9 @@ def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
 
 
 def _first_seed(cells: Sequence[Cell]) -> list[Cell]:
-    first: dict[tuple[str, str], Cell] = {}
+    first: dict[Any, Cell] = {}
     for cell in cells:
-        first.setdefault((f"{cell.name}\x00{cell.threat}", str(cell.job.train.protocol)), cell)
+        first.setdefault((cell.name, cell.threat, canonical(cell.job.train.protocol)), cell)
     return list(first.values())
 
 
@@ -174,10 +152,9 @@ _PARTS: tuple[Callable[[Cell], str], ...] = (
 )
 
 
-def _grid(lines: Sequence[_Line], width: str) -> Figure:
+def _grid(lines: Sequence[_Line], inches: float) -> Figure:
     from textwrap import wrap
 
-    inches = WIDTHS[width]
     name = min(_LABEL, 0.42 * inches)
     columns = max(len(line.images) for line in lines)
     side = (inches - name) / columns
@@ -200,14 +177,27 @@ def _grid(lines: Sequence[_Line], width: str) -> Figure:
                 left = name + i * side
                 shown = image.movedim(0, -1).clamp(0, 1).numpy()
                 axes.imshow(
-                    shown[..., 0] if shown.shape[-1] == 1 else shown, cmap="gray", vmin=0, vmax=1,
-                    interpolation="nearest", origin="upper",
-                    extent=(left + 0.03 * side, left + 0.97 * side, top - 0.97 * side,
-                            top - 0.03 * side),
-                )  # fmt: skip
+                    shown[..., 0] if shown.shape[-1] == 1 else shown,
+                    cmap="gray",
+                    vmin=0,
+                    vmax=1,
+                    interpolation="nearest",
+                    origin="upper",
+                    extent=(
+                        left + 0.03 * side,
+                        left + 0.97 * side,
+                        top - 0.97 * side,
+                        top - 0.03 * side,
+                    ),
+                )
                 if line.similar is not None:
-                    axes.text(left + side / 2, top - side, f"{float(line.similar[i]):.2f}",
-                              ha="center", va="top")  # fmt: skip
+                    axes.text(
+                        left + side / 2,
+                        top - side,
+                        f"{float(line.similar[i]):.2f}",
+                        ha="center",
+                        va="top",
+                    )
             top -= side + (0.06 if line.similar is None else below)
         axes.set(xlim=(0, inches), ylim=(0, height), aspect="equal")
     return figure

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,13 +18,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import bench
-from bench.errors import UserError
-from bench.report import charts, explain, tables
+from bench.records import FlagCode, Row, Run
+from bench.report import charts, explain, text
 from bench.report.boards import AT_ONCE, Board, boards
 from bench.report.details import details
-from bench.report.leaderboard import complete, row_id, seeds_of
+from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
-from bench.report.tables import Row, setting
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _FIRST = 'document.documentElement.classList.add("on")'
@@ -41,49 +40,46 @@ class Gap:
     where: tuple[tuple[str, str], ...]
 
 
-def page(
-    rows: Sequence[Row], run: Mapping[str, Any], pictures: Pictures, *, as_json: str | None = None
-) -> str:
+def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | None = None) -> str:
     """The whole page as text.
 
-    rows: of `leaderboard.rows`, or read from a leaderboard.json of this or an older version.
-    run: run.json. pictures: of `pictures.load`. as_json: the rows as leaderboard.json, where that
-    is at hand. Raises UserError for rows without what every version has.
+    Args:
+        rows: Of `leaderboard.load`.
+        run: That they are of.
+        pictures: Of `pictures.load`.
+        as_json: The rows as leaderboard.json, where that is at hand.
     """
-    as_json = as_json or tables.to_leaderboard_json(rows)
+    as_json = as_json or text.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
-    try:
-        whole = complete(rows)
-        found = boards(whole)
-        shown = [_shown(b, whole, pictures) for b in found]
-    except KeyError as error:
-        raise UserError(f"a row of the leaderboard has no {error} (see schema.json).") from error
+    found = boards(rows)
+    shown = [_shown(b, rows, pictures) for b in found]
     reasons = _reasons(found)
     style, script = (source(f"report.{kind}") for kind in ("css", "js"))
-    return environment().get_template("report.html").render(
-        policy=(
-            f"default-src 'none'; img-src data:; style-src {content_hash(style)}; "
-            f"script-src {content_hash(_FIRST)} {content_hash(script)}; "
-            "base-uri 'none'; form-action 'none'"
-        ),
-        style=Markup(style),
-        first=Markup(_FIRST),
-        script=Markup(script),
-        at_once=AT_ONCE,
-        suite=run["suite"],
-        seeds=seeds_of(run),
-        run=run,
-        made_by=run.get("versions", {}).get("leakbench", bench.__version__),
-        digest=digest,
-        rows=whole,
-        boards=shown,
-        filters=_filters(whole),
-        texts=explain.COLUMNS,
-        reasons=reasons,
-        notes=_json({"columns": explain.COLUMNS, "reasons": list(reasons)}),
-        gaps=_gaps(found),
-        pictures=pictures,
-    )  # fmt: skip
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            policy=(
+                f"default-src 'none'; img-src data:; style-src {content_hash(style)}; "
+                f"script-src {content_hash(_FIRST)} {content_hash(script)}; "
+                "base-uri 'none'; form-action 'none'"
+            ),
+            style=Markup(style),
+            first=Markup(_FIRST),
+            script=Markup(script),
+            at_once=AT_ONCE,
+            run=run,
+            made_by=run.versions.get("leakbench", bench.__version__),
+            digest=digest,
+            boards=shown,
+            filters=_filters(rows),
+            texts=explain.COLUMNS,
+            reasons=reasons,
+            notes=_json({"columns": explain.COLUMNS, "reasons": list(reasons)}),
+            gaps=_gaps(found),
+            pictures=pictures,
+        )
+    )
 
 
 def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, Any]:
@@ -118,9 +114,14 @@ def _own(pictures: Pictures, ids: Sequence[str]) -> dict[str, Any]:
 
 def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
     """(key in the URL, label, values) of each select box."""
-    keys = (("protocol", "Protocol"), ("dataset", "Dataset"), ("model", "Model"),
-            ("checkpoint", "Round"), ("defense", "Defense"))  # fmt: skip
-    return [(k, label, list(dict.fromkeys(str(r[k]) for r in rows))) for k, label in keys]
+    keys = (
+        ("protocol", "Protocol"),
+        ("dataset", "Dataset"),
+        ("model", "Model"),
+        ("checkpoint", "Round"),
+        ("defense", "Defense"),
+    )
+    return [(k, label, list(dict.fromkeys(str(getattr(r, k)) for r in rows))) for k, label in keys]
 
 
 def _reasons(found: Sequence[Board]) -> dict[str, int]:
@@ -137,33 +138,35 @@ def _gaps(found: Sequence[Board]) -> list[Gap]:
     for board in found:
         for row in board.rows:
             for gap in _gaps_of(row):
-                where.setdefault(gap, {}).setdefault(board.title, []).append(setting(row))
+                where.setdefault(gap, {}).setdefault(board.title, []).append(row.setting)
     gaps = [
         Gap(
-            what=what, status=status.replace("_", " "), reason=reason,
+            what=what,
+            status=status.replace("_", " "),
+            reason=reason,
             where=tuple(
                 (t, f"all {len(s)} settings" if 1 < len(s) == sizes[t] else ", ".join(s))
                 for t, s in tables_.items()
             ),
         )
         for (what, status, reason), tables_ in where.items()
-    ]  # fmt: skip
+    ]
     return sorted(gaps, key=lambda g: g.status == "not applicable")
 
 
+_GAPS = {
+    FlagCode.TRAINING_FAILED: ("training", "failed"),
+    FlagCode.TRAINING_TIMEOUT: ("training", "timeout"),
+    FlagCode.TRAINING_NOT_APPLICABLE: ("training", "not_applicable"),
+    FlagCode.AUDIT_FAILED: ("audit", "failed"),
+}
+
+
 def _gaps_of(row: Row) -> list[tuple[str, str, str]]:
-    gaps = [
-        (n, e["status"], str(e["reason"]))
-        for n, e in row["attacks"].items()
-        if e["status"] != "done"
-    ]
-    for flag in row["flags"]:
-        for status in ("failed", "timeout", "not_applicable"):
-            if flag.startswith(f"training {status}: "):
-                gaps.append(("training", status, flag.split(": ", 1)[1]))
-        if flag.startswith("audit failed: "):
-            gaps.append(("audit", "failed", flag.split(": ", 1)[1]))
-    return gaps
+    """(what, status, reason) of whatever has no figure."""
+    gaps = [(n, e.status, str(e.reason)) for n, e in row.attacks.items() if e.status != "done"]
+    told = (f for f in row.flags if f.code in _GAPS)
+    return [*gaps, *((*_GAPS[f.code], str(f.values.get("reason", ""))) for f in told)]
 
 
 @cache

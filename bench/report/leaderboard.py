@@ -2,404 +2,312 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.store import key_of
-from bench.metrics.intervals import bootstrap_shares
-from bench.metrics.named import sign_of
-from bench.records import Kind
-from bench.report.dicts import DictStore as Store
-from bench.report.dicts import read_run
+from bench.harness.store import Store, key_of
+from bench.metrics.intervals import Interval, bootstrap_shares
+from bench.protocols.settings import ThreatSettings
+from bench.records import (
+    LEADERBOARD,
+    AttackRecord,
+    AuditSummary,
+    Cell,
+    Convergence,
+    LedgerEntry,
+    LedgerWords,
+    PlannedTraining,
+    Row,
+    Run,
+    TrainRecord,
+    canonical,
+    read_rows,
+)
 from bench.report.entries import (
+    Awaited,
+    CaseDraft,
+    EntryDraft,
     Intervals,
-    Record,
+    LeakMetric,
     Victims,
-    attack_entry,
-    leak,
+    draft_entry,
     values_of,
     worst_cases,
     worst_of,
 )
+from bench.report.verdicts import Trained, flags_of, network, ranked
+from bench.suite import Checkpoint
 
 
-def load(folder: Path) -> list[dict[str, Any]]:
+def load(folder: Path) -> list[Row]:
     """Rows made from the folder's records, or, where it holds none (as published results do), as
-    its leaderboard.json has them. Raises UserError if it has neither."""
+    its leaderboard.json has them.
+
+    Raises:
+        UserError: If it has neither, or a file that is not what it should be.
+    """
     if (folder / "records").is_dir():
         return rows(folder)
-    path = folder / "leaderboard.json"
     try:
-        found = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{folder} has neither records nor a readable {path.name}.") from error
-    if not isinstance(found, list) or not all(isinstance(r, dict) for r in found):
-        raise UserError(f"{path} must be a list of rows (see bench/report/schema.json).")
-    return found
+        return read_rows(folder / LEADERBOARD)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
 
 
-_LATER: Mapping[str, Any] = {
-    "personal_accuracy": None, "personalised": False, "audit": None, "ledger": None,
-    "dataset_settings": {}, "model_settings": {},
-}  # fmt: skip
-"""What rows of older files lack."""
-
-
-def complete(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of an older leaderboard.json with what was added since, as unknown."""
-    out = []
-    for row in rows:
-        whole = {**_LATER, **row}
-        if whole["worst"] is not None:
-            whole["worst"] = {"metric": "ssim", **whole["worst"]}
-        out.append(whole)
-    return out
-
-
-def row_id(row: Mapping[str, Any]) -> str:
+def row_id(row: Row) -> str:
     """What names a row among all: hash of suite, task, protocol, defense setting, checkpoint."""
     return key_of(
         {
-            "suite": row["suite"],
-            "protocol": row["protocol_settings"],
-            "dataset": [row["dataset"], row.get("dataset_settings", {})],
-            "model": [row["model"], row.get("model_settings", {})],
-            "defense": [row["defense"], row["settings"]],
-            "checkpoint": row["checkpoint"],
+            "suite": row.suite,
+            "protocol": row.protocol_settings.model_dump(),
+            "dataset": [row.dataset, row.dataset_settings],
+            "model": [row.model, row.model_settings],
+            "defense": [row.defense, row.settings],
+            "checkpoint": row.checkpoint,
         }
     )
 
 
-def suite_label(suite: Mapping[str, Any]) -> str:
-    """quick v5."""
-    return f"{suite['name']} v{suite['version']}"
-
-
-def seeds_of(run: Mapping[str, Any]) -> list[int]:
-    """Seeds of a run.json's trainings: a part of a suite may have fewer than the suite."""
-    return sorted({t["seed"] for t in run["trainings"]}) or list(run["suite"]["seeds"])
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(folder: Path) -> list[Row]:
     """One row per defense setting and checkpoint, seeds together, ranked within each table.
 
     A table is a protocol x dataset x model x checkpoint. See `schema.json` beside this file. Every
     record is read once, and no more of it is kept than its row shows.
+
+    Raises:
+        UserError: If the folder holds no run.
     """
-    run = read_run(folder)
-    return rows_of(run["suite"], run["trainings"], Store(folder).read)
-
-
-Read = Callable[[Kind, str], Record | None]
-"""A record by kind and key, None without one, as `Store.read`."""
+    run = Run.read(folder)
+    return rows_of(run, run.trainings, Store(folder))
 
 
 def rows_of(
-    suite: Mapping[str, Any], trainings: Iterable[Record], read: Read,
-    checkpoints: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """`rows` of these trainings of a run.json alone, at all of the suite's checkpoints or these."""
+    run: Run,
+    trainings: Iterable[PlannedTraining],
+    records: Store,
+    checkpoints: Sequence[Checkpoint] | None = None,
+) -> list[Row]:
+    """`rows` of some trainings of a run alone.
+
+    Args:
+        run: The run.
+        trainings: Those whose rows are wanted.
+        records: Where their records are.
+        checkpoints: Some of the suite's; None: all.
+    """
+    intervals = Intervals()
     source = _Source(
-        suite=suite, read=read, checkpoints=checkpoints or suite["checkpoints"],
-        intervals=Intervals(),
-    )  # fmt: skip
+        run=run,
+        records=records,
+        checkpoints=checkpoints or run.suite.checkpoints,
+        intervals=intervals,
+    )
     networks: dict[str, list[_Draft]] = {}
     for members in settings_of(trainings):
-        same = {k: members[0][k] for k in ("task", "protocol")}
         for draft in _drafts(source, members):
-            key = json.dumps([same, draft.row["checkpoint"]], sort_keys=True)
-            networks.setdefault(key, []).append(draft)
-    source.intervals.fill()
+            networks.setdefault(network(draft.row), []).append(draft)
+    intervals.fill()
     found = []
     for drafts in networks.values():
-        finished = [_finished(d) for d in drafts]
-        _flag_unconverged(finished)
-        found += finished
-    return _ranked(found)
+        measured = _measured(drafts)
+        found += [_finished(d, measured) for d in drafts]
+    return ranked(found)
 
 
-def settings_of(trainings: Iterable[Record]) -> list[list[Record]]:
-    """Trainings of a run.json by what makes a row: those of one list differ in their seeds."""
-    groups: dict[str, list[Record]] = {}
+def settings_of(trainings: Iterable[PlannedTraining]) -> list[list[PlannedTraining]]:
+    """Trainings by what makes a row: those of one list differ in their seeds."""
+    groups: dict[str, list[PlannedTraining]] = {}
     for training in trainings:
-        same = {k: training[k] for k in ("task", "protocol", "defense", "settings")}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(training)
+        job = training.job
+        same = canonical([job.task, job.protocol, job.defense, job.settings])
+        groups.setdefault(same, []).append(training)
     return list(groups.values())
 
 
-def identity(suite: Mapping[str, Any], training: Record, checkpoint: str) -> Record:
-    """What a row is called by: all that `row_id` and its table's title are made from."""
-    return {
-        "suite": suite_label(suite),
-        "protocol": training["protocol"]["name"],
-        "protocol_settings": training["protocol"],
-        "dataset": training["task"]["dataset"],
-        "dataset_settings": training["task"].get("dataset_settings", {}),
-        "model": training["task"]["model"],
-        "model_settings": training["task"].get("model_settings", {}),
-        "defense": training["defense"],
-        "settings": training["settings"],
-        "checkpoint": checkpoint,
-    }
+def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
+    """A row of which nothing is known but what it is called by."""
+    job = training.job
+    return Row(
+        suite=run.label,
+        protocol=job.protocol.name,
+        protocol_settings=job.protocol,
+        dataset=job.task.dataset,
+        dataset_settings=job.task.dataset_settings,
+        model=job.task.model,
+        model_settings=job.task.model_settings,
+        defense=job.defense,
+        settings=job.settings,
+        checkpoint=checkpoint,
+        variant=str(job.settings.get("variant", "")),
+        threat="",
+        seeds=(job.seed,),
+        accuracy=None,
+        eps_claimed=None,
+        eps_record=None,
+        delta=run.suite.delta,
+        unit=None,
+        bytes_up=None,
+        bytes_down=None,
+        client_seconds=None,
+        attacks={},
+        worst=None,
+        flags=(),
+        rank=None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
     """What rows are made from. intervals: those that wait to be computed."""
 
-    suite: Mapping[str, Any]
-    read: Read
-    checkpoints: Sequence[str]
+    run: Run
+    records: Store
+    checkpoints: Sequence[Checkpoint]
     intervals: Intervals
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Draft:
-    """A row whose intervals wait. cases: worst cases, those by SSIM and those by MSE. trained: of
-    the trainings' records what flags are made from."""
+    """A row whose intervals wait. cases: worst cases, those by SSIM and those by MSE."""
 
-    row: dict[str, Any]
-    cases: Sequence[Sequence[Record]]
-    trained: Sequence[Record]
-
-
-_FLAGGED = ("status", "reason", "diverged", "audit", "class_chance", "personal_chance")
-"""What flags are made from."""
+    row: Row
+    personal: Awaited
+    entries: Mapping[str, EntryDraft]
+    cases: Sequence[Sequence[CaseDraft]]
+    trained: Sequence[Trained]
 
 
-def _drafts(source: _Source, trainings: Sequence[dict[str, Any]]) -> Iterator[_Draft]:
+def _drafts(source: _Source, trainings: Sequence[PlannedTraining]) -> Iterator[_Draft]:
     """The rows of one defense setting, one per checkpoint, from its trainings of all seeds."""
-    records = [r for t in trainings if (r := source.read("train", t["key"])) is not None]
-    if not records:
+    found = [r for t in trainings if (r := source.records.read("train", t.key)) is not None]
+    if not found:
         return
-    trained = [{k: r.get(k) for k in _FLAGGED} for r in records]
-    cells: dict[str, dict[str, list[tuple[int, Record]]]] = {}
+    done = [r for r in found if isinstance(r, TrainRecord)]
+    trained = [Trained.of(r) for r in found]
+    cells: dict[str, dict[str, list[Cell]]] = {}
     for training in trainings:
-        for cell in training["cells"]:
-            labels = cells.setdefault(cell["checkpoint"], {})
-            labels.setdefault(cell["label"], []).append((training["seed"], cell))
+        for cell in training.cells:
+            cells.setdefault(cell.checkpoint, {}).setdefault(cell.label, []).append(cell)
+    personal = source.intervals.ask([_personal(r) for r in done])
     for checkpoint in source.checkpoints:
         if checkpoint in cells or not cells:
-            row = _heading(source, trainings, checkpoint, [r for r in records if _is_done(r)])
-            cases = _attacks(source, row, cells.get(checkpoint, {}))
-            yield _Draft(row=row, cases=cases, trained=trained)
+            row = _trained_row(source, trainings, checkpoint, done)
+            yield _attacked(source, row, cells.get(checkpoint, {}), personal, trained)
 
 
-def _is_done(record: Mapping[str, Any]) -> bool:
-    return bool(record["status"] == "done")
+def _trained_row(
+    source: _Source,
+    trainings: Sequence[PlannedTraining],
+    checkpoint: Checkpoint,
+    done: Sequence[TrainRecord],
+) -> Row:
+    """A row with all that its trainings tell."""
+    row = heading(source.run, trainings[0], checkpoint)
+    seeds = tuple(t.job.seed for t in trainings)
+    if not done:
+        return replace(row, seeds=seeds)
+    ledger = [r.ledger for r in done]
+    return replace(
+        row,
+        variant=done[0].variant,
+        seeds=seeds,
+        accuracy=_accuracy(done),
+        personalised=any(r.keeping_clients for r in done),
+        eps_claimed=max((e.eps_claimed for e in ledger if e.eps_claimed is not None), default=None),
+        eps_record=max(e.eps_record for e in ledger),
+        ledger=_ledger(ledger),
+        audit=_audit(done),
+        unit=ledger[0].unit,
+        bytes_up=float(np.mean([r.bytes_up for r in done])),
+        bytes_down=float(np.mean([r.bytes_down for r in done])),
+        client_seconds=float(np.mean([r.client_seconds for r in done])),
+    )
 
 
-def _heading(
-    source: _Source, trainings: Sequence[Record], checkpoint: str, done: Sequence[Record]
-) -> Record:
-    """A row with all that its trainings tell; what the attacks add has its place."""
-    settings = trainings[0]["settings"]
-    ledger = [r["ledger"] for r in done]
-    row: Record = {
-        **identity(source.suite, trainings[0], checkpoint),
-        "variant": done[0]["variant"] if done else settings.get("variant", ""),
-        "threat": "",
-        "seeds": [t["seed"] for t in trainings],
-        "accuracy": _accuracy(done),
-    }
-    source.intervals.put(row, "personal_accuracy", [_personal(r) for r in done])
-    row |= {
-        "personalised": any(r.get("keeping_clients") for r in done),
-        "eps_claimed": _largest([e["eps_claimed"] for e in ledger]),
-        "eps_record": _largest([e["eps_record"] for e in ledger]),
-        "ledger": _ledger(ledger),
-        "audit": _audit(done),
-        "delta": source.suite["delta"],
-        "unit": ledger[0]["unit"] if ledger else None,
-        "bytes_up": _mean([r["bytes_up"] for r in done]),
-        "bytes_down": _mean([r["bytes_down"] for r in done]),
-        "client_seconds": _mean([r["client_seconds"] for r in done]),
-        "attacks": {},
-        "worst": None,
-    }
-    return row
-
-
-def _attacks(
-    source: _Source, row: Record, cells: Mapping[str, Sequence[tuple[int, Record]]]
-) -> list[list[Record]]:
-    """Add the attacks' entries to the row; its worst cases, those by SSIM and those by MSE.
-
-    cells: label -> (seed, cell of run.json)."""
-    known = {t["name"]: t for t in source.suite.get("threats", ())}
+def _attacked(
+    source: _Source,
+    row: Row,
+    cells: Mapping[str, Sequence[Cell]],
+    personal: Awaited,
+    trained: Sequence[Trained],
+) -> _Draft:
+    """The draft of a row. cells: by label, one per seed."""
     threats: dict[str, None] = {}
-    by_metric: dict[str, dict[str, Victims]] = {"ssim": {}, "mse": {}}
+    entries = {}
+    by_metric: dict[LeakMetric, dict[str, Victims]] = {"ssim": {}, "mse": {}}
     for label, placed in cells.items():
-        threat = known[placed[0][1]["threat"]]
-        threats[_described(json.dumps(threat))] = None
-        found = [(seed, source.read("attack", cell["key"])) for seed, cell in placed]
-        row["attacks"][label] = attack_entry([r for _, r in found], threat, source.intervals)
+        threat = placed[0].job.threat
+        threats[_described(threat)] = None
+        found = [(c.seed, source.records.read("attack", c.key)) for c in placed]
+        entries[label] = draft_entry([r for _, r in found], threat, source.intervals)
         for metric, by_threat in by_metric.items():
             values = {
                 seed: values_of(r, metric)
                 for seed, r in found
-                if r and _is_done(r) and not r["is_floor"] and metric in r["values"]
+                if isinstance(r, AttackRecord) and not r.is_floor and metric in r.values
             }
             if values:
-                by_threat.setdefault(threat["name"], {})[label] = values
-    row["threat"] = "; ".join(threats)
-    return [worst_cases(found, m, source.intervals) for m, found in by_metric.items()]
+                by_threat.setdefault(threat.name, {})[label] = values
+    return _Draft(
+        row=replace(row, threat="; ".join(threats)),
+        personal=personal,
+        entries=entries,
+        cases=[worst_cases(found, m, source.intervals) for m, found in by_metric.items()],
+        trained=trained,
+    )
 
 
-def _finished(draft: _Draft) -> Record:
+def _measured(drafts: Sequence[_Draft]) -> dict[str, Convergence]:
+    """The convergence of each attack, as measured on the undefended row of one network and
+    checkpoint (the first, if several)."""
+    found: dict[str, Convergence] = {}
+    for draft in drafts:
+        for name, drafted in draft.entries.items():
+            if drafted.entry.convergence is not None:
+                found.setdefault(name, drafted.entry.convergence)
+    return found
+
+
+def _finished(draft: _Draft, measured: Mapping[str, Convergence]) -> Row:
     """The row with what follows from its intervals, which are known by now."""
     found = (worst_of(cases) for cases in draft.cases)
-    draft.row["worst"] = next((worst for worst in found if worst), None)
-    draft.row["flags"] = _flags(draft.row, draft.trained)
-    return draft.row
+    row = replace(
+        draft.row,
+        personal_accuracy=draft.personal.value,
+        attacks={n: e.finished(measured.get(n)) for n, e in draft.entries.items()},
+        worst=next((worst for worst in found if worst), None),
+    )
+    return replace(row, flags=flags_of(row, draft.trained))
 
 
-def _accuracy(done: Sequence[Record]) -> dict[str, float] | None:
-    whole = [r for r in done if r["correct"] is not None]
-    totals = tuple(r["test_samples"] for r in whole)
-    found = bootstrap_shares(tuple(r["correct"] for r in whole), totals)
-    return found.to_dict() if found else None
+def _accuracy(done: Sequence[TrainRecord]) -> Interval | None:
+    whole = [(r.correct, r.test_samples) for r in done if r.correct is not None]
+    return bootstrap_shares(tuple(c for c, _ in whole), tuple(n for _, n in whole))
 
 
-def _ledger(entries: Sequence[Record]) -> dict[str, Any] | None:
+def _ledger(entries: Sequence[LedgerEntry]) -> LedgerWords:
     """Sentences and reasons of the entry that proves least, over seeds. Entries of older records
     have no sentences."""
-    if not entries:
-        return None
-    least = max(entries, key=lambda e: (float(e["eps_record"]), float(e["eps_claimed"] or 0)))
-    return {"words": list(least.get("words", ())), "reasons": list(least.get("reasons", ()))}
+    least = max(entries, key=lambda e: (e.eps_record, e.eps_claimed or 0))
+    return LedgerWords(words=tuple(least.words), reasons=tuple(least.reasons))
 
 
-def _audit(done: Sequence[Record]) -> dict[str, Any] | None:
+def _audit(done: Sequence[TrainRecord]) -> AuditSummary | None:
     """The audit that found most, over seeds; None where none was made (older records)."""
-    made = [r["audit"] for r in done if r.get("audit") and r["audit"]["status"] == "done"]
-    return max(made, key=lambda a: float(a["eps_audited"])) if made else None
+    made = [r.audit for r in done if isinstance(r.audit, AuditSummary)]
+    return max(made, key=lambda a: a.eps_audited, default=None)
 
 
 @cache
-def _described(threat: str) -> str:
-    """A line on a threat, given as JSON."""
-    from bench.protocols.settings import ThreatSettings
-
-    return ThreatSettings.model_validate_json(threat).describe()
+def _described(threat: ThreatSettings) -> str:
+    return threat.describe()
 
 
-def _flag_unconverged(members: Sequence[dict[str, Any]]) -> None:
-    """Give every row of one network and checkpoint the convergence that was measured on the
-    undefended one (the first, if several), and flag the rows that rest on an attack cut short."""
-    measured: dict[str, dict[str, Any]] = {}
-    for row in members:
-        for name, entry in row["attacks"].items():
-            if entry["convergence"] is not None:
-                measured.setdefault(name, entry["convergence"])
-    for row in members:
-        for name, entry in row["attacks"].items():
-            entry["convergence"] = found = measured.get(name)
-            if found and not found["converged"] and entry["status"] == "done":
-                row["flags"].append(
-                    f"{name} cut short: {found['gain']:+.2f} SSIM on the undefended row at twice "
-                    "its budget"
-                )
-
-
-def _flags(row: Mapping[str, Any], records: Sequence[Record]) -> list[str]:
-    flags = []
-    for record in records:
-        if record["status"] != "done":
-            flags.append(f"training {record['status']}: {record['reason']}")
-        elif record["diverged"]:
-            flags.append(f"diverged: {record['diverged']}")
-    if _at_chance(row, [r for r in records if r["status"] == "done"]):
-        flags.append("accuracy at chance")
-    if row["eps_claimed"] is not None and row["eps_record"] == "inf":
-        flags.append("epsilon claimed, none proven")
-    if row["unit"] is not None and row["unit"] != "record":
-        flags.append(f"claim is per {row['unit']}")
-    audit = row["audit"]
-    for what in ("claim", "proof"):
-        if audit and audit[f"verdict_{what}"] == "violated":
-            flags.append(
-                f"audit refutes the {what}: epsilon is at least {audit['eps_audited']:.2f}"
-            )
-    for record in records:
-        if record.get("audit") and record["audit"]["status"] == "failed":
-            flags.append(f"audit failed: {record['audit']['reason']}")
-    for name, entry in row["attacks"].items():
-        if entry["status"] in ("failed", "timeout"):
-            flags.append(f"{name} {entry['status']}")
-    worst = row["worst"]
-    if worst and _below_floor(worst, row["attacks"][worst["attack"]]["floor"]):
-        flags.append(f"strongest attack ({worst['attack']}) below the floor")
-    return list(dict.fromkeys(flags))
-
-
-def _below_floor(worst: Mapping[str, Any], floor: Mapping[str, float]) -> bool:
-    """Whether the worst case leaks less than the mean public sample."""
-    metric = worst["metric"]
-    if metric not in floor:
-        return False
-    return leak(worst) < sign_of(metric) * floor[metric]
-
-
-def _at_chance(row: Mapping[str, Any], done: Sequence[Record]) -> bool:
-    """Whether neither the one model nor, where clients keep something, their own networks beat
-    a guess; a method whose clients keep the first stages has no use for the one model."""
-    judged = []
-    if row["accuracy"]:
-        judged.append((row["accuracy"], max(r["class_chance"] for r in done)))
-    if row["personalised"] and row["personal_accuracy"]:
-        judged.append((row["personal_accuracy"], max(r["personal_chance"] for r in done)))
-    return bool(judged) and all(accuracy["lo"] <= chance for accuracy, chance in judged)
-
-
-def _personal(record: Record) -> np.ndarray:
+def _personal(record: TrainRecord) -> np.ndarray:
     """Accuracy of each client's network; none in records of older versions."""
-    return np.array([a for a in record.get("personal_accuracies", ()) if a is not None])
-
-
-def _ranked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorted by table, then by worst-case SSIM (MSE of records): the less leaks, the better. A
-    row without utility (diverged, at chance) or without a figure has no rank and stands last."""
-    tables: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in found:
-        table = tuple(
-            json.dumps(row[k])
-            for k in (
-                "protocol_settings", "dataset", "dataset_settings", "model", "model_settings",
-                "checkpoint",
-            )
-        )  # fmt: skip
-        tables.setdefault(table, []).append(row)
-    out = []
-    for members in tables.values():
-        for row in members:
-            useless = any(
-                f == "accuracy at chance" or f.startswith("diverged") for f in row["flags"]
-            )
-            row["rank"] = None if useless or row["worst"] is None else 0
-        ranked = [r for r in members if r["rank"] is not None]
-        ranked.sort(key=lambda r: leak(r["worst"]))
-        for position, row in enumerate(ranked, start=1):
-            row["rank"] = position
-        out += ranked + [r for r in members if r["rank"] is None]
-    return out
-
-
-def _largest(values: Sequence[Any]) -> float | str | None:
-    """The largest epsilon, "inf" as text (records hold it so), None without a value."""
-    numbers = [math.inf if v == "inf" else v for v in values if v is not None]
-    if not numbers:
-        return None
-    return "inf" if math.isinf(max(numbers)) else float(max(numbers))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+    return np.array([a for a in record.personal_accuracies if a is not None])

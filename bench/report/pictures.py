@@ -10,7 +10,7 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.report.dicts import DictStore as Store
-from bench.report.leaderboard import row_id, suite_label
+from bench.harness.store import Store
+from bench.records import AttackRecord, Run
+from bench.report.leaderboard import heading, row_id
 
 BUDGET = 8_000_000
 """Characters of all pictures together, as they stand in the page."""
@@ -56,13 +57,21 @@ class _Source:
     row: str
     attack: str
     path: Path
-    record: Mapping[str, Any]
+    record: AttackRecord
 
 
 def none(why: str) -> Pictures:
     """No pictures, with the reason that the page gives."""
-    return {"schema": SCHEMA, "victims": 0, "why": why, "without": 0, "unreadable": [],
-            "sprites": [], "cells": [], "records": []}  # fmt: skip
+    return {
+        "schema": SCHEMA,
+        "victims": 0,
+        "why": why,
+        "without": 0,
+        "unreadable": [],
+        "sprites": [],
+        "cells": [],
+        "records": [],
+    }
 
 
 def load(folder: Path) -> Pictures:
@@ -102,33 +111,19 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
 
 def _sources(folder: Path) -> Iterator[_Source]:
     """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
-    run = json.loads((folder / "run.json").read_text())
-    store = Store(folder)
+    run, store = Run.read(folder), Store(folder)
     known = set()
-    for training in run["trainings"]:
-        rows: dict[str, str] = {}
-        for cell in training["cells"]:
-            row = rows.get(cell["checkpoint"]) or _row_id(run["suite"], training, cell)
-            rows[cell["checkpoint"]] = row
-            path = store.artifacts(cell["key"]) / "reconstruction.safetensors"
-            if (row, cell["label"]) in known or not path.is_file():
+    for training in run.trainings:
+        ids = {c: row_id(heading(run, training, c)) for c in run.suite.checkpoints}
+        for cell in training.cells:
+            row = ids[cell.checkpoint]
+            path = store.artifacts(cell.key) / "reconstruction.safetensors"
+            if (row, cell.label) in known or not path.is_file():
                 continue
-            record = store.read("attack", cell["key"])
-            if record is not None and record["status"] == "done":
-                known.add((row, cell["label"]))
-                yield _Source(row=row, attack=cell["label"], path=path, record=record)
-
-
-def _row_id(suite: Mapping[str, Any], training: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
-    return row_id(
-        {
-            "suite": suite_label(suite),
-            "protocol_settings": training["protocol"],
-            **{k: v for k, v in training["task"].items() if k != "protocol"},
-            **{k: training[k] for k in ("defense", "settings")},
-            "checkpoint": cell["checkpoint"],
-        }
-    )
+            record = store.read("attack", cell.key)
+            if isinstance(record, AttackRecord):
+                known.add((row, cell.label))
+                yield _Source(row=row, attack=cell.label, path=path, record=record)
 
 
 def _gather(sources: list[_Source], *, victims: int, budget: int, stop_early: bool) -> Pictures:
@@ -193,8 +188,8 @@ def _scores(source: _Source, images: np.ndarray, truth: np.ndarray) -> dict[str,
     from bench.metrics.images import WINDOW, mse, ssim
 
     metric = "ssim" if min(images.shape[-2:]) >= WINDOW else "mse"
-    recorded = source.record["values"].get(metric)
-    if recorded is not None and images.shape[1] == source.record["samples"] == 1:
+    recorded = source.record.values.get(metric)
+    if recorded is not None and images.shape[1] == source.record.samples == 1:
         scores = recorded[: len(images)]
     else:
         a, b = torch.from_numpy(images), torch.from_numpy(truth)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,11 @@ from markupsafe import Markup
 import bench
 from bench.errors import UserError
 from bench.harness.store import write_whole
+from bench.metrics.named import TITLES
+from bench.records import RUN, Row, Run
+from bench.report import explain, html, tables
 from bench.report import files as reports
-from bench.report import html, tables
-from bench.report.leaderboard import seeds_of
+from bench.report.columns import interval_text
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
@@ -25,18 +26,13 @@ FILES = (*(reports.FILES[f] for f in _FORMATS[1:]), "run.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Published:
     """One result folder. name: its path below the results, which it keeps on the site."""
 
     name: str
-    run: Mapping[str, Any]
-    rows: Sequence[tables.Row]
+    run: Run
+    rows: Sequence[Row]
     files: Mapping[str, str]
-
-    @property
-    def seeds(self) -> list[int]:
-        """That were run."""
-        return seeds_of(self.run)
 
     @property
     def address(self) -> str:
@@ -45,9 +41,7 @@ class Entry:
     @property
     def failed(self) -> int:
         """Attack cells that failed or ran out of time, over all rows."""
-        return sum(
-            a["status"] in ("failed", "timeout") for r in self.rows for a in r["attacks"].values()
-        )
+        return sum(a.status in ("failed", "timeout") for r in self.rows for a in r.attacks.values())
 
     @property
     def boards(self) -> list[dict[str, Any]]:
@@ -55,33 +49,33 @@ class Entry:
         those that keep their utility."""
         out = []
         for title, rows in tables.tables(self.rows):
-            bare = next((r for r in rows if r["defense"] == "none"), None)
-            first = next((r for r in rows if r["rank"] == 1 and len(rows) > 1), None)
+            bare = next((r for r in rows if r.defense == "none"), None)
+            first = next((r for r in rows if r.rank == 1 and len(rows) > 1), None)
             out.append(
                 {
                     "title": title,
                     "settings": len(rows),
                     "bare": bare and _brief(bare),
                     "first": first
-                    and {"setting": tables.setting(first), "flags": first["flags"]} | _brief(first),
+                    and {"setting": first.setting, "flags": [*map(explain.sentence, first.flags)]}
+                    | _brief(first),
                 }
             )
         return out
 
 
-def _brief(row: tables.Row) -> dict[str, str]:
-    worst = row["worst"]
+def _brief(row: Row) -> dict[str, str]:
+    worst = row.worst
     leak = "–"
     if worst:
-        metric = worst["metric"]
-        leak = f"{tables.TITLES[metric]} {tables.interval(worst[metric], metric)}"
-    accuracy = tables.interval(row["accuracy"] or row["personal_accuracy"])
-    if not row["accuracy"] and row["personal_accuracy"]:  # no common model is ever uploaded
+        leak = f"{TITLES[worst.metric]} {interval_text(worst.interval, worst.metric)}"
+    accuracy = interval_text(row.accuracy or row.personal_accuracy)
+    if not row.accuracy and row.personal_accuracy:  # no common model is ever uploaded
         accuracy += " (own networks)"
     return {"accuracy": accuracy, "leak": leak}
 
 
-def collect(source: Path) -> list[Entry]:
+def collect(source: Path) -> list[Published]:
     """Every result folder at or below `source`, by name.
 
     Raises UserError if there is none, or one that cannot be read.
@@ -92,34 +86,35 @@ def collect(source: Path) -> list[Entry]:
     return [_entry(folder, source) for folder in folders]
 
 
-def _entry(folder: Path, source: Path) -> Entry:
+def _entry(folder: Path, source: Path) -> Published:
     found = reports.Files(folder)
     name = folder.relative_to(source).as_posix()
-    try:
-        texts = {reports.FILES[f]: found.text(f) for f in _FORMATS}
-    except KeyError as error:
-        raise UserError(f"{folder} is no whole result: {error} is missing.") from error
-    return Entry(
+    texts = {reports.FILES[f]: found.text(f) for f in _FORMATS}
+    return Published(
         name=folder.name if name == "." else name,
         run=found.run,
         rows=found.rows,
-        files={**texts, "run.json": json.dumps(found.run, indent=1) + "\n"},
+        files={**texts, RUN: (folder / RUN).read_text()},
     )
 
 
-def index(entries: Sequence[Entry]) -> str:
+def index(entries: Sequence[Published]) -> str:
     """The overview page."""
     style = html.source("report.css") + "\n" + html.source("site.css")
-    return html.environment().get_template("site.html").render(
-        policy=(
-            f"default-src 'none'; img-src data:; style-src {html.content_hash(style)}; "
-            "base-uri 'none'; form-action 'none'"
-        ),
-        style=Markup(style),
-        mark=Markup(_MARK),
-        entries=entries,
-        version=bench.__version__,
-    )  # fmt: skip
+    return (
+        html.environment()
+        .get_template("site.html")
+        .render(
+            policy=(
+                f"default-src 'none'; img-src data:; style-src {html.content_hash(style)}; "
+                "base-uri 'none'; form-action 'none'"
+            ),
+            style=Markup(style),
+            mark=Markup(_MARK),
+            entries=entries,
+            version=bench.__version__,
+        )
+    )
 
 
 def write(source: Path, out: Path) -> list[Path]:

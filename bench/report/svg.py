@@ -1,12 +1,13 @@
-"""Scatter plots with intervals as inline SVG: axes, points, labels that do not collide."""
+"""Plots as inline SVG: axes, points with intervals, labels that do not collide."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
+
+from bench.report.plots import SIDES, Band, Coordinate, Scale
 
 WIDTH, HEIGHT = 440, 330
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 46
@@ -26,99 +27,32 @@ COLOURS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
-    """A figure with its interval; place: what takes it off a logarithmic axis ("inf", "none")."""
+class Mark:
+    """A point as it is drawn.
 
-    mean: float = 0.0
-    lo: float = 0.0
-    hi: float = 0.0
-    place: str = ""
+    Attributes:
+        aside: How far from the middle of a side column, as a share of its width.
+        row: Place in the table of the row that it belongs to.
+        group: Gives colour and shape.
+        words: All that is to be read about it, parts separated by "; ".
+        tag: Label beside it, where there is room.
+        states: Classes of the style sheet: muted, hollow, front.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """row: its place in the table. words: all that is to be read about it, parts separated by
-    "; ". group: colour and shape. muted: a row without rank. hollow: another figure stands for
-    the common accuracy.
-    aside: how far from the middle of a side column, as a share of its width."""
-
-    x: Value
-    y: Value
+    x: Coordinate
+    y: Coordinate
     row: int
-    words: str
     group: int
-    tag: str = ""
-    front: bool = False
-    muted: bool = False
-    hollow: bool = False
+    words: str
     aside: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """An axis over [lo, hi]; sides: places beside a logarithmic axis, with their labels."""
-
-    label: str
-    lo: float
-    hi: float
-    log: bool = False
-    sides: tuple[tuple[str, str], ...] = ()
-
-    def share(self, value: float) -> float:
-        """Where a value lies between both ends, clipped to [0, 1]."""
-        if self.log:
-            value = math.log10(max(value, self.lo))
-        low, high = (math.log10(v) if self.log else v for v in (self.lo, self.hi))
-        return min(1.0, max(0.0, (value - low) / (high - low)))
-
-    def ticks(self) -> list[tuple[float, str]]:
-        if self.log:
-            first, last = round(math.log10(self.lo)), round(math.log10(self.hi))
-            decades = max(1, math.ceil((last - first) / 6))
-            return [(10.0**k, _power(k)) for k in range(first, last + 1, decades)]
-        raw = (self.hi - self.lo) / 5
-        unit = 10.0 ** math.floor(math.log10(raw))
-        step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
-        digits = max(0, -math.floor(math.log10(step) + 1e-9))
-        first = math.ceil(self.lo / step - 1e-9)
-        last = math.floor(self.hi / step + 1e-9)
-        return [(k * step, f"{k * step:.{digits}f}") for k in range(first, last + 1)]
-
-
-def _power(k: int) -> str:
-    return {0: "1", 1: "10", -1: "0.1"}.get(k, f"1e{k}")
-
-
-def linear(label: str, values: Sequence[Value], *, within: tuple[float, float]) -> Axis:
-    """An axis around all intervals, with a margin, inside the range that is possible."""
-    low, high = min(v.lo for v in values), max(v.hi for v in values)
-    margin = max(0.02, 0.06 * (high - low))
-    return Axis(label=label, lo=max(within[0], low - margin), hi=min(within[1], high + margin))
-
-
-def logarithmic(label: str, values: Sequence[Value], places: Sequence[tuple[str, str]]) -> Axis:
-    """Whole decades around all finite values; a side column for each place that occurs."""
-    finite = [b for v in values if not v.place for b in (v.mean, v.lo, v.hi) if b > 0]
-    low = math.floor(math.log10(min(finite))) if finite else 0
-    high = math.ceil(math.log10(max(finite))) if finite else 1
-    sides = tuple(p for p in places if any(v.place == p[0] for v in values))
-    return Axis(label=label, lo=10.0**low, hi=10.0 ** max(high, low + 1), log=True, sides=sides)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A labelled line or band across the plot, at x = lo..hi (or at y, if across)."""
-
-    lo: float
-    hi: float
-    label: str
-    across: bool = False
+    tag: str = ""
+    states: tuple[str, ...] = ()
 
 
 class Plot:
     """One plot; coordinates are user units of the view box."""
 
-    def __init__(self, x: Axis, y: Axis, *, name: str, title: str, description: str) -> None:
+    def __init__(self, x: Scale, y: Scale, *, name: str, title: str, description: str) -> None:
         self.x, self.y = x, y
         self.name, self.title, self.description = name, title, description
         self._right = WIDTH - RIGHT - SIDE * len(x.sides)
@@ -126,29 +60,28 @@ class Plot:
         self._taken: list[tuple[float, float, float, float]] = []
         self._axes()
 
-    def at(self, point: Point) -> tuple[float, float]:
+    def at(self, point: Mark) -> tuple[float, float]:
         return self.across(point.x) + SIDE * point.aside, self.up(point.y)
 
-    def across(self, value: Value) -> float:
-        names = [place for place, _ in self.x.sides]
-        if value.place:
-            return self._right + SIDE * (names.index(value.place) + 0.5)
+    def across(self, value: Coordinate) -> float:
+        if value.side:
+            return self._right + SIDE * (self.x.sides.index(value.side) + 0.5)
         return LEFT + self.x.share(value.mean) * (self._right - LEFT)
 
-    def up(self, value: Value) -> float:
+    def up(self, value: Coordinate) -> float:
         return HEIGHT - BOTTOM - self.y.share(value.mean) * (HEIGHT - BOTTOM - TOP)
 
-    def line(self, line: Line) -> None:
+    def floor(self, line: Band) -> None:
         """A floor, drawn behind the points."""
         width, height = self._right - LEFT, HEIGHT - BOTTOM - TOP
         if line.across:
-            top, end = (self.up(Value(mean=v)) for v in (line.hi, line.lo))
+            top, end = (self.up(Coordinate(mean=v)) for v in (line.hi, line.lo))
             self._band(LEFT, top, width, end - top)
             self._name(
                 line.label, [(self._right - 4, top - 3, "end"), (LEFT + 4, top - 3, "start")]
             )
             return
-        start, end = (self.across(Value(mean=v)) for v in (line.lo, line.hi))
+        start, end = (self.across(Coordinate(mean=v)) for v in (line.lo, line.hi))
         self._band(start, TOP, end - start, height)
         foot = HEIGHT - BOTTOM - 5
         places = [(end + 4, foot, "start"), (end + 4, foot - 13, "start")]
@@ -174,7 +107,7 @@ class Plot:
         self._text(x, y, text, "flt", anchor)
         self._taken.append(box)
 
-    def front(self, points: Sequence[Point]) -> None:
+    def front(self, points: Sequence[Mark]) -> None:
         """A step line through points sorted along x."""
         if len(points) < 2:
             return
@@ -184,16 +117,22 @@ class Plot:
             path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
         self._back.append(f'<path class="fr" d="{path}"/>')
 
-    def path(self, points: Sequence[Point]) -> None:
+    def path(self, points: Sequence[Mark]) -> None:
         """A straight line through points, in their group's colour."""
         path = "L".join("{:.1f} {:.1f}".format(*self.at(p)) for p in points)
         self._back.append(f'<path class="ln c{points[0].group % COLOURS}" d="M{path}"/>')
 
-    def draw(self, points: Sequence[Point], *, named: bool) -> Markup:
+    def draw(self, points: Sequence[Mark], *, unnamed: frozenset[int] = frozenset()) -> Markup:
         """The whole SVG element. Points are focusable: the first by Tab, the others from there
-        by arrow keys (the page's script). named: whether points carry their words; those of
-        further plots of the same rows get them from the first one by the page's script."""
-        marks = [self._mark(p, first=i == 0, named=named) for i, p in enumerate(points)]
+        by arrow keys (the page's script).
+
+        Args:
+            points: In the order in which the arrow keys visit them.
+            unnamed: Rows whose points get their words from an earlier plot, by that script.
+        """
+        marks = [
+            self._mark(p, first=i == 0, named=p.row not in unnamed) for i, p in enumerate(points)
+        ]
         self._taken += [(x - 6, y - 6, x + 6, y + 6) for x, y in map(self.at, points)]
         tags = [self._tag(p) for p in points if p.tag]
         ids = f"{self.name}-t {self.name}-d"
@@ -208,20 +147,20 @@ class Plot:
     def _axes(self) -> None:
         bottom = HEIGHT - BOTTOM
         for value, text in self.x.ticks():
-            x = self.across(Value(mean=value))
+            x = self.across(Coordinate(mean=value))
             self._back.append(f'<path class="gr" d="M{x:.1f} {TOP}V{bottom}"/>')
             self._text(x, bottom + 14, text, "tk", "middle")
         for value, text in self.y.ticks():
-            y = self.up(Value(mean=value))
+            y = self.up(Coordinate(mean=value))
             self._back.append(f'<path class="gr" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
             self._text(LEFT - 5, y + 4, text, "tk", "end")
-        for number, (_, label) in enumerate(self.x.sides):
+        for number, side in enumerate(self.x.sides):
             x = self._right + SIDE * number
             self._back.append(
                 f'<rect class="sd" x="{x + 2:.1f}" y="{TOP}" width="{SIDE - 4}" '
                 f'height="{bottom - TOP}"/>'
             )
-            self._text(x + SIDE / 2, bottom + 14, label, "tk", "middle")
+            self._text(x + SIDE / 2, bottom + 14, SIDES[side], "tk", "middle")
         self._back.append(f'<path class="ax" d="M{LEFT} {TOP}V{bottom}H{self._right}"/>')
         self._text((LEFT + self._right) / 2, HEIGHT - 10, self.x.label, "lb", "middle")
         middle = (TOP + bottom) / 2
@@ -236,16 +175,16 @@ class Plot:
             f"{escape(text)}</text>"
         )
 
-    def _mark(self, point: Point, *, first: bool, named: bool) -> str:
+    def _mark(self, point: Mark, *, first: bool, named: bool) -> str:
         x, y = self.at(point)
         bars = ""
-        if not point.x.place and point.x.hi > point.x.lo:
-            a, b = (self.across(Value(mean=v)) - x for v in (point.x.lo, point.x.hi))
+        if not point.x.side and point.x.hi > point.x.lo:
+            a, b = (self.across(Coordinate(mean=v)) - x for v in (point.x.lo, point.x.hi))
             bars += f"M{a:.1f} 0H{b:.1f}"
         if point.y.hi > point.y.lo:
-            a, b = (self.up(Value(mean=v)) - y for v in (point.y.lo, point.y.hi))
+            a, b = (self.up(Coordinate(mean=v)) - y for v in (point.y.lo, point.y.hi))
             bars += f"M0 {a:.1f}V{b:.1f}"
-        states = "".join(f" {s}" for s in ("muted", "hollow", "front") if getattr(point, s))
+        states = "".join(f" {s}" for s in point.states)
         words = f' aria-label="{escape(point.words)}"' if named else ""
         return (
             f'<g class="pt c{point.group % COLOURS}{states}" data-p="{point.row}" role="img" '
@@ -254,15 +193,24 @@ class Plot:
             + f'<path class="mk" d="{SHAPES[shape(point.group)]}"/></g>'
         )
 
-    def _tag(self, point: Point) -> str:
+    def _tag(self, point: Mark) -> str:
         """The point's label at the first free place around it, or nothing where all is full."""
         x, y = self.at(point)
         length = 5.9 * len(point.tag)
         for dx, dy, anchor in (
-            (9, -6, "start"), (-9, -6, "end"), (9, 13, "start"), (-9, 13, "end"),
-            (0, -13, "middle"), (0, 20, "middle"), (12, -20, "start"), (-12, -20, "end"),
-            (12, 26, "start"), (-12, 26, "end"), (16, 40, "start"), (-16, 40, "end"),
-        ):  # fmt: skip
+            (9, -6, "start"),
+            (-9, -6, "end"),
+            (9, 13, "start"),
+            (-9, 13, "end"),
+            (0, -13, "middle"),
+            (0, 20, "middle"),
+            (12, -20, "start"),
+            (-12, -20, "end"),
+            (12, 26, "start"),
+            (-12, 26, "end"),
+            (16, 40, "start"),
+            (-16, 40, "end"),
+        ):
             left = x + dx - {"start": 0, "end": length, "middle": length / 2}[anchor]
             box = (left, y + dy - 9, left + length, y + dy + 3)
             inside = box[0] > LEFT and box[2] < WIDTH and box[1] > 0 and box[3] < HEIGHT - BOTTOM
@@ -273,22 +221,6 @@ class Plot:
                     f'text-anchor="{anchor}">{escape(point.tag)}</text>'
                 )
         return ""
-
-
-def spread(points: Sequence[Point]) -> list[Point]:
-    """Points of each side column set side by side, so that equal heights do not hide each other."""
-    counts: dict[str, int] = {}
-    out = []
-    for point in sorted(points, key=lambda p: p.y.mean):
-        if point.x.place:
-            turn = counts.setdefault(point.x.place, 0)
-            counts[point.x.place] += 1
-            point = replace(point, aside=_TURNS[turn % len(_TURNS)])
-        out.append(point)
-    return out
-
-
-_TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
 
 
 def shape(group: int) -> int:

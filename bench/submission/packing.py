@@ -31,12 +31,12 @@ from bench.records import (
     Run,
     TrainOutcome,
     canonical,
-    rows_of_json,
     settled,
     to_json,
 )
 from bench.registry import PluginKind, Registry, discover
-from bench.report.files import Files
+from bench.report.leaderboard import rows
+from bench.report.text import to_leaderboard_json
 from bench.sandbox.conformance.plugins import check
 from bench.submission.documents import (
     MANIFEST,
@@ -338,9 +338,8 @@ def _fill(
         trainings=tuple(choice.all()),
     )
     _text(stage / RUN, to_json(part))
-    text = Files(stage).text("json")
-    _text(stage / LEADERBOARD, text)
-    table = rows_of_json(json.loads(text), stage)
+    table = rows(stage)
+    _text(stage / LEADERBOARD, to_leaderboard_json(table))
     _text(stage / SUBMISSION, json.dumps(submission.model_dump(by_alias=True), indent=1))
     _text(stage / "README.md", page(submission, table))
     _text(stage / MANIFEST, write_manifest(stage))

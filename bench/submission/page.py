@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
 
-from bench.records import AttackEntry, Row
+from bench.records import Row
+from bench.report.columns import board_columns
 from bench.submission.documents import Submission
 
 
@@ -22,7 +23,7 @@ def page(submission: Submission, rows: Sequence[Row]) -> str:
         leakbench=plain(submission.leakbench),
         command=submission.command.replace("\n", " "),
         environment=", ".join(f"{plain(k)} {plain(v)}" for k, v in submission.environment.items()),
-        table=table(submission, rows),
+        table=table(rows),
         failed=f"\nCells without a result:\n\n{failed}\n" if failed else "",
     )
 
@@ -35,39 +36,15 @@ def plain(text: object) -> str:
     return out
 
 
-def table(submission: Submission, rows: Sequence[Row]) -> str:
-    """One line per row, undefended ones among them: utility, epsilons, the mean of each attack's
-    SSIM (or what it has instead)."""
-    attacks = list(dict.fromkeys(a for row in rows for a in row.attacks))
-    head = ["table", "defense", "accuracy", "eps claimed", "eps proven", *map(plain, attacks)]
+def table(rows: Sequence[Row]) -> str:
+    """One line per row, undefended ones among them: utility, epsilons, and what each attack
+    recovered, as the leaderboard has them."""
+    wanted = ("accuracy", "eps claimed", "eps proven")
+    columns = [c for c in board_columns(rows, whole=True) if c.name in wanted or c.attack]
+    head = ["table", "defense", *(plain(c.name) for c in columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
-        settings = " ".join(f"{k}={v}" for k, v in row.settings.items())
-        cells = [
-            plain(f"{row.protocol} {row.dataset} {row.model} {row.checkpoint}"),
-            plain(f"{row.defense} {settings}".strip()),
-            "" if row.accuracy is None else f"{row.accuracy.mean:.3f}",
-            epsilon(row.eps_claimed, row.unit),
-            epsilon(row.eps_record, None),
-            *(plain(_figure(row.attacks.get(a))) for a in attacks),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = [f"{row.protocol} {row.dataset} {row.model} {row.checkpoint}", row.setting]
+        cells += [c.of(row).full for c in columns]
+        lines.append("| " + " | ".join(map(plain, cells)) + " |")
     return "\n".join(lines)
-
-
-def epsilon(value: float | None, unit: str | None) -> str:
-    """inf, 3.9 per coordinate, or - where there is none."""
-    if value is None:
-        return "-"
-    return f"{value:.4g} per {unit}" if unit else f"{value:.4g}"
-
-
-def _figure(entry: AttackEntry | None) -> str:
-    if entry is None:
-        return ""
-    if entry.status != "done":
-        return entry.status.replace("_", " ")
-    for metric in ("ssim", "mse", "lnacc", "label_accuracy"):
-        if metric in entry.scores:
-            return f"{metric} {entry.scores[metric].mean:.3f}"
-    return "done"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +25,9 @@ from bench.records import (
     Run,
     canonical,
     read_rows,
-    rows_of_json,
 )
 from bench.registry import Registry, discover
-from bench.report.files import Files
+from bench.report.leaderboard import rows
 from bench.seeding import generator
 from bench.submission.documents import (
     Submission,
@@ -78,8 +76,7 @@ def sources(folder: Path) -> list[str]:
     run = Run.read(folder)
     check_records(folder, run)
     check_suite(run)
-    made = rows_of_json(json.loads(Files(folder).text("json")), folder)
-    if _told(read_rows(folder / LEADERBOARD)) != _told(made):
+    if _told(read_rows(folder / LEADERBOARD)) != _told(rows(folder)):
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
     names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
     for name in names:

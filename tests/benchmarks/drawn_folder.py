@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.store import SCHEMA, Kind, Store, key_of
+from bench.harness.store import Store, key_of
+from bench.records import SCHEMA, Kind
 from bench.seeding import numpy_generator
 
 VICTIMS, CLIENTS, TEST_SAMPLES = 8, 10, 1000
@@ -94,7 +95,7 @@ def write(folder: Path, extent: Extent) -> None:
                     _put(store, "attack", cell["key"], {**record, "train": key})
     run = {
         "schema": SCHEMA, "suite": _suite(extent), "command": "leakbench run drawn",
-        "device": "cpu", "versions": VERSIONS, "plugins": {}, "code": "0" * 24,
+        "device": "cpu", "versions": VERSIONS, "plugins": [], "code": {},
         "trainings": trainings,
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(run, indent=1))
@@ -110,7 +111,9 @@ def _suite(extent: Extent) -> dict[str, Any]:
         "name": "drawn", "version": 1, "description": "Figures drawn by a seeded generator.",
         "seeds": list(range(extent.seeds)), "checkpoints": list(CHECKPOINTS), "delta": 1e-5,
         "budget": 200, "audit": 1000, "timeout_s": 3600, "protocol": PROTOCOL,
-        "threats": THREATS,
+        "threats": THREATS, "defenses": [{"name": n} for n in DEFENSES],
+        "tasks": [_task(i) for i in range(extent.tasks)],
+        "attacks": [{"name": n, "threat": _threat(n)} for n in ATTACKS[: extent.attacks]],
     }  # fmt: skip
 
 
@@ -123,14 +126,22 @@ def _settings(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {**DEFENSES[name], "strength": 0.5 + i / 8}
 
 
+def _task(number: int) -> dict[str, Any]:
+    return {"dataset": f"images_{number // 3}", "dataset_settings": {},
+            "model": ("lenet", "resnet8", "vit_small")[number % 3],
+            "model_settings": {"init": 0.25}}  # fmt: skip
+
+
+def _threat(attack: str) -> str:
+    return "batch8" if attack in ON_COUNTS else "server"
+
+
 def _training(
     key: str, task: int, defense: str, settings: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
     return {
         "key": key,
-        "task": {"dataset": f"images_{task // 3}", "dataset_settings": {},
-                 "model": ("lenet", "resnet8", "vit_small")[task % 3],
-                 "model_settings": {"init": 0.25}},
+        "task": _task(task),
         "protocol": PROTOCOL, "defense": defense, "settings": settings, "threats": THREATS,
         "checkpoints": list(CHECKPOINTS), "delta": 1e-5, "seed": seed, "audit": 1000,
     }  # fmt: skip
@@ -141,7 +152,7 @@ def _cells(keys: Iterator[str], attacks: Sequence[str]) -> Iterator[dict[str, An
         for name in attacks:
             yield {
                 "key": next(keys), "label": name, "attack": name, "checkpoint": checkpoint,
-                "threat": "batch8" if name in ON_COUNTS else "server",
+                "threat": _threat(name),
             }  # fmt: skip
 
 

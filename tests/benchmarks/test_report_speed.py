@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.report import html, pictures, tables
+from bench.metrics.intervals import Interval
+from bench.records import Convergence, FlagCode, LedgerWords
+from bench.report import html, pictures
+from bench.report.text import to_leaderboard_json
 from bench.seeding import numpy_generator
-from tests.test_report_html import attack, row, run_of
+from tests.test_report_html import attack, flag, row, run_of, worst
 
 ROWS = 2000
 ATTACKS = ("dlg", "idlg", "inverting_gradients", "analytic", "ridge", "decoder", "ilrg", "prior")
@@ -31,9 +34,9 @@ DEFENSES = ("gaussian", "spm", "ms_pafl", "selective_shield", "dp_sgd", "fedml_h
             "dp_cutmix", "duchi", "none")  # fmt: skip
 
 
-def drawn(rng: np.random.Generator) -> dict[str, float]:
+def drawn(rng: np.random.Generator) -> Interval:
     lo, mean, hi = sorted(rng.random(3).tolist())
-    return {"mean": mean, "lo": lo, "hi": hi}
+    return Interval(mean=mean, lo=lo, hi=hi)
 
 
 def drawn_row(rng: np.random.Generator, table: int, rank: int) -> Any:
@@ -43,26 +46,26 @@ def drawn_row(rng: np.random.Generator, table: int, rank: int) -> Any:
             attacks[name] = attack(None)
             continue
         attacks[name] = attack(
-            0.5, seconds=rng.random(), notes=[f"held-out loss {rng.random():.3f} of ridge"],
-            convergence={"gain": rng.random() / 10, "budget": 200, "converged": False},
+            0.5, seconds=rng.random(), notes=(f"held-out loss {rng.random():.3f} of ridge",),
+            convergence=Convergence(gain=rng.random() / 10, budget=200, converged=False),
             floor=dict.fromkeys(("ssim", *METRICS), 0.2 + table / 100),
-            **{m: drawn(rng) for m in METRICS},
+            **{m: drawn(rng) for m in ("ssim", *METRICS)},
         )  # fmt: skip
-        attacks[name]["ssim"] = drawn(rng)
-    done = [n for n, e in attacks.items() if e["ssim"]]
-    worst = {"attack": done[0], "metric": "ssim", "ssim": drawn(rng)} if done else None
+    done = [n for n, e in attacks.items() if e.scores]
+    found = worst(drawn(rng), attack_=done[0]) if done else None
     return row(
-        DEFENSES[int(rng.integers(len(DEFENSES)))], rank if worst else None,
-        dataset=f"dataset_{table}", attacks=attacks, worst=worst, accuracy=drawn(rng),
+        DEFENSES[int(rng.integers(len(DEFENSES)))], rank if found else None,
+        dataset=f"dataset_{table}", attacks=attacks, worst=found, accuracy=drawn(rng),
         personal_accuracy=drawn(rng), personalised=True, unit="client",
         settings={"noise_multiplier": rng.random(), "clip_norm": 5.0, "rank": rank},
         eps_claimed=float(10 ** rng.uniform(-1, 5)), bytes_up=1e6 * rng.random(),
-        eps_record="inf" if rng.random() < 0.5 else float(10 ** rng.uniform(0, 5)),
-        flags=["epsilon claimed, none proven", f"dlg cut short: +{rng.random():.2f} SSIM",
-               "claim is per client"],
-        ledger={"words": [f"The paper claims epsilon {rng.random():.4g} for one client.",
-                          "Nothing is proven.", "Neither number covers more."],
-                "reasons": [f"Gaussian noise of std {rng.random():.4g} on an update."]},
+        eps_record=float("inf") if rng.random() < 0.5 else float(10 ** rng.uniform(0, 5)),
+        flags=(flag(FlagCode.CLAIMED_NOT_PROVEN), flag(FlagCode.CLAIM_UNIT, "client"),
+               flag(FlagCode.CUT_SHORT, "dlg", gain=rng.random())),
+        ledger=LedgerWords(
+            words=(f"The paper claims epsilon {rng.random():.4g} for one client.",
+                   "Nothing is proven.", "Neither number covers more."),
+            reasons=(f"Gaussian noise of std {rng.random():.4g} on an update.",)),
     )  # fmt: skip
 
 
@@ -125,7 +128,7 @@ def test_report_of_two_thousand_rows(
     )
     made = time.process_time() - began
     started = time.process_time()
-    tables.to_leaderboard_json(rows)
+    to_leaderboard_json(rows)
     as_json = time.process_time() - started
     path = tmp_path / "report.html"
     path.write_text(text)

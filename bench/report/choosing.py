@@ -1,31 +1,30 @@
-"""The attack cells of a result folder: their names, and how a reader finds one."""
+"""How a reader names the cells and rows that are meant."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
 from bench.names import did_you_mean
-from bench.records import Cell, Run
+from bench.records import Cell
 
 _PREFIX = re.compile(r"[0-9a-f]{4,24}")
 _SHOWN = 12
-
-
-def cells_of(run: Mapping[str, Any]) -> list[Cell]:
-    """All cells of a run.json, in its order."""
-    return Run.of(run, Path("run.json")).cells
 
 
 def find(cells: Sequence[Cell], text: str) -> Cell:
     """The cell of a key, of a unique prefix of one (4 digits or more), or of words separated by
     slashes that fit it alone: digits/lenet/spm/dlg/final.
 
-    Raises UserError for a word that fits no cell, with the nearest, and for words that fit
-    several or none together, with the candidates.
+    Args:
+        cells: Of a run.
+        text: Its key, prefix or words.
+
+    Raises:
+        UserError: For a word that fits no cell, with the nearest, and for words that fit several or
+            none together, with the candidates.
     """
     if _PREFIX.fullmatch(text):
         found = [c for c in cells if c.key.startswith(text)]
@@ -43,8 +42,9 @@ def find(cells: Sequence[Cell], text: str) -> Cell:
         return found[0]
     if not found:
         raise UserError(f"no cell is all of '{text}' at once; there are {_listed(cells)}.")
-    raise UserError(f"'{text}' fits {len(found)} cells; give more words or a key: "
-                     f"{_listed(found)}.")  # fmt: skip
+    raise UserError(
+        f"'{text}' fits {len(found)} cells; give more words or a key: {_listed(found)}."
+    )
 
 
 def _listed(cells: Sequence[Cell]) -> str:

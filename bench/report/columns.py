@@ -1,0 +1,480 @@
+"""The one list of a leaderboard's columns: what each is called, computed from and shown as.
+
+Terminal, Markdown, LaTeX, CSV, page, pandas and the page of a submission draw from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from bench.metrics.intervals import Interval
+from bench.metrics.named import METRICS, TITLES
+from bench.records import AttackEntry, Row, short
+from bench.report import explain
+from bench.report.entries import FLOOR_SUFFIX
+from bench.report.tables import any_personalised, attack_metrics, idle
+
+T = TypeVar("T")
+_SHADES = 9
+"""Of leakage between the floor and a perfect copy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a column shows of one row.
+
+    Attributes:
+        text: The figure.
+        interval: Its ends.
+        beside: What else stands there: unit, attack, other floors.
+        mark: A warning.
+        full: All of that in one line of text.
+        brief: The figure in a narrow terminal.
+        value: What the page sorts by, a number or "inf"; "" without a figure, which comes last.
+        style: Class of the style sheet.
+        reason: Why there is no figure.
+    """
+
+    text: str
+    full: str
+    brief: str = "-"
+    interval: str = ""
+    beside: str = ""
+    mark: str = ""
+    value: str = ""
+    style: str = ""
+    reason: str = ""
+
+    @property
+    def small(self) -> str:
+        """What the page sets in small print below the figure."""
+        return f"{self.interval} {self.beside}".strip()
+
+
+NOTHING = Shown(text="–", full="-", brief="-", style="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a leaderboard.
+
+    Attributes:
+        name: Its head in text.
+        title: Its head on the page and in LaTeX.
+        heading: Its head in a terminal; None where the terminal leaves it to the files.
+        detail: The metric that it holds, or what else stands beside the title.
+        note: Key of its explanation in `explain.COLUMNS`.
+        numeric: Whether it holds figures.
+        shown: What it shows of a row; None where it is in files alone.
+        raw: Its figures by their names in CSV and pandas, unrounded.
+        attack: Whose figures it holds, "" of all others.
+    """
+
+    name: str
+    title: str = ""
+    heading: str | None = None
+    detail: str = ""
+    note: str = ""
+    numeric: bool = True
+    shown: Callable[[Row], Shown] | None = None
+    raw: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)
+    attack: str = ""
+
+    def of(self, row: Row) -> Shown:
+        """What it shows of a row."""
+        return NOTHING if self.shown is None else self.shown(row)
+
+
+# --- figures as text --------------------------------------------------------------------------
+
+
+def figure(value: float, metric: str = "ssim") -> str:
+    """0.908; errors of records, which span decades, with three digits: 4.1e-8."""
+    return error_number(value) if metric == "mse" else _fixed(value, 3)
+
+
+def bounds(value: Interval, metric: str = "ssim") -> str:
+    """[0.88, 0.94]."""
+    if metric == "mse":
+        return f"[{error_number(value.lo, 2)}, {error_number(value.hi, 2)}]"
+    return f"[{_fixed(value.lo, 2)}, {_fixed(value.hi, 2)}]"
+
+
+def interval_text(value: Interval | None, metric: str = "ssim") -> str:
+    """0.910 [0.88, 0.94]; of an MSE 4.1e-8 [3.9e-8, 4.4e-8]."""
+    return "-" if value is None else f"{figure(value.mean, metric)} {bounds(value, metric)}"
+
+
+def error_number(value: float, digits: int = 3) -> str:
+    """An error of records, which spans decades, with so many significant digits: 4.1e-8."""
+    return _trimmed(f"{value:.{digits}g}")
+
+
+def two_digits(value: float, metric: str) -> str:
+    """0.52; of errors that would be 0.00 one digit, 7e-17: a narrow column holds no more."""
+    if metric != "mse" or 0.01 <= value < 100:
+        return f"{value:.2f}"
+    return error_number(value, 2) if value == 0 or value >= 100 else _trimmed(f"{value:.0e}")
+
+
+def epsilon_text(value: float | None) -> str:
+    """3.88e4."""
+    return "–" if value is None else f"{value:.3g}".replace("e+0", "e")
+
+
+def _fixed(value: float, digits: int) -> str:
+    """So many decimals, without a minus before zero."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def _trimmed(number: str) -> str:
+    """4.1e-08 as 4.1e-8, 1e+03 as 1e3."""
+    return number.replace("e+0", "e").replace("e-0", "e-")
+
+
+# --- what is shown of a row -------------------------------------------------------------------
+
+
+def shown_interval(value: Interval | None, metric: str = "ssim") -> Shown:
+    """A mean with its interval."""
+    if value is None:
+        return NOTHING
+    return Shown(
+        text=figure(value.mean, metric),
+        interval=bounds(value, metric),
+        full=interval_text(value, metric),
+        brief=two_digits(value.mean, metric),
+        value=f"{value.mean:.6g}",
+    )
+
+
+def _epsilon(value: float | None) -> Shown:
+    if value is None:
+        return NOTHING
+    text = epsilon_text(value)
+    return Shown(
+        text=text,
+        full=short(value),
+        brief=text,
+        value="inf" if value == math.inf else f"{value:.6g}",
+    )
+
+
+def _rank(row: Row) -> Shown:
+    text = str(row.rank)
+    return Shown(text=text, full=text, brief=text, value=text) if row.rank else NOTHING
+
+
+def _defense(row: Row) -> Shown:
+    values = (v if isinstance(v, str) else f"{k}={short(v)}" for k, v in row.settings.items())
+    return Shown(text=row.defense, full=row.setting, brief=" ".join([row.defense, *values]))
+
+
+def _claimed(row: Row) -> Shown:
+    found = _epsilon(row.eps_claimed)
+    if not row.unit:
+        return replace(found, full="-", brief="-")
+    mark = "!" if row.audit and row.audit.verdict_claim == "violated" else ""
+    return replace(
+        found,
+        beside=f"/{row.unit}",
+        mark=mark,
+        full=f"{found.full} /{row.unit}",
+        brief=f"{found.brief}/{row.unit[:2]}{'!' if refuted(row) else ''}",
+    )
+
+
+def _audited(row: Row) -> Shown:
+    """5.9+!: the audit's bound, whether the draws limit it, whether it refutes claim or proof."""
+    if not row.audit:
+        return NOTHING
+    text = f"{row.audit.eps_audited:.2g}{'+' if row.audit.eps_at_least else ''}"
+    mark = "!" if refuted(row) else ""
+    value = f"{row.audit.eps_audited:.6g}"
+    return Shown(text=text, full=text + mark, brief=text + mark, mark=mark, value=value)
+
+
+def refuted(row: Row) -> bool:
+    """Whether the audit certifies more than is claimed or proven."""
+    found = row.audit
+    return found is not None and "violated" in (found.verdict_claim, found.verdict_proof)
+
+
+def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
+    def shown(row: Row) -> Shown:
+        entry = row.attacks.get(name)
+        if entry is None:
+            return NOTHING
+        if metric in entry.scores:
+            return _scored(entry, metric)
+        status = "n/a" if entry.status == "not_applicable" else entry.status
+        if entry.status == "done":  # it answers with something else
+            return replace(NOTHING, full=status, brief=status)
+        style = "none" if entry.status == "not_applicable" else "bad"
+        return Shown(text=status, full=status, brief=status, style=style, reason=str(entry.reason))
+
+    return shown
+
+
+def _scored(entry: AttackEntry, metric: str) -> Shown:
+    found = replace(
+        shown_interval(entry.scores[metric], metric),
+        style=_shade(entry, entry.scores[metric], metric),
+    )
+    if not entry.failed:
+        return found
+    lost = f"{entry.failed} failed"
+    return replace(
+        found,
+        mark=lost,
+        full=f"{found.full} ({lost})",
+        brief=f"{found.brief} ({entry.failed}!)",
+    )
+
+
+def _shade(entry: AttackEntry, score: Interval, metric: str) -> str:
+    """h1 to h9: how far between its floor and a perfect copy the attack came; nothing at or below
+    the floor, of floors, and of errors, which have no such scale."""
+    if metric == "mse" or entry.is_floor:
+        return "floor" if entry.is_floor else ""
+    floor = entry.floor.get(metric, 0.0)
+    if floor >= 1:
+        return ""
+    step = min(_SHADES, math.ceil((score.mean - floor) / (1 - floor) * _SHADES))
+    return f"h{step}" if step > 0 else ""
+
+
+def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
+    """metrics: of the attacks whose floors are shown."""
+
+    def shown(row: Row) -> Shown:
+        texts = _floor_texts(row, metrics)
+        if not texts:
+            return NOTHING
+        (first, text), *others = texts.items()
+        return Shown(
+            text=("" if first == "ssim" else f"{TITLES[first]} ") + text,
+            beside=", ".join(f"{TITLES[m]} {t}" for m, t in others),
+            full=", ".join(f"{TITLES[m]} {t}" for m, t in texts.items()),
+            brief=text,
+            value=text.split("/")[0],
+        )
+
+    return shown
+
+
+def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
+    """Floors by metric: {"ssim": "0.26/0.66"} (mean / class-mean image)."""
+    texts = {}
+    for metric in dict.fromkeys(metrics.values()):
+        entries = [row.attacks[n] for n, m in metrics.items() if m == metric and n in row.attacks]
+        floors: Mapping[str, float] = next((e.floor for e in entries if e.floor), {})
+        if metric in floors:
+            given = (floors[metric], floors.get(metric + FLOOR_SUFFIX))
+            texts[metric] = "/".join(two_digits(v, metric) for v in given if v is not None)
+    return texts
+
+
+def _worst(row: Row) -> Shown:
+    worst = row.worst
+    if not worst:
+        return NOTHING
+    found = shown_interval(worst.interval, worst.metric)
+    label = "" if worst.metric == "ssim" else f"{TITLES[worst.metric]} "
+    return replace(
+        found,
+        text=label + found.text,
+        beside=worst.attack,
+        full=f"{label}{found.full} {worst.attack}",
+        style=_shade(row.attacks[worst.attack], worst.interval, worst.metric),
+    )
+
+
+def _flags(row: Row) -> Shown:
+    text = "; ".join(map(explain.sentence, row.flags))
+    return Shown(text=text, full=text, brief=explain.letters(row.flags))
+
+
+# --- the columns ------------------------------------------------------------------------------
+
+
+def _three(name: str, read: Callable[[T], Interval | None]) -> dict[str, Callable[[T], Any]]:
+    """An interval's mean and ends."""
+
+    ends = {name: "mean", f"{name}_lo": "lo", f"{name}_hi": "hi"}
+    return {n: _inside(read, end) for n, end in ends.items()}
+
+
+def _plain(*names: str) -> dict[str, Callable[[Row], Any]]:
+    """Fields of a row as they are."""
+    return {name: attrgetter(name) for name in names}
+
+
+def _of_audit(*names: str) -> dict[str, Callable[[Row], Any]]:
+    return {name: _inside(attrgetter("audit"), name) for name in names}
+
+
+def _inside(read: Callable[[T], Any], name: str) -> Callable[[T], Any]:
+    """A field of a part, None where there is no such part."""
+    return lambda whole: getattr(read(whole), name, None)
+
+
+def _worst_by(metric: str) -> Callable[[Row], Interval | None]:
+    return lambda row: row.worst.interval if row.worst and row.worst.metric == metric else None
+
+
+_BEFORE = (
+    Column(name="#", title="#", heading="#", note="rank", shown=_rank, raw=_plain("rank")),
+    Column(
+        name="defense",
+        title="defense",
+        heading="defense",
+        numeric=False,
+        shown=_defense,
+        raw=_plain("defense"),
+    ),
+    Column(
+        name="accuracy",
+        title="accuracy",
+        heading="acc",
+        note="accuracy",
+        shown=lambda row: shown_interval(row.accuracy),
+        raw=_three("accuracy", lambda row: row.accuracy),
+    ),
+)
+_OWN = Column(
+    name="personal accuracy",
+    title="own accuracy",
+    heading="own\nacc",
+    note="own",
+    shown=lambda row: shown_interval(row.personal_accuracy),
+    raw=_three("personal_accuracy", lambda row: row.personal_accuracy),
+)
+_EPSILONS = (
+    Column(
+        name="eps claimed",
+        title="ε claimed",
+        heading="eps\nclaim",
+        note="claimed",
+        shown=_claimed,
+        raw=_plain("eps_claimed", "unit"),
+    ),
+    Column(
+        name="eps proven",
+        title="ε proven",
+        heading="eps\nproven",
+        note="proven",
+        shown=lambda row: _epsilon(row.eps_record),
+        raw=_plain("eps_record", "delta"),
+    ),
+    Column(
+        name="eps audited",
+        title="ε audited",
+        note="audited",
+        shown=_audited,
+        raw=_of_audit("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof"),
+    ),
+)
+_WORST = Column(
+    name="worst",
+    title="worst",
+    note="worst",
+    shown=_worst,
+    raw={
+        "worst_attack": lambda row: row.worst and row.worst.attack,
+        **_three("worst_ssim", _worst_by("ssim")),
+        **_three("worst_mse", _worst_by("mse")),
+    },
+)
+_FLAGS = Column(
+    name="flags",
+    title="flags",
+    heading="",
+    note="flags",
+    shown=_flags,
+    raw={"flags": lambda row: _flags(row).text},
+)
+_FILES = (
+    *(
+        Column(name=n, raw=_plain(n))
+        for n in ("suite", "protocol", "dataset", "model", "variant", "checkpoint", "threat")
+    ),
+    Column(name="setting", raw=_plain("setting")),
+    Column(name="seeds", raw={"seeds": lambda row: " ".join(map(str, row.seeds))}),
+    Column(name="cost", raw=_plain("bytes_up", "bytes_down", "client_seconds")),
+)
+"""In CSV and pandas alone."""
+RAW: Mapping[str, Callable[[Row], Any]] = {
+    name: read
+    for column in (*_FILES, *_BEFORE, _OWN, *_EPSILONS, _WORST, _FLAGS)
+    for name, read in column.raw.items()
+}
+"""Every figure of a row that CSV and pandas have, by its name there."""
+
+
+def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
+    """The columns that a table shows, in their order.
+
+    Args:
+        rows: All rows of the table.
+        whole: Whether attacks that apply to no row have a column too.
+    """
+    unused = {} if whole else idle(rows)
+    metrics = {n: m for n, m in attack_metrics(rows).items() if n not in unused}
+    own = [_OWN] if any_personalised(rows) else []
+    attacks = [_attack_column(rows, name, metric) for name, metric in metrics.items()]
+    return [*_BEFORE, *own, *_EPSILONS, *attacks, floor_column(metrics), _WORST, _FLAGS]
+
+
+def floor_column(metrics: Mapping[str, str]) -> Column:
+    """What needs no leak, by the metrics of some attacks."""
+    return Column(name="floor", title="floor", heading="floor", note="floor", shown=_floor(metrics))
+
+
+def _attack_column(rows: Sequence[Row], name: str, metric: str) -> Column:
+    is_floor = any(r.attacks[name].is_floor for r in rows if name in r.attacks)
+    title = TITLES[metric]
+    return Column(
+        name=f"{name} {title}",
+        title=name,
+        heading=None if is_floor else f"{_brief_name(name)}\n{title}",
+        detail=f"{title}, a floor" if is_floor else title,
+        note=metric,
+        shown=_attack(name, metric),
+        attack=name,
+    )
+
+
+def _brief_name(name: str) -> str:
+    """An attack's name for a narrow column: the words of a long one, shortened, one a line."""
+    words = name.split("_") if len(name) > 10 else [name]
+    return "\n".join(w if len(w) < 7 else f"{w[:4]}." for w in words)
+
+
+def _score(metric: str) -> Callable[[AttackEntry], Interval | None]:
+    return lambda entry: entry.scores.get(metric)
+
+
+def _needless(name: str) -> Callable[[AttackEntry], float | None]:
+    return lambda entry: entry.floor.get(name)
+
+
+_ENTRY: dict[str, Callable[[AttackEntry], Any]] = {
+    name: attrgetter(name) for name in ("status", "reason", "threat", "is_floor", "n", "failed")
+}
+for _metric in METRICS:
+    _ENTRY |= _three(_metric, _score(_metric))
+    for _end in ("", FLOOR_SUFFIX):
+        _ENTRY[f"{_metric}_floor{_end}"] = _needless(_metric + _end)
+ENTRY: Mapping[str, Callable[[AttackEntry], Any]] = {
+    **_ENTRY,
+    "seconds": attrgetter("seconds"),
+    "gradient_evaluations": attrgetter("gradient_evaluations"),
+    "gain_at_twice_budget": _inside(attrgetter("convergence"), "gain"),
+    "notes": lambda entry: "; ".join(entry.notes),
+}
+"""Every figure of an attack's entry that CSV and pandas have, by its name there."""

@@ -1,0 +1,399 @@
+"""What plots show, computed once: `figures` places it with matplotlib, `charts` on the page."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.errors import UserError
+from bench.metrics.intervals import Interval
+from bench.metrics.named import TITLES, sign_of
+from bench.records import Row
+from bench.report.entries import FLOOR_SUFFIX
+from bench.report.verdicts import network
+
+SIDES = {"inf": "inf", "none": "no claim"}
+"""Columns beside a logarithmic axis, for epsilons that are infinite or absent: their labels."""
+_TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
+"""Where in such a column points stand, so that equal heights do not hide each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate:
+    """A figure with its 95 % interval.
+
+    Attributes:
+        side: Key of SIDES where it has no place on a logarithmic axis, else "".
+    """
+
+    mean: float = 0.0
+    lo: float = 0.0
+    hi: float = 0.0
+    side: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """An axis over [lo, hi].
+
+    Attributes:
+        label: What stands beside it.
+        log: Whether it is logarithmic; its ends are then powers of ten.
+        sides: The keys of SIDES that occur.
+    """
+
+    label: str
+    lo: float
+    hi: float
+    log: bool = False
+    sides: tuple[str, ...] = ()
+
+    def share(self, value: float) -> float:
+        """Where a value lies between both ends, clipped to [0, 1]."""
+        if self.log:
+            value = math.log10(max(value, self.lo))
+        low, high = (math.log10(v) if self.log else v for v in (self.lo, self.hi))
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Round values inside the axis, with their text."""
+        if self.log:
+            first, last = round(math.log10(self.lo)), round(math.log10(self.hi))
+            decades = max(1, math.ceil((last - first) / 6))
+            return [(10.0**k, _power(k)) for k in range(first, last + 1, decades)]
+        raw = (self.hi - self.lo) / 5
+        unit = 10.0 ** math.floor(math.log10(raw))
+        step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
+        digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        first = math.ceil(self.lo / step - 1e-9)
+        last = math.floor(self.hi / step + 1e-9)
+        return [(k * step, f"{k * step:.{digits}f}") for k in range(first, last + 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """One row as a point.
+
+    Attributes:
+        row: The row.
+        place: Its place in the table.
+        group: Number of its defense, which has a colour.
+        front: Whether no other setting beats it in both figures.
+        muted: Whether the row has no rank.
+        hollow: Whether the clients' own accuracy stands for that of a common model.
+        aside: How far from the middle of a side column, as a share of its width.
+    """
+
+    row: Row
+    place: int
+    x: Coordinate
+    y: Coordinate
+    group: int
+    front: bool
+    muted: bool
+    hollow: bool
+    aside: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """What needs no leak: a line, or where rows differ a band, at x in [lo, hi] (across: at y)."""
+
+    lo: float
+    hi: float
+    label: str
+    across: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """A table's rows by two figures.
+
+    Attributes:
+        name: Key of KINDS.
+        choice: What is against what.
+        front: Places in `spots` of the Pareto front, the safest first.
+        missing: Rows without one of the two figures.
+    """
+
+    name: str
+    choice: str
+    x: Scale
+    y: Scale
+    spots: tuple[Spot, ...]
+    front: tuple[int, ...]
+    floors: tuple[Band, ...]
+    missing: tuple[Row, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """SSIM of one attack by gradient evaluations per start, where nothing defends."""
+
+    attack: str
+    points: tuple[tuple[int, Coordinate], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Leakage against budget of the attacks that ran at two budgets or more."""
+
+    x: Scale
+    y: Scale
+    curves: tuple[Curve, ...]
+    floors: tuple[Band, ...]
+
+
+# --- rows by two figures ----------------------------------------------------------------------
+
+KINDS = {
+    "leak": ("accuracy against leakage", "leak", "accuracy"),
+    "proven": ("accuracy against ε proven", "eps_record", "accuracy"),
+    "claimed": ("accuracy against ε claimed", "eps_claimed", "accuracy"),
+    "promise": ("leakage against ε claimed", "eps_claimed", "leak"),
+}
+"""Plots by name: what they show, and the measures along x and y."""
+
+
+def scatter(rows: Sequence[Row], name: str) -> Scatter:
+    """One plot of a table's rows.
+
+    Args:
+        rows: All rows of one table, in its order.
+        name: Key of KINDS.
+
+    Raises:
+        UserError: If no row has both figures.
+    """
+    choice, *keys = KINDS[name]
+    metric = _metric(rows)
+    measures = [_MEASURES[k] for k in keys]
+    placed = [(i, r, [m(r, metric) for m in measures]) for i, r in enumerate(rows)]
+    found = [(i, r, x, y) for i, r, (x, y) in placed if x is not None and y is not None]
+    if not found:
+        raise UserError("no row of this table has both figures: nothing to draw.")
+    kept = {i for i, *_ in found}
+    floors = _floors([r for _, r, *_ in found], metric, keys)
+    edges = [Coordinate(mean=v, lo=v, hi=v) for f in floors for v in (f.lo, f.hi)]
+    values = ([x for *_, x, _ in found], [y for *_, y in found])
+    scales = [
+        _scale(key, along + (edges if key == "leak" else []), metric)
+        for key, along in zip(keys, values, strict=True)
+    ]
+    leading = _leading(found, keys, metric)
+    groups = {d: i for i, d in enumerate(sorted({r.defense for r in rows}))}
+    asides = _asides([(x, y) for *_, x, y in found])
+    spots = tuple(
+        Spot(
+            row=r,
+            place=i,
+            x=x,
+            y=y,
+            group=groups[r.defense],
+            front=n in leading,
+            muted=r.rank is None,
+            hollow=r.accuracy is None,
+            aside=asides[n],
+        )
+        for n, (i, r, x, y) in enumerate(found)
+    )
+    return Scatter(
+        name=name,
+        choice=choice,
+        x=scales[0],
+        y=scales[1],
+        spots=spots,
+        front=tuple(leading),
+        floors=floors,
+        missing=tuple(r for i, r in enumerate(rows) if i not in kept),
+    )
+
+
+def utility(row: Row) -> Interval | None:
+    """Accuracy of the common model, or where there is none of the clients' own networks."""
+    return row.accuracy or row.personal_accuracy
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Places of the points that no other beats in both, by x.
+
+    Args:
+        points: (x, y), the smaller the better.
+    """
+    leading, best = [], math.inf
+    ordered = sorted((x, y, i) for i, (x, y) in enumerate(points))
+    for _, alike in itertools.groupby(ordered, key=lambda point: point[0]):
+        members = list(alike)  # of equal x, by y
+        least = members[0][1]
+        leading += [i for _, y, i in members if y == least < best]
+        best = min(best, least)
+    return leading
+
+
+def _leading(
+    found: Sequence[tuple[int, Row, Coordinate, Coordinate]], keys: Sequence[str], metric: str
+) -> list[int]:
+    """The front of the ranked settings with a common accuracy: that of clients' own networks, on
+    their own labels, is no match for it. None where x holds claims, whose units differ."""
+    if keys[0] == "eps_claimed":
+        return []
+    sign = sign_of(metric) if keys[0] == "leak" else 1.0
+    able = [
+        n for n, (_, r, *_) in enumerate(found) if r.rank is not None and r.accuracy is not None
+    ]
+    points = [
+        (math.inf if found[n][2].side else sign * found[n][2].mean, -found[n][3].mean) for n in able
+    ]
+    return [able[place] for place in front(points)]
+
+
+def _metric(rows: Sequence[Row]) -> str:
+    """ssim where any row has images, else mse."""
+    return "mse" if all(r.worst.metric == "mse" for r in rows if r.worst) else "ssim"
+
+
+def _asides(found: Sequence[tuple[Coordinate, Coordinate]]) -> list[float]:
+    """Points of each side column set side by side."""
+    turns: dict[str, itertools.cycle[float]] = {}
+    out = [0.0] * len(found)
+    for n in sorted(range(len(found)), key=lambda n: found[n][1].mean):
+        if side := found[n][0].side:
+            out[n] = next(turns.setdefault(side, itertools.cycle(_TURNS)))
+    return out
+
+
+def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band, ...]:
+    """What needs no leak, of the rows' worst attacks."""
+    if "leak" not in keys:
+        return ()
+    names = {
+        metric: f"mean {'image' if metric == 'ssim' else 'record'}",
+        metric + FLOOR_SUFFIX: "class mean",
+    }
+    all_ = [r.attacks[r.worst.attack].floor for r in rows if r.worst]
+    return tuple(
+        Band(lo=min(found), hi=max(found), label=label, across=keys[1] == "leak")
+        for name, label in names.items()
+        if (found := [f[name] for f in all_ if name in f])
+    )
+
+
+# --- measures and axes ------------------------------------------------------------------------
+
+
+def _accuracy(row: Row, _: str) -> Coordinate | None:
+    found = utility(row)
+    return _coordinate(found) if found else None
+
+
+def _leak(row: Row, metric: str) -> Coordinate | None:
+    worst = row.worst
+    return _coordinate(worst.interval) if worst and worst.metric == metric else None
+
+
+def _epsilon(key: str) -> Callable[[Row, str], Coordinate]:
+    def read(row: Row, _: str) -> Coordinate:
+        number: float | None = getattr(row, key)
+        if number is None or math.isinf(number):
+            return Coordinate(side="none" if number is None else "inf")
+        return Coordinate(mean=number, lo=number, hi=number)
+
+    return read
+
+
+def _coordinate(interval: Interval) -> Coordinate:
+    return Coordinate(mean=interval.mean, lo=interval.lo, hi=interval.hi)
+
+
+_MEASURES: Mapping[str, Callable[[Row, str], Coordinate | None]] = {
+    "accuracy": _accuracy,
+    "leak": _leak,
+    "eps_record": _epsilon("eps_record"),
+    "eps_claimed": _epsilon("eps_claimed"),
+}
+
+
+def _scale(key: str, values: Sequence[Coordinate], metric: str) -> Scale:
+    if key == "accuracy":
+        return _linear("accuracy", values)
+    if key == "eps_record":
+        return _logarithmic("ε proven for a record (safer ←)", values)
+    if key == "eps_claimed":
+        return _logarithmic("ε claimed (safer ←)", values)
+    label = f"worst-case {TITLES[metric]} (safer {'←' if metric == 'ssim' else '→'})"
+    if metric == "mse":
+        return _logarithmic(label, values)
+    return Scale(label=label, lo=min(0.0, *(v.lo for v in values)), hi=1.0)
+
+
+def _linear(label: str, values: Sequence[Coordinate]) -> Scale:
+    """An axis around all intervals, with a margin, inside of [0, 1]."""
+    low, high = min(v.lo for v in values), max(v.hi for v in values)
+    margin = max(0.02, 0.06 * (high - low))
+    return Scale(label=label, lo=max(0.0, low - margin), hi=min(1.0, high + margin))
+
+
+def _logarithmic(label: str, values: Sequence[Coordinate]) -> Scale:
+    """Whole decades around all finite values, and a column for each side that occurs."""
+    finite = [b for v in values if not v.side for b in (v.mean, v.lo, v.hi) if b > 0]
+    low = math.floor(math.log10(min(finite))) if finite else 0
+    high = math.ceil(math.log10(max(finite))) if finite else 1
+    sides = tuple(s for s in SIDES if any(v.side == s for v in values))
+    return Scale(label=label, lo=10.0**low, hi=10.0 ** max(high, low + 1), log=True, sides=sides)
+
+
+def _power(k: int) -> str:
+    return {0: "1", 1: "10", -1: "0.1"}.get(k, f"1e{k}")
+
+
+# --- budget -----------------------------------------------------------------------------------
+
+
+def is_reference(row: Row) -> bool:
+    """Whether it is an undefended row: attacks ran at twice their budget there alone."""
+    return any(e.doubled for e in row.attacks.values())
+
+
+def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
+    """SSIM against budget where nothing defends.
+
+    Args:
+        rows: Of any number of suites and tables.
+        first: A row of the network and round that is shown.
+
+    Returns:
+        Every attack at each suite's budget and at twice that; None where it was not measured.
+    """
+    shown = network(first)
+    series: dict[str, dict[int, Coordinate]] = {}
+    floors: Mapping[str, float] = {}
+    for row in rows:
+        if not is_reference(row) or network(row) != shown:
+            continue
+        for name, entry in row.attacks.items():
+            again, score = entry.doubled, entry.scores.get("ssim")
+            if again and again.ssim and score and entry.budget:
+                measured = series.setdefault(name, {})
+                measured.setdefault(entry.budget, _coordinate(score))
+                measured.setdefault(again.budget, _coordinate(again.ssim))
+                floors = floors or entry.floor
+    if not series:
+        return None
+    every = [b for measured in series.values() for b in measured]
+    lows = [c.lo for measured in series.values() for c in measured.values()]
+    labels = {"ssim": "mean image", f"ssim{FLOOR_SUFFIX}": "class mean"}
+    return Curves(
+        x=Scale(label="gradient evaluations per start", lo=min(every) * 0.9, hi=max(every) * 1.1),
+        y=Scale(label="SSIM, nothing defends", lo=min(0.0, *lows), hi=1.0),
+        curves=tuple(
+            Curve(attack=n, points=tuple(sorted(series[n].items(), key=lambda p: p[0])))
+            for n in sorted(series)
+        ),
+        floors=tuple(
+            Band(lo=floors[k], hi=floors[k], label=label, across=True)
+            for k, label in labels.items()
+            if k in floors
+        ),
+    )

@@ -1,0 +1,225 @@
+"""The leaderboard as Markdown, CSV, LaTeX and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from bench.metrics.named import METRICS
+from bench.records import Row, Run, rows_to_json
+from bench.report import explain
+from bench.report.columns import ENTRY, RAW, Shown, board_columns
+from bench.report.tables import any_errors, any_personalised, tables
+
+LEGEND = (
+    "SSIM and LnAcc: what the attack recovered, mean [95 % interval]; lower is safer. "
+    "floor: what needs no leak (mean public image / class mean given the label; chance). "
+    "eps proven: for one training record over the whole run; inf = nothing proven."
+)
+ERROR_LEGEND = (
+    "MSE (of records; floor: mean public record / class mean given the label): higher is safer, "
+    "0 is a perfect copy."
+)
+AUDIT_LEGEND = (
+    "eps audited: what an attack on one release certifies at least (+: limited by its draws; "
+    "!: more than claimed or proven)."
+)
+PERSONAL_LEGEND = (
+    "personal (own) accuracy: of each client's own network on test samples in its own label "
+    "shares, mean over clients; accuracy '-': not all of it is ever uploaded, so no common model."
+)
+
+
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and body of one table, as text."""
+    columns = board_columns(rows, whole=True)
+    return [c.name for c in columns], [[c.of(row).full for c in columns] for row in rows]
+
+
+# --- Markdown ---------------------------------------------------------------------------------
+
+
+def markdown(rows: Sequence[Row], run: Run) -> str:
+    """One section per table, and how the numbers were made."""
+    legends = [LEGEND, *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
+    legends += [PERSONAL_LEGEND] if any_personalised(rows) else []
+    lines = [
+        f"# {run.label}",
+        "",
+        run.suite.description,
+        "",
+        f"Command: `{run.command}`  ",
+        f"Device: {run.device}, seeds {run.seeds}  ",
+        "Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()),
+        "",
+        " ".join(legends),
+        "",
+    ]
+    for title, members in tables(rows):
+        header, body = cells(members)
+        lines += [f"## {title}", "", f"Threat: {members[0].threat}", ""]
+        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+        lines += [
+            "| " + " | ".join(_one_line(c).replace("|", "\\|") for c in line) + " |"
+            for line in body
+        ]
+        reasons = _reasons(members)
+        lines += ["", *reasons, ""] if reasons else [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Errors may have several lines, which would end a table's row or a list's entry."""
+    return " ".join(text.splitlines())
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """Why a cell has no figure, once per attack and reason."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for name, entry in row.attacks.items():
+            if entry.status != "done":
+                reason = f"{name} {entry.status.replace('_', ' ')}: {entry.reason}"
+                found.setdefault(reason, []).append(row.setting)
+    return [f"- {_one_line(reason)} ({', '.join(which)})" for reason, which in found.items()]
+
+
+# --- CSV and JSON -----------------------------------------------------------------------------
+
+_FIRST = (
+    "suite",
+    "protocol",
+    "dataset",
+    "model",
+    "defense",
+    "variant",
+    "checkpoint",
+    "rank",
+    "setting",
+    "seeds",
+    "threat",
+    "accuracy",
+    "accuracy_lo",
+    "accuracy_hi",
+    "personal_accuracy",
+    "personal_accuracy_lo",
+    "personal_accuracy_hi",
+    "eps_claimed",
+    "unit",
+    "eps_record",
+    "delta",
+    "bytes_up",
+    "bytes_down",
+    "client_seconds",
+    "eps_audited",
+    "eps_at_least",
+    "verdict_claim",
+    "verdict_proof",
+)
+_OF_ATTACK = (
+    *("status", "reason", "n", "failed"),
+    *(m + end for m in METRICS for end in ("", "_lo", "_hi", "_floor")),
+    *("seconds", "gradient_evaluations", "gain_at_twice_budget"),
+)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """One line per row and attack, every figure with its interval and floor."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    first = ["settings" if name == "setting" else name for name in _FIRST]
+    writer.writerow([*first, "attack", *_OF_ATTACK, "flags"])
+    for row in rows:
+        base, flags = [RAW[name](row) for name in _FIRST], RAW["flags"](row)
+        for name, entry in row.attacks.items():
+            writer.writerow([*base, name, *(ENTRY[key](entry) for key in _OF_ATTACK), flags])
+        if not row.attacks:
+            writer.writerow([*base, "", *([None] * len(_OF_ATTACK)), flags])
+    return buffer.getvalue()
+
+
+def to_leaderboard_json(rows: Sequence[Row]) -> str:
+    """leaderboard.json: strict JSON, a row per line."""
+    return rows_to_json(rows, explain.sentence)
+
+
+# --- LaTeX ------------------------------------------------------------------------------------
+
+_ESCAPES = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedbl{}",
+        "ε": r"$\varepsilon$",
+        "–": "--",
+        "…": r"\dots{}",
+        "·": r"$\cdot$",
+        "\n": " ",
+    }
+)
+
+
+def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
+    """One `table` environment per table of the leaderboard, with the rules of booktabs.
+
+    Args:
+        rows: Of any number of tables.
+        intervals: Whether means have their 95 % intervals beside them.
+
+    Returns:
+        LaTeX that needs `\\usepackage{booktabs}`.
+    """
+    found = enumerate(tables(rows), start=1)
+    return "\n".join(_latex(title, members, n, intervals) for n, (title, members) in found)
+
+
+def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str:
+    columns = [c for c in board_columns(rows) if c.name != "flags"]
+    letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
+    caption = ". ".join(dict.fromkeys(["Leakage: " + title, *_threats(rows)]))
+    caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
+    heads = [escaped(c.title) + (f" {escaped(c.detail)}" if c.detail else "") for c in columns]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escaped(caption)}.}}",
+        rf"\label{{tab:leakbench-{number}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in columns)}l}}",
+        r"\toprule",
+        " & ".join([*heads, ""]) + r" \\",
+        r"\midrule",
+    ]
+    for row in rows:
+        values = [_latex_cell(c.name, c.of(row), intervals) for c in columns]
+        lines.append(" & ".join([*values, explain.letters(row.flags)]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _threats(rows: Sequence[Row]) -> list[str]:
+    return [t for row in rows for t in row.threat.split("; ") if t]
+
+
+def _latex_cell(name: str, shown: Shown, intervals: bool) -> str:
+    """The figure, with its unit or attack, and its interval if that is asked for."""
+    if name == "defense":
+        return escaped(shown.full)
+    text = r"$\infty$" if shown.text == "inf" else escaped(shown.text)
+    parts = (shown.interval if intervals else "", shown.beside, shown.mark)
+    return text + "".join(rf" {{\footnotesize {escaped(part)}}}" for part in parts if part)
+
+
+def escaped(text: str) -> str:
+    """Text that LaTeX sets as it stands."""
+    return text.translate(_ESCAPES)
