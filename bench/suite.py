@@ -72,7 +72,7 @@ class Suite(BaseModel):
     delta: float = Field(1e-5, gt=0, lt=1)
     budget: int = Field(200, ge=1)
     audit: int = Field(2000, ge=0)
-    timeout_s: float = Field(3600, gt=0)
+    timeout_s: float = Field(3600.0, gt=0)
     protocol: ProtocolSettings
     tasks: list[TaskSettings] = Field(min_length=1)
     threats: list[ThreatSettings] = Field(min_length=1)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from bench.cli import plugins, runs
+from bench.records import AuditSummary, DoubledRun, to_json
+from bench.report.files import Files
 from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
-from bench.submission.figures import Comparison, compare, of_cell, of_training
+from bench.submission.figures import Comparison, compare
 from bench.submission.packing import Request, _without_paths, submit
 from bench.submission.page import plain
 from bench.submission.verification import (
@@ -28,6 +33,7 @@ from bench.submission.verification import (
     sources,
     trainings_of,
 )
+from tests.made_records import attacked, trained
 
 APP = typer.Typer()
 for command in (plugins.new, plugins.check, plugins.submit, plugins.verify, runs.run):
@@ -418,10 +424,7 @@ def forge(folder: Path, value: float) -> None:
 
 def resealed(folder: Path) -> None:
     """Leaderboard and manifest made anew, as whoever forges a record would."""
-    from bench.harness.store import to_json
-    from bench.report.leaderboard import rows
-
-    (folder / "leaderboard.json").write_text(to_json(rows(folder)))
+    (folder / "leaderboard.json").write_text(Files(folder).text("json"))
     (folder / "manifest.json").write_text(write_manifest(folder))
 
 
@@ -588,24 +591,22 @@ def test_figures_that_are_near_on_the_same_machine_are_pointed_out(submitted: Pa
     assert "Verified within the tolerance (1 not bit-equal)." in text
 
 
-TRAINING = {
-    "status": "done", "reason": None, "correct": 50, "test_samples": 100, "diverged": None,
-    "bytes_up": 1e6, "bytes_down": 1e6, "rounds_played": 3, "variant": "printed",
-    "ledger": {"eps_claimed": 1.0, "eps_record": "inf", "unit": "record", "constants": {"c": 2.0}},
-    "audit": {"status": "done", "eps_audited": 4.5, "verdict_claim": "violated",
-              "verdict_proof": "no proof"},
-}  # fmt: skip
-CELL = {
-    "status": "done", "reason": None, "victims": 2, "samples": 1, "failed": 0, "is_floor": False,
-    "budget": 5, "gradient_evaluations": 10, "values": {"mse": [1e-17, 1e-17], "ssim": [0.9, 1.0]},
-    "floors": {"mse": [0.02, 0.03]}, "doubled": {"values": {"ssim": [0.5, 0.5]}},
-}  # fmt: skip
+LEDGER = replace(
+    trained().ledger, eps_claimed=1.0, unit="record", constants={"c": 2.0, "b": math.inf}
+)
+AUDIT = AuditSummary(draws=100, confidence=0.95, eps_audited=4.5, eps_at_least=False,
+                     verdict_claim="violated", verdict_proof="no proof")  # fmt: skip
+AGAIN = DoubledRun(budget=10, values={"ssim": [0.5, 0.5]}, gradient_evaluations=9, seconds=1.0)
+TRAINING = trained(correct=50, ledger=LEDGER, audit=AUDIT)
+CELL = attacked(
+    victims=2, values={"mse": [1e-17, 1e-17], "ssim": [0.9, 1.0]}, budget=5,
+    floors={"mse": [0.02, 0.03]}, gradient_evaluations=10, doubled=AGAIN,
+)  # fmt: skip
 
 
-def verdicts(honest: dict[str, object], **change: object) -> dict[str, str]:
+def verdicts(honest: Any, **change: Any) -> dict[str, str]:
     """Verdicts other than equal on a record that claims something else."""
-    figures = of_cell if "values" in honest else of_training
-    found = compare("it", {**honest, **change}, honest, figures, 0.02)
+    found = compare("it", replace(honest, **change), honest, 0.02)
     return {c.figure: c.verdict for c in found if c.verdict != "equal"}
 
 
@@ -613,28 +614,28 @@ def verdicts(honest: dict[str, object], **change: object) -> dict[str, str]:
     ("record", "change", "figure"),
     [
         (TRAINING, {"diverged": "weights grew"}, "diverged"),
-        (TRAINING, {"bytes_up": 1}, "bytes up"),
-        (TRAINING, {"bytes_down": None}, "bytes down"),
+        (TRAINING, {"bytes_up": 2.0}, "bytes up"),
+        (TRAINING, {"bytes_down": math.nan}, "bytes down"),
         (TRAINING, {"rounds_played": 2}, "rounds played"),
-        (TRAINING, {"correct": "many"}, "accuracy"),
-        (TRAINING, {"audit": TRAINING["audit"] | {"verdict_claim": "consistent"}},  # type: ignore[operator]
-         "audit of the claim"),
-        (TRAINING, {"audit": TRAINING["audit"] | {"eps_audited": 0.1}}, "eps audited"),  # type: ignore[operator]
-        (TRAINING, {"ledger": TRAINING["ledger"] | {"unit": "client"}}, "unit of the claim"),  # type: ignore[operator]
-        (TRAINING, {"ledger": TRAINING["ledger"] | {"constants": {}}}, "ledger c"),  # type: ignore[operator]
-        (TRAINING, {"ledger": []}, "record"),
+        (TRAINING, {"correct": None}, "accuracy"),
+        (TRAINING, {"audit": replace(AUDIT, verdict_claim="consistent")}, "audit of the claim"),
+        (TRAINING, {"audit": replace(AUDIT, eps_audited=0.1)}, "eps audited"),
+        (TRAINING, {"ledger": replace(LEDGER, unit="client")}, "unit of the claim"),
+        (TRAINING, {"ledger": replace(LEDGER, eps_record=5.0)}, "eps proven"),
+        (TRAINING, {"ledger": replace(LEDGER, constants={"c": 2.0})}, "ledger b"),
         (CELL, {"values": {"mse": [1e-17, 1e-17]}}, "ssim"),
-        (CELL, {"values": CELL["values"] | {"psnr": [9.0, 9.0]}}, "psnr"),  # type: ignore[operator]
-        (CELL, {"values": CELL["values"] | {"mse": [0.019, 0.019]}}, "mse"),  # type: ignore[operator]
-        (CELL, {"values": CELL["values"] | {"ssim": [0.95]}}, "ssim"),  # type: ignore[operator]
+        (CELL, {"values": CELL.values | {"psnr": [9.0, 9.0]}}, "psnr"),  # type: ignore[operator]
+        (CELL, {"values": CELL.values | {"mse": [0.019, 0.019]}}, "mse"),  # type: ignore[operator]
+        (CELL, {"values": CELL.values | {"ssim": [0.8, 0.8]}}, "ssim"),  # type: ignore[operator]
         (CELL, {"floors": {"mse": [0.02, 0.032]}}, "mse floor"),
         (CELL, {"is_floor": True}, "is floor"),
         (CELL, {"gradient_evaluations": 5}, "gradient evaluations"),
-        (CELL, {"doubled": {"values": {"ssim": [0.9, 1.0]}}}, "ssim at twice the budget"),
+        (CELL, {"doubled": replace(AGAIN, values={"ssim": [0.9, 1.0]})},
+         "ssim at twice the budget"),
     ],
 )  # fmt: skip
 def test_every_figure_of_a_record_is_compared(
-    record: dict[str, object], change: dict[str, object], figure: str
+    record: Any, change: dict[str, Any], figure: str
 ) -> None:
     assert verdicts(record) == {}
     assert verdicts(record, **change)[figure] == "differs"
@@ -685,8 +686,6 @@ def test_a_reason_that_names_a_folder_of_the_author_is_refused(
     rewritten(copy / "run" / "run.json", lambda r: r.update(
         command="leakbench run a.toml --set threats.0.file=/mnt/alice/secret",
     ))  # fmt: skip
-    from bench.harness.store import to_json
-
     path = next((workshop / "run" / "records" / "attack").iterdir())
     path = copy / "run" / "records" / "attack" / path.name
     record = json.loads(path.read_text())

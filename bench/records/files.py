@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,14 +120,14 @@ def problem(error: ValidationError) -> str:
         return f"'{place}' is missing."
     if not place:
         return f"{message}."
-    got = " ".join(_shown(first["input"]).split())
-    return f"'{place}': {message[:1].lower()}{message[1:]}, got {got}."
+    text = f"'{place}': {message[:1].lower()}{message[1:]}"
+    if isinstance(first["input"], (dict, list, tuple)):
+        return f"{text}."
+    return f"{text}, got {' '.join(_shown(first['input']).split())}."
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
         return "a very large number"  # Python refuses to print numbers of 4300 digits
-    if isinstance(value, (Mapping, list)):
-        return f"a {'dictionary' if isinstance(value, Mapping) else 'list'} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from bench.contract.events import Facts
 from bench.errors import UserError
-from bench.privacy.ledger import Entry
+from bench.privacy.entry import Entry
 from bench.records.jobs import AttackJob, TrainJob
 from bench.records.text import numbers
 from bench.suite import Checkpoint
@@ -18,7 +18,7 @@ from bench.suite import Checkpoint
 Kind = Literal["train", "attack"]
 Status = Literal["done", "failed", "timeout", "not_applicable"]
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
 FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
 VictimScores = Mapping[str, list[float]]
 """Metric -> one figure per victim."""

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, overload
+from typing import Any, Literal, overload
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError
 from bench.records.files import checked, read_bytes, read_json
-from bench.records.outcomes import AttackOutcome, Kind, TrainOutcome
+from bench.records.outcomes import (
+    AttackOutcome,
+    AttackRecord,
+    Kind,
+    NoResult,
+    TrainOutcome,
+    TrainRecord,
+)
 
 
 @cache
-def _adapter(kind: Kind) -> TypeAdapter[Any]:
-    by_status = Field(discriminator="status")
-    if kind == "train":
-        return TypeAdapter(Annotated[TrainOutcome, by_status])
-    return TypeAdapter(Annotated[AttackOutcome, by_status])
+def _adapter(kind: Kind, done: bool) -> TypeAdapter[Any]:
+    return TypeAdapter((TrainRecord if kind == "train" else AttackRecord) if done else NoResult)
 
 
 @overload
@@ -36,10 +40,16 @@ def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
         FileNotFoundError: If there is none.
         UserError: If it is no such record.
     """
-    try:
-        return cast(TrainOutcome | AttackOutcome, _adapter(kind).validate_json(read_bytes(path)))
-    except ValidationError:
-        value = read_json(path)  # also holds what the quick way cannot: halves of characters
+    content = read_bytes(path)
+    found: TrainOutcome | AttackOutcome
+    for done in (True, False):
+        try:
+            found = _adapter(kind, done).validate_json(content)
+        except ValidationError:
+            continue
+        return found
+    value = read_json(path)  # also holds what the quick way cannot: halves of characters
     if not isinstance(value, dict) or "status" not in value:
         raise UserError(f"{path} is no record of leakbench.")
-    return cast(TrainOutcome | AttackOutcome, checked(_adapter(kind), value, path))
+    adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
+    return checked(adapter, value, path)
