@@ -36,7 +36,7 @@ LAYERS = (
     ("contract.defense",),
     ("contract.network",),
     ("contract.messages", "contract.events", "contract.mechanisms"),
-    ("privacy.gaussian",),
+    ("privacy.gaussian", "privacy.entry"),
     ("errors",),
 )
 ALLOWED_TO_PLUGINS = ("bench.api", "bench.toolkit", "bench.privacy")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -35,9 +35,6 @@ from bench.records import (
 )
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
-
-if TYPE_CHECKING:  # how jobs are planned is no part of what they do, nor of their keys
-    from bench.harness.plan import TrainJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -46,9 +46,6 @@ from bench.records import (
     sound_text,
 )
 from bench.seeding import generator, numpy_generator
-
-if TYPE_CHECKING:  # how jobs are planned is no part of what they do, nor of their keys
-    from bench.harness.plan import TrainJob
 
 EXPLODED = 100.0
 """A training whose weights' norm grew by this factor counts as diverged, as does one with a

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bench.contract.defense import Defense
 from bench.contract.events import (
@@ -23,22 +23,8 @@ from bench.contract.events import (
     Unprotected,
     Withheld,
 )
+from bench.privacy.entry import Entry
 from bench.privacy.gaussian import exact_gaussian_epsilon
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One defense setting's line in the ledger. `unit` and `claim_delta` belong to the claim;
-    words: three plain sentences on what the numbers protect and what they do not."""
-
-    eps_claimed: float | None
-    unit: str | None
-    claim_delta: float | None
-    eps_record: float
-    delta: float
-    constants: dict[str, float | str]
-    reasons: tuple[str, ...]
-    words: tuple[str, ...] = ()
 
 
 def gaussian_epsilon(*, noise_multiplier: float, steps: int, delta: float) -> float:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from bench.contract.events import Facts
 from bench.errors import UserError
-from bench.privacy.ledger import Entry
+from bench.privacy.entry import Entry
 from bench.records.jobs import AttackJob, TrainJob
 from bench.records.text import numbers
 from bench.suite import Checkpoint

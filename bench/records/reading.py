@@ -41,13 +41,15 @@ def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
         UserError: If it is no such record.
     """
     content = read_bytes(path)
+    found: TrainOutcome | AttackOutcome
     for done in (True, False):
         try:
-            found: TrainOutcome | AttackOutcome = _adapter(kind, done).validate_json(content)
-            return found
+            found = _adapter(kind, done).validate_json(content)
         except ValidationError:
-            pass
+            continue
+        return found
     value = read_json(path)  # also holds what the quick way cannot: halves of characters
     if not isinstance(value, dict) or "status" not in value:
         raise UserError(f"{path} is no record of leakbench.")
-    return checked(_adapter(kind, value["status"] == "done"), value, path)
+    adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
+    return checked(adapter, value, path)

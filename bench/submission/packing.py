@@ -35,8 +35,7 @@ from bench.records import (
     to_json,
 )
 from bench.registry import PluginKind, Registry, discover
-from bench.report.leaderboard import rows
-from bench.report.text import to_leaderboard_json
+from bench.report.files import Files
 from bench.sandbox.conformance.plugins import check
 from bench.submission.documents import (
     MANIFEST,
@@ -339,10 +338,10 @@ def _fill(
         trainings=tuple(choice.all()),
     )
     _text(stage / RUN, to_json(part))
-    table = rows(stage)
-    _text(stage / LEADERBOARD, to_leaderboard_json(table))
+    made = Files(stage)
+    _text(stage / LEADERBOARD, made.text("json"))
     _text(stage / SUBMISSION, json.dumps(submission.model_dump(by_alias=True), indent=1))
-    _text(stage / "README.md", page(submission, table))
+    _text(stage / "README.md", page(submission, made.rows))
     _text(stage / MANIFEST, write_manifest(stage))
 
 

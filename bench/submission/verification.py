@@ -28,7 +28,7 @@ from bench.records import (
     read_rows,
 )
 from bench.registry import Registry, discover
-from bench.report.leaderboard import rows
+from bench.report.files import Files
 from bench.seeding import generator
 from bench.submission.documents import (
     Submission,
@@ -77,7 +77,7 @@ def sources(folder: Path) -> list[str]:
     run = Run.read(folder)
     check_records(folder, run)
     check_suite(run)
-    if _told(read_rows(folder / LEADERBOARD)) != _told(rows(folder)):
+    if _told(read_rows(folder / LEADERBOARD)) != _told(Files(folder).rows):
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
     names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
     for name in names:
