@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import typer
-from bench.report.cells import find
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -28,6 +27,7 @@ from bench.harness.environment import Environment
 from bench.harness.store import Store, key_of
 from bench.protocols.export import load_seen, load_truth
 from bench.records import AttackRecord, Run
+from bench.report.choosing import find
 from bench.results import Results
 from tests.conftest import TINY
 
