@@ -17,7 +17,7 @@ from bench.data import load_dataset
 from bench.errors import UserError
 from bench.models import build
 from bench.privacy import ledger
-from bench.protocols.export import load_seen
+from bench.protocols.export import load_seen, load_truth
 from bench.toolkit.memory import gpu_share
 from bench.toolkit.processes import GPU_SHARE
 
@@ -157,6 +157,10 @@ def test_functions_below_the_command_tell_bad_input_from_a_wrong_call(
             gpu_share()
     with pytest.raises(UserError, match="no complete export"):
         load_seen(tmp_path / "nowhere")
+    (tmp_path / "spoilt.safetensors").write_text("{")
+    for name in ("nowhere.safetensors", "spoilt.safetensors"):
+        with pytest.raises(UserError, match="does not hold the truth"):
+            load_truth(tmp_path / name)
     with pytest.raises(UserError, match="setting gray of dataset"):
         load_dataset(f"folder:{tmp_path}", seed=0, options={"gray": "no"})
     with pytest.raises(UserError, match="no such suite file"):

@@ -119,5 +119,13 @@ def save_truth(truth: Truth, path: Path) -> None:
 
 
 def load_truth(path: Path) -> Truth:
-    tensors = load_file(path)
-    return Truth(x=tensors["x"], y=tensors["y"])
+    """Read what `save_truth` wrote.
+
+    Raises:
+        UserError: For a file that is missing or holds no truth.
+    """
+    try:
+        tensors = load_file(path)
+        return Truth(x=tensors["x"], y=tensors["y"])
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UserError(f"{path} does not hold the truth of an observation ({error}).") from error
