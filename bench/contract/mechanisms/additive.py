@@ -25,6 +25,10 @@ class _Gaussian(Mechanism):
     def variance(self) -> float:
         return self.std**2
 
+    @property
+    def proof(self) -> tuple[str, float] | None:
+        return "Gaussian", self.std
+
     def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
         noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
         return self.apply(values) + self.std * noise
@@ -115,6 +119,10 @@ class LaplaceNoise(Mechanism):
     @property
     def variance(self) -> float:
         return 2 * self.scale**2
+
+    @property
+    def proof(self) -> tuple[str, float] | None:
+        return "Laplace", self.scale
 
     def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
         # The difference of two exponential draws.

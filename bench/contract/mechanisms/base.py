@@ -107,6 +107,21 @@ class Mechanism:
         """Variance of noise that is added to every value, whatever the value; 0 for none."""
         return 0.0
 
+    @property
+    def proof(self) -> tuple[str, float] | None:
+        """(class of the ledger's event that can rest on it, level: a std, a scale or the
+        probability that a sign is kept), None where none can."""
+        return None
+
+    @property
+    def clips(self) -> bool:
+        """Whether `apply` does anything."""
+        return type(self).apply is not Mechanism.apply
+
+    def bound_of(self, order: int) -> float | None:
+        """Largest norm of that order, 1 or 2, that a row can have after it; None: not bounded."""
+        return None
+
     def apply(self, values: Tensor) -> Tensor:
         """The deterministic part, before anything is drawn, of rows [P, ...]."""
         return values
@@ -275,6 +290,9 @@ class Clip(Mechanism):
     @property
     def random(self) -> bool:
         return False
+
+    def bound_of(self, order: int) -> float | None:
+        return self.norm if order == self.order else None
 
     def shrinkage(self, values: Tensor) -> Tensor:
         flat = values.flatten(1)

@@ -52,6 +52,10 @@ class BernoulliMask(Mechanism):
         return self.sampled
 
     @property
+    def proof(self) -> tuple[str, float] | None:
+        return ("Gaussian", self.theta_std) if self.theta_std else None
+
+    @property
     def noised(self) -> bool:
         """Whether noise comes before the draw."""
         return self.score_std > 0 or self.theta_std > 0

@@ -38,6 +38,10 @@ class _Interval(Mechanism):
         return self.radius**2 * self.unit_variance
 
     @property
+    def proof(self) -> tuple[str, float] | None:
+        return "RandomisedResponse", 1 / (1 + math.exp(-self.epsilon))
+
+    @property
     def unit_variance(self) -> float:
         """Variance of what is sent for v = 0."""
         raise NotImplementedError

@@ -45,6 +45,10 @@ class SignPerturbation(Mechanism):
         return self.low == self.high
 
     @property
+    def proof(self) -> tuple[str, float] | None:
+        return "RandomisedResponse", self.keep
+
+    @property
     def mean_scale(self) -> float:
         """Mean of t."""
         return (self.low + self.high) / 2

@@ -8,15 +8,7 @@ from dataclasses import replace
 
 from bench.contract.defense import Defense, fresh
 from bench.contract.events import Event, Facts, Gaussian, Laplace, RandomisedResponse, Round
-from bench.contract.mechanisms import (
-    Clip,
-    GaussianNoise,
-    LabelNoise,
-    LaplaceNoise,
-    Mechanism,
-    SignPerturbation,
-    SmashedNoise,
-)
+from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS
 from bench.privacy.ledger import account
 from bench.sandbox.audit import audit
@@ -39,7 +31,12 @@ def check_guarantee(defense: Defense) -> list[Finding]:
     events = defense.guarantee(facts)
     defense.claim(facts)
     defense.constants(facts)
-    in_round = Round(clients=facts.sampled, batch=facts.batch, local_steps=facts.local_steps)
+    in_round = Round(
+        clients=facts.sampled,
+        batch=facts.batch,
+        local_steps=facts.local_steps,
+        parameters=facts.parameters,
+    )
     declared = [*defense.mechanisms(), *defense.mechanisms_in(in_round)]
     if not events:
         return [skipped(name, "guarantee() reports no event, so nothing is proven")]
@@ -58,37 +55,26 @@ def _acts_late(defense: Defense) -> bool:
 
 
 def _contradiction(event: Event, declared: Sequence[Mechanism], late: bool) -> str | None:
-    if isinstance(event, RandomisedResponse):
-        keeps = [m.keep for m in declared if isinstance(m, SignPerturbation)]
-        keep = 1 / (1 + math.exp(-event.epsilon))
-        if keeps and not any(abs(k - keep) < _SAME for k in keeps):
-            return (
-                f"guarantee() says randomised response of epsilon {event.epsilon:.4g} (keep "
-                f"{keep:.4g}), but mechanisms() declare keep {keeps[0]:.4g}."
-            )
-    if not isinstance(event, (Gaussian, Laplace)):
-        return None
-    law, level = type(event).__name__, event.std if isinstance(event, Gaussian) else event.scale
+    law = type(event).__name__
+    match event:
+        case Gaussian(std=level) | Laplace(scale=level):
+            pass
+        case RandomisedResponse(epsilon=epsilon):
+            level = 1 / (1 + math.exp(-epsilon))
+        case _:
+            return None
     if not declared:
         return (
-            f"guarantee() rests on {law} noise of {level:.4g}, but mechanisms() tells attackers "
-            "of none."
+            f"guarantee() rests on {law} of {level:.4g}, but mechanisms() tell attackers of none."
         )
-    levels = [(m, found) for m in declared if (found := _level(m, law)) is not None]
+    levels = [(m, m.proof[1]) for m in declared if m.proof is not None and m.proof[0] == law]
     mine = [m for m, found in levels if math.isclose(found, level, rel_tol=_SAME)]
     if levels and not mine:
         shown = ", ".join(dict.fromkeys(f"{found:.4g}" for _, found in levels))
-        return f"guarantee() says {law} noise of {level:.4g}, but mechanisms() declare {shown}."
-    return _too_sure(event, mine, declared) if late else None
-
-
-def _level(mechanism: Mechanism, law: str) -> float | None:
-    """Std of a Gaussian or scale of a Laplace mechanism, None for another law."""
-    if law == "Laplace":
-        return mechanism.scale if isinstance(mechanism, LaplaceNoise) else None
-    if isinstance(mechanism, (GaussianNoise, SmashedNoise, LabelNoise)):
-        return mechanism.std
-    return None
+        return f"guarantee() says {law} of {level:.4g}, but mechanisms() declare {shown}."
+    if not late or isinstance(event, RandomisedResponse):
+        return None
+    return _too_sure(event, mine, declared)
 
 
 def _too_sure(
@@ -99,12 +85,9 @@ def _too_sure(
         return None
     order = 2 if isinstance(event, Gaussian) else 1
     for noise in mine:
-        if noise.of not in (*UPLOAD_KINDS, "smashed") or isinstance(noise, SmashedNoise):
+        if noise.of not in (*UPLOAD_KINDS, "smashed") or noise.clips:
             continue
-        norms = [
-            m.norm for m in declared
-            if isinstance(m, Clip) and (m.of, m.order) == (noise.of, order)
-        ]  # fmt: skip
+        norms = [b for m in declared if m.of == noise.of and (b := m.bound_of(order)) is not None]
         if not norms and math.isfinite(event.sensitivity):
             return (
                 f"guarantee() says a sensitivity of {event.sensitivity:.4g}, but mechanisms() "
