@@ -23,9 +23,14 @@ class Corrector(nn.Module):
     """Base image [B, C, H, W] and features -> image of the same shape, equal to the base at
     first (the last layer begins at 0).
 
-    features: on a grid [B, D, h, w] over the image, or flat [B, F], which are projected to a
-    small map. Tabular samples [B, P] go through a perceptron instead. level: size of the
-    correction, so that the network's own numbers are near 1.
+    Tabular samples [B, P] go through a perceptron instead.
+
+    Args:
+        shape: Of a sample.
+        features: Shape of its features: on a grid [D, h, w] over the image, or flat [F], which
+            are projected to a small map.
+        channels: Width.
+        level: Size of the correction, so that the network's own numbers are near 1.
     """
 
     def __init__(
@@ -101,14 +106,20 @@ class Decoder(Attack):
     It starts from the ridge inverter's answer and learns what that leaves over, from smashed data
     on its grid over the image (a map, or tokens, and which of them are present), or from the
     principal components of other messages; on a training image that answer is the one of a ridge
-    fit without this image, as it will be for a victim. AdamW with cosine decay over
-    `steps` steps (0: twice `ctx.budget`) on batches of `batch` pairs; loss: squared error in units
-    of the public variance plus 1 - SSIM. A fifth of the public images is held out in all its plays;
-    the parameters of least held-out loss are kept, so it may end as the ridge it started from.
-    rows, max_features: see Ridge. channels: width of the network. lr: highest learning rate.
-    evaluations of the answer: optimiser steps.
+    fit without this image, as it will be for a victim. AdamW with cosine decay; loss: squared
+    error in units of the public variance plus 1 - SSIM. A fifth of the public images is held out in
+    all its plays; the parameters of least held-out loss are kept, so it may end as the ridge it
+    started from. The answer's evaluations are optimiser steps.
     Source: decoder of He, Zhang, Lee 2019 (ACSAC, inverse network). Departures: residual to
     ridge, SSIM in the loss.
+
+    Args:
+        steps: Of the optimiser; 0: twice the budget.
+        batch: Pairs per step.
+        channels: Width of the network.
+        lr: Highest learning rate.
+        rows: Pairs per regression, as of `ridge`.
+        max_features: As of `ridge`.
     """
 
     recovers = frozenset({"images", "labels"})
@@ -195,8 +206,10 @@ class Decoder(Attack):
 class Data:
     """Everything that the network is trained on, as tensors: base images, features, targets.
 
-    train, held: int64 rows. held: rows like the victims', of a fifth of the public images.
-    feature_shape: of one sample's features, a map where the smashed data is one.
+    Attributes:
+        train: Rows that are learnt from, int64.
+        held: Rows like the victims', of a fifth of the public images, int64.
+        feature_shape: Of one sample's features, a map where the smashed data is one.
     """
 
     def __init__(self, inverter: Inverter, channel: Channel, ctx: Context) -> None:

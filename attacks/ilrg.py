@@ -18,13 +18,9 @@ class ILRG(Attack):
     softmax probabilities p_j and K grad_b = sum_j n_j p_j - n give a linear system in the
     counts n, solved with the row sum(n) = K in float64, then rounded so that the counts are
     >= 0 and sum to K.
-    shrink: pull of the embedding towards the class's mean public feature, in instances. A class
-    whose expected and true counts agree has a bias gradient near 0, so that its quotient is
-    noise; min_e |dW - db e|^2 + (shrink / K)^2 |e - public|^2 is the quotient elsewhere, and
+    A class whose expected and true counts agree has a bias gradient near 0, so that its quotient
+    is noise; min_e |dW - db e|^2 + (shrink / K)^2 |e - public|^2 is the quotient elsewhere, and
     the public feature in coordinates that were not sent.
-    refine: steps of a better embedding (see `_refined`) for batches whose solution is not near
-    whole counts; 0 is the paper's attack. It raises LnAcc in the first rounds of training; once
-    a network is trained to 0.96 and more, nothing does.
     Source: Ma, Sun, Cui, Li, Guo, Xu, arXiv:2207.02160, Eq. 8-12. Departures: shrinkage and
     refinement (0 and 0 are the paper's), rounding by largest remainder, a defense-aware
     estimate of the gradient (see `gradient_estimate`), partly visible heads (see `restore`),
@@ -32,6 +28,12 @@ class ILRG(Attack):
     With shared labels that are noised, it decodes the label messages instead.
     Notes say how much of the head was visible, and for how many victims the counts are not to
     be trusted because what was solved is far from whole numbers.
+
+    Args:
+        shrink: Pull of the embedding towards the class's mean public feature, in instances.
+        refine: Steps of a better embedding (see `counts`) for batches whose solution is not near
+            whole counts; 0 is the paper's attack. It raises LnAcc in the first rounds of
+            training; once a network is trained to 0.96 and more, nothing does.
     """
 
     recovers = frozenset({"counts"})

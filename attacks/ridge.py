@@ -11,13 +11,16 @@ class Ridge(Attack):
     """Linear map from what was seen to the image, fitted on public images.
 
     The pairs are made by playing the deployed defense on public images (`ctx.shadow`), so that
-    it adapts to any defense. rows: pairs per regression, public images times plays (mirrored
-    images, or draws of the defense's randomness). max_features: wider messages are sketched.
-    Penalty, feature set and weights are chosen by leave-one-image-out on public images. Smashed
-    data that lies on a grid over the image is also inverted place by place, with the same weights
-    everywhere: of tokens, a hundred public images are enough.
+    it adapts to any defense. Penalty, feature set and weights are chosen by leave-one-image-out on
+    public images. Smashed data that lies on a grid over the image is also inverted place by place,
+    with the same weights everywhere: of tokens, a hundred public images are enough.
     Applies to one sample per message: smashed data, or updates of one sample.
     Source: Hoerl, Kennard 1970; as a floor for learned inversion, leakbench.
+
+    Args:
+        rows: Pairs per regression, public images times plays (mirrored images, or draws of the
+            defense's randomness).
+        max_features: Wider messages are sketched.
     """
 
     recovers = frozenset({"images", "labels"})

@@ -33,10 +33,14 @@ WIDE = 100_000
 class ShadowPairs:
     """Features and the public samples that they came from.
 
-    blocks: [N * G, ...], G rows per public image, image by image: a row is one play of the
-    defense with fresh secrets. x [N * G, *shape]: what was played. y int64 [N * G]: the label it
-    was played under. own int64 [N * G]: the image's true label. turn int64 [N * G]: how it was
-    mirrored. real: bool [N * G], the public image as it is, under its own label.
+    Attributes:
+        blocks: [N * G, ...], G rows per public image, image by image: a row is one play of the
+            defense with fresh secrets.
+        x: What was played, [N * G, *shape].
+        y: The label it was played under, int64 [N * G].
+        own: The image's true label, int64 [N * G].
+        turn: How it was mirrored, int64 [N * G].
+        group: G.
     """
 
     blocks: Blocks
@@ -48,6 +52,7 @@ class ShadowPairs:
 
     @property
     def real(self) -> Tensor:
+        """Bool [N * G]: the public image as it is, under its own label."""
         return (self.own == self.y) & (self.turn == 0)
 
 
@@ -70,10 +75,19 @@ class Channel:
     """One victim message per private sample as features, and pairs that were made alike.
 
     Smashed data where there is any (sample k of a batch from activation k), else the update.
-    blocks: the victims', V * K rows, victim by victim. max_features: wider observations are
-    reduced block by block with a seeded count sketch. labels: int64 [V * K] if granted.
-    random: whether two plays of the same sample differ, so that several draws are worth it.
-    Raises ValueError if a value that was seen is not finite, naming the client.
+
+    Args:
+        seen: What the server saw.
+        ctx: The attack's.
+        max_features: Wider observations are reduced block by block with a seeded count sketch.
+
+    Attributes:
+        blocks: The victims', V * K rows, victim by victim.
+        labels: int64 [V * K] if granted, else None.
+        random: Whether two plays of the same sample differ, so that several draws are worth it.
+
+    Raises:
+        ValueError: If a value that was seen is not finite, naming the client.
     """
 
     def __init__(self, seen: Seen, ctx: Context, *, max_features: int) -> None:
@@ -113,9 +127,13 @@ class Channel:
         """`group` plays of each public image.
 
         Play 0 shows the image as it is. Where nothing is random the others show it mirrored,
-        since the defense would answer the same again; else every second one does. label: the
-        label under which all are played, None: their own. What a mirrored image, or one under
-        another label, teaches is how the network maps images to messages, not how images look.
+        since the defense would answer the same again; else every second one does. What a mirrored
+        image, or one under another label, teaches is how the network maps images to messages, not
+        how images look.
+
+        Args:
+            group: Plays per image.
+            label: Under which all are played; None: their own.
         """
         x, y = self.ctx.aux_x.cpu(), self.ctx.aux_y.cpu()
         played = y if label is None else torch.full_like(y, label)

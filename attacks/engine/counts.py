@@ -28,8 +28,11 @@ _DOUBTFUL = 0.3, 1e-2
 class HeadGradient:
     """Mean gradients of the head of V victims, float64, with what of them was seen.
 
-    weight [V, C, F], bias [V, C]: any finite value where nothing was seen. weight_seen,
-    bias_seen: bool of the same shapes, or None if everything was seen.
+    Attributes:
+        weight: [V, C, F], any finite value where nothing was seen.
+        bias: [V, C], likewise.
+        weight_seen: What was seen of the weight's, bool, or None if everything was.
+        bias_seen: The same of the bias's.
     """
 
     weight: Tensor
@@ -51,8 +54,10 @@ class HeadGradient:
 class PublicClasses:
     """What public samples say of each class, float64.
 
-    features [C, F]: mean head input. probability [C, C]: row j, mean softmax of class j.
-    share [C]: class frequencies, which decide where the equations leave counts open.
+    Attributes:
+        features: Mean head input [C, F].
+        probability: Mean softmax of class j in row j, [C, C].
+        share: Class frequencies [C], which decide where the equations leave counts open.
     """
 
     features: Tensor
@@ -64,10 +69,12 @@ class PublicClasses:
 class Restored:
     """Label counts of V batches, with how far to trust them.
 
-    counts: int64 [V, C]. doubt: [V], largest distance of a class's solved count from its whole
-    count, near 0 where the model of the gradient holds; it is judged without the truth.
-    rows: int64 [V], head rows that gave an equation. silent: bool [V], the gradient is 0
-    wherever it was seen.
+    Attributes:
+        counts: int64 [V, C].
+        doubt: Largest distance [V] of a class's solved count from its whole count, near 0 where
+            the model of the gradient holds; it is judged without the truth.
+        rows: Head rows that gave an equation, int64 [V].
+        silent: Whether the gradient is 0 wherever it was seen, bool [V].
     """
 
     counts: Tensor
@@ -93,12 +100,22 @@ def restore(
 ) -> Restored:
     """Label counts of V batches of `total` samples.
 
-    weight [C, F], bias [C]: the broadcast head. shrink, refine: see `attacks.ilrg.ILRG`.
     A hidden bias gradient is estimated from what was seen of its weight row, by projection on
     the public feature (dW_j = db_j e_j). A row of which nothing was seen gives no equation;
     then, and where the system is singular, the counts n minimise
     |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
-    Raises ValueError if total < 1 or a gradient is not finite.
+
+    Args:
+        head: What was seen of the head's gradients.
+        weight: Of the broadcast head [C, F].
+        bias: Of the broadcast head [C].
+        total: Samples of a batch.
+        public: What public samples say of each class.
+        shrink: See `attacks.ilrg.ILRG`.
+        refine: See `attacks.ilrg.ILRG`.
+
+    Raises:
+        ValueError: If total < 1 or a gradient is not finite.
     """
     if total < 1:
         raise ValueError(f"total must be >= 1 (samples of a batch), got {total}.")

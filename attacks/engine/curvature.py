@@ -15,13 +15,18 @@ _CURVATURE = 1e-8
 class CurvatureMemory:
     """Curvature pairs of P problems in the compact representation.
 
-    pairs [P, 2, M, N]: steps and gradient changes in a ring, the next in slot `place` [P]. full
-    [P, M]: which slots hold a pair; what lies in the others is finite and counts as zero.
-    across [P, M, M]: s_i . y_j by slot, valid where i is not younger than j; gram: y_i . y_j;
-    both are 0 for an empty slot.
-    gamma [P]: scale of the initial inverse Hessian, 0 without curvature. The small systems are
-    float64.
+    The small systems are float64.
     Source: Byrd, Nocedal, Schnabel 1994, Eq. 3.2.
+
+    Attributes:
+        pairs: Steps and gradient changes in a ring [P, 2, M, N].
+        full: Which slots hold a pair, bool [P, M]; what lies in the others is finite and counts
+            as zero.
+        place: The next slot, int64 [P].
+        across: s_i . y_j by slot [P, M, M], valid where i is not younger than j; 0 for an empty
+            slot.
+        gram: y_i . y_j by slot [P, M, M], 0 for an empty slot.
+        gamma: Scale of the initial inverse Hessian [P], 0 without curvature.
     """
 
     pairs: Tensor

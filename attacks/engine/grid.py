@@ -11,9 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """values [M, D, h, w]: D numbers for each of h x w cells of the image. present [M, 1, h, w]:
-    share of a cell's numbers that were sent (absent ones are 0 in `values`), or None where all
-    always are."""
+    """Activations of M samples on h x w cells of the image.
+
+    Attributes:
+        values: D numbers for each cell [M, D, h, w].
+        present: Share of a cell's numbers that were sent [M, 1, h, w] (absent ones are 0 in
+            `values`), or None where all always are.
+    """
 
     values: Tensor
     present: Tensor | None

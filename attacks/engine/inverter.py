@@ -65,9 +65,13 @@ def joined(blocks: Blocks, choice: str, scale: dict[str, float]) -> Tensor:
 class Piece:
     """Some of the victims' samples with the answer of the regression that serves them.
 
-    rows: int64 [M'], which samples. predicted [M', P]: their images. pairs: what the fit was
-    trained on. left_out [R, P]: each pair's image by a fit without it. judged: bool [R], rows
-    like the samples; loss: of their left-out images.
+    Attributes:
+        rows: Which samples, int64 [M'].
+        predicted: Their images, [M', P].
+        pairs: What the fit was trained on.
+        left_out: Each pair's image by a fit without it, [R, P].
+        judged: Pairs like the samples, bool [R].
+        loss: Of their left-out images.
     """
 
     rows: Tensor

@@ -32,7 +32,13 @@ _UNSEEN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One precision: the function in `dtype`, and the loss [P] at which it is left."""
+    """One precision.
+
+    Attributes:
+        evaluate: The function.
+        stop: Loss [P] at which it is left.
+        dtype: Of its numbers.
+    """
 
     evaluate: Evaluate
     stop: Tensor
@@ -41,9 +47,16 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Minimum:
-    """x [P, N] and loss [P] of the best accepted points; evaluations int64 [P]; reached bool [P]:
-    whether the loss fell to the last phase's stop value; redrawn int: starts replaced because
-    their loss was not finite; diverged bool [P]: none of the starts tried had a finite loss."""
+    """The best accepted points.
+
+    Attributes:
+        x: [P, N].
+        loss: [P].
+        evaluations: int64 [P].
+        reached: Whether the loss fell to the last phase's stop value, bool [P].
+        diverged: None of the starts tried had a finite loss, bool [P].
+        redrawn: Starts replaced because their loss was not finite.
+    """
 
     x: Tensor
     loss: Tensor
@@ -67,18 +80,24 @@ def minimise(
 ) -> Minimum:
     """Minimise P independent functions from start [P, N].
 
-    phases: usually one; two to begin in float32, which is faster, and end in float64 with the
-    curvature learnt so far: a problem enters the next phase when it reaches the phase's stop
-    value or can get no further in its precision. max_evaluations: per problem, over all phases.
-    history: curvature pairs. first_move: L2 length of the first trial step; with relative tests
-    throughout it makes the result independent of the loss's scale. A problem also stops when
-    `patience` accepted steps in a row gained less than `least_gain` of the loss each. redraw:
-    gives other starts to problems whose loss is not finite, three times at most. look_every:
-    iterations after which stopped problems leave the batch (None: as the device has it); in
-    between they are evaluated in vain, which changes no result (but the rounding of products
-    whose batch has another size).
     Source: Nocedal and Wright, Numerical Optimization, Alg. 7.4 with strong Wolfe conditions
     (Eq. 3.7); compact form: Byrd, Nocedal, Schnabel 1994.
+
+    Args:
+        phases: Usually one; two to begin in float32, which is faster, and end in float64 with
+            the curvature learnt so far: a problem enters the next phase when it reaches the
+            phase's stop value or can get no further in its precision.
+        start: [P, N].
+        max_evaluations: Per problem, over all phases.
+        history: Curvature pairs.
+        first_move: L2 length of the first trial step; with relative tests throughout it makes
+            the result independent of the loss's scale.
+        patience: Accepted steps in a row that gain next to nothing, after which a problem stops.
+        least_gain: Share of the loss that is next to nothing.
+        redraw: Gives other starts to problems whose loss is not finite, three times at most.
+        look_every: Iterations after which stopped problems leave the batch (None: as the device
+            has it); in between they are evaluated in vain, which changes no result (but the
+            rounding of products whose batch has another size).
     """
     if look_every is None:
         look_every = look_interval(start.device)
@@ -104,9 +123,12 @@ def minimise(
 class Descent:
     """All problems, active ones first: rows [:active] of every tensor move, the others rest.
 
-    order [P]: which problem a row is. A stopped problem swaps places with the last active one,
-    so that the active rows stay one contiguous view of the memory. idle [P]: accepted steps in a
-    row that gained next to nothing.
+    A stopped problem swaps places with the last active one, so that the active rows stay one
+    contiguous view of the memory.
+
+    Attributes:
+        order: Which problem a row is, int64 [P].
+        idle: Accepted steps in a row that gained next to nothing, int64 [P].
     """
 
     order: Tensor

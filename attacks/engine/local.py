@@ -25,8 +25,13 @@ CHUNK = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class ByPlace:
-    """left_out [R, *shape]: each training image by a fit without the fold that it is in; loss:
-    of those that were judged. predicted [M, *shape]: the victims'."""
+    """Images by the regression that all places share.
+
+    Attributes:
+        left_out: Each training image by a fit without the fold that it is in, [R, *shape].
+        predicted: The victims', [M, *shape].
+        loss: Of the left-out images that were judged.
+    """
 
     left_out: Tensor
     predicted: Tensor
@@ -46,13 +51,18 @@ def fit_local(
 ) -> ByPlace:
     """Images [R, C, H, W] and the victims' by their cells' surroundings.
 
-    seen, x: R pairs, `group` consecutive ones of the same public image; the cells must cut the
-    images into equal blocks. turn int64 [R]: each turn and place has its own intercept; victims
-    have turn 0. judge(left_out [J, ...]) -> loss of the rows `judged` (bool [R]), by which the
-    penalty is chosen from `factors`, in units of the mean eigenvalue.
-
     Whole folds are left out instead of single images: a regression on top of left-out
     predictions would find in these the trace of the one image that each is without.
+
+    Args:
+        seen: Of R pairs; its cells must cut the images into equal blocks.
+        x: Their images.
+        victims: What is to be inverted.
+        group: So many consecutive pairs show the same public image.
+        turn: Each turn and place has its own intercept, int64 [R]; victims have turn 0.
+        judged: Pairs by whose left-out images the penalty is chosen, bool [R].
+        judge: Their left-out images [J, ...] -> loss.
+        factors: Penalties tried, in units of the mean eigenvalue.
     """
     size, shape = seen.size, tuple(x.shape[1:])
     look, y = Surroundings(seen), cells(x, size)

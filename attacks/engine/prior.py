@@ -16,8 +16,13 @@ class Frame:
 
     x = mean + factor z with z ~ N(0, I): in z the prior's Hessian is the identity, so the prior
     weighs against the likelihood by itself (the more noise, the more it counts) and L-BFGS is
-    well conditioned. mean [D], total [D, D]: of all samples; class_means [C, D], within [D, D]:
-    given the class. Covariances are shrunk (Ledoit-Wolf), diagonal above 4096 dimensions.
+    well conditioned. Covariances are shrunk (Ledoit-Wolf), diagonal above 4096 dimensions.
+
+    Attributes:
+        mean: Of all samples [D].
+        class_means: Of each class [C, D].
+        total: Factor [D, D] of all samples' covariance.
+        within: Factor [D, D] of the covariance given the class.
     """
 
     mean: Tensor
@@ -27,6 +32,7 @@ class Frame:
 
     @staticmethod
     def fit(aux_x: Tensor, aux_y: Tensor, classes: int) -> Frame:
+        """From public samples [N, ...] and their labels [N]."""
         flat = aux_x.flatten(1)
         mean = flat.mean(dim=0)
         means = class_means(flat, aux_y, classes=classes)

@@ -155,9 +155,14 @@ def withheld(seen: Seen, names: Iterable[str]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:
-    """variables: trained ones, of every tensor that was withheld. centre: network weights of the
-    stages [V, ...]: the surrogate's where the victim withheld them, else the broadcast ones.
-    scale: by name, of the prior around the centre, [V, ...], 0 where nothing was withheld."""
+    """What the clients may have trained.
+
+    Attributes:
+        variables: Trained ones, of every tensor that was withheld.
+        centre: Network weights of the stages [V, ...]: the surrogate's where the victim withheld
+            them, else the broadcast ones.
+        scale: Of the prior around the centre [V, ...], 0 where nothing was withheld.
+    """
 
     variables: State
     centre: State
@@ -165,8 +170,12 @@ class Surrogate:
 
 
 class Drift:
-    """The estimate for one `Seen`. kept: see `withheld`, of the stages up to the cut and of a
-    private head. any: whether a coordinate of the stages was withheld."""
+    """The estimate for one `Seen`.
+
+    Attributes:
+        kept: See `withheld`, of the stages up to the cut and of a private head.
+        any: Whether a coordinate of the stages was withheld.
+    """
 
     def __init__(self, seen: Seen, ctx: Context, view: SplitView) -> None:
         self.seen, self.ctx, self.view = seen, ctx, view

@@ -16,8 +16,12 @@ LAMBDAS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e4)
 class Fit:
     """y = (x - centres[s]) @ weight + offsets[s] for a sample of stratum s.
 
-    left_out [R, P]: prediction of every training row by the fit without its whole group.
-    loss: of the left-out predictions that were judged.
+    Attributes:
+        centres: Means of the features by stratum [S, F].
+        weight: [F, P].
+        offsets: Means of the targets by stratum [S, P].
+        left_out: Prediction of every training row by the fit without its whole group, [R, P].
+        loss: Of the left-out predictions that were judged.
     """
 
     centres: Tensor
@@ -41,12 +45,18 @@ def fit(
 ) -> Fit:
     """Ridge regression with one free intercept per stratum; penalty by exact leave-group-out.
 
-    x [R, F], y [R, P]: `group` consecutive rows belong together and are left out together.
-    strata int64 [R]: 0..S-1. judge(left_out [J, P]) -> loss of the rows `judged` (bool [R]), by
-    which the penalty is chosen. Solved in float64, in the smaller of F and R dimensions.
-    With the smoother H = Z (E + lambda)^-1 Z^T + (intercepts), the residual without group g is
-    (I - H_gg)^-1 r_g: the leave-one-out formula for blocks (Hastie, Tibshirani, Friedman, The
-    Elements of Statistical Learning, Eq. 7.64, is its case of one row).
+    Solved in float64, in the smaller of F and R dimensions. With the smoother
+    H = Z (E + lambda)^-1 Z^T + (intercepts), the residual without group g is (I - H_gg)^-1 r_g:
+    the leave-one-out formula for blocks (Hastie, Tibshirani, Friedman, The Elements of
+    Statistical Learning, Eq. 7.64, is its case of one row).
+
+    Args:
+        x: Features [R, F].
+        y: Targets [R, P].
+        group: So many consecutive rows belong together and are left out together.
+        strata: 0..S-1, int64 [R].
+        judged: Rows by whose left-out predictions the penalty is chosen, bool [R].
+        judge: Their left-out predictions [J, P] -> loss.
     """
     x, y = x.double(), y.double()
     member = torch.nn.functional.one_hot(strata).double()
