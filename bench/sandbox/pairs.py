@@ -11,11 +11,11 @@ import torch
 from bench.contract.events import Unit
 from bench.metrics.distinguish import Array
 from bench.sandbox.hooked import WrongAnswer
-from bench.sandbox.received import Row, tabulate
+from bench.sandbox.received import Received, tabulate
 from bench.seeding import generator
 
 Channel = Literal["upload", "smashed", "labels", "smashed and labels", "coordination"]
-Release = Callable[[bool, int, torch.Generator], list[Row]]
+Release = Callable[[bool, int, torch.Generator], list[Received]]
 
 
 @dataclass(frozen=True, kw_only=True)
