@@ -238,3 +238,18 @@ def test_a_training_records_a_failed_audit_with_its_reason_and_goes_on() -> None
     found = _audited(Fails(KeyError("no")), job)
     assert isinstance(found, AuditFailure)
     assert found.reason == f"upload raised KeyError: 'no' ({Path(__file__).name}, line {HERE})"
+
+
+class SendsNaN(Defense):
+    """Sends NaN in half of its uploads."""
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        late = torch.rand((), generator=client.rng["defense"]) > 0.5
+        values = {n: p.values / (0.0 if late else 1.0) for n, p in messages[0].parts.items()}
+        parts = {n: Part(values=v - v + 1) for n, v in values.items()}
+        return [messages[0].with_parts(parts)]
+
+
+def test_values_that_are_not_finite_in_any_draw_end_an_audit() -> None:
+    with pytest.raises(WrongAnswer, match="NaN or infinite"):
+        audit(SendsNaN(), draws=100)

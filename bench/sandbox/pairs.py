@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from bench.contract.events import Unit
@@ -56,11 +57,10 @@ class NeighbourPair:
             WrongAnswer: For values that are not finite.
         """
         rows = [self.release(w, draws, generator(seed, self.name, int(w))) for w in (False, True)]
-        for row in (row for released in rows for row in released):
-            for name, value in row.items():
-                if not bool(value.isfinite().all()):
-                    raise WrongAnswer(self.channel, f"sent NaN or infinite values as '{name}'")
-        return tabulate(*rows)
+        a, b = tabulate(*rows)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise WrongAnswer(self.channel, "sent values that are NaN or infinite")
+        return a, b
 
 
 @dataclass(frozen=True, kw_only=True)
