@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from bench.contract.events import Facts
 from bench.contract.hooks import BY_NAME, HOOKS, ROLES, overrides
 from bench.contract.mechanisms import GaussianNoise
 from bench.contract.messages import Message, Part
+from bench.harness.train import _audited
+from bench.records import AuditFailure
 from bench.sandbox.audit import audit
 from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer, guarded
 from bench.sandbox.stage import Uploader, client_alone
@@ -228,3 +231,25 @@ def test_an_upload_alone_is_what_one_step_of_rate_1_would_send() -> None:
     assert torch.equal(local.broadcast["w"] - local.lr * local.grad_sum["w"], local.end["w"])
     assert uploader.upload(message, local, client_alone(generator(0))) == [message]
     assert isinstance(HookError("x", ValueError()), PluginFault)
+
+
+def test_a_training_records_a_failed_audit_with_its_reason_and_goes_on() -> None:
+    job: Any = SimpleNamespace(audit=100, seed=0)
+    found = _audited(Fails(KeyError("no")), job)
+    assert isinstance(found, AuditFailure)
+    assert found.reason == f"upload raised KeyError: 'no' ({Path(__file__).name}, line {HERE})"
+
+
+class SendsNaN(Defense):
+    """Sends NaN in half of its uploads."""
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        late = torch.rand((), generator=client.rng["defense"]) > 0.5
+        values = {n: p.values / (0.0 if late else 1.0) for n, p in messages[0].parts.items()}
+        parts = {n: Part(values=v - v + 1) for n, v in values.items()}
+        return [messages[0].with_parts(parts)]
+
+
+def test_values_that_are_not_finite_in_any_draw_end_an_audit() -> None:
+    with pytest.raises(WrongAnswer, match="NaN or infinite"):
+        audit(SendsNaN(), draws=100)

@@ -24,7 +24,7 @@ from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.sandbox.hooked import HookError, named
 from bench.sandbox.pairs import NeighbourPair, Release, Skipped
-from bench.sandbox.received import Row, columns_of, row_of, tabulate
+from bench.sandbox.received import Received, columns_of, row_of, tabulate
 from bench.sandbox.stage import (
     CPU,
     VICTIM,
@@ -132,10 +132,10 @@ def _upload(defense: Defense, a: Tensor, b: Tensor, seed: int) -> Release:
     name = "head.weight"
     uploader = Uploader.of(defense, {name: torch.zeros_like(a)}, seed)
 
-    def release(second: bool, draws: int, rng: torch.Generator) -> list[Row]:
+    def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
         message, local = uploader.training({name: b if second else a})
         alone = not defense.third_parties(0)
-        rows: list[Row] = []
+        rows: list[Received] = []
         for _ in range(draws):
             stages: Any = ("round", "upload")
             client = client_alone(rng) if alone else informed_client(defense, stages, rng)
@@ -254,7 +254,7 @@ def _step(
     """Smashed data, labels or both of one sample. Without third parties rows are a batch; with
     them each draw is a step of its own, so that their randomness is drawn anew."""
 
-    def sent(second: bool, rows: int, client: Client) -> list[Row]:
+    def sent(second: bool, rows: int, client: Client) -> list[Received]:
         found: dict[str, Tensor] = {}
         if smashed is not None:
             part = defense.smashed(smashed[second].repeat_interleave(rows, dim=0), client)
@@ -264,7 +264,7 @@ def _step(
             found["labels"] = y.double()
         return [{n: v[i] for n, v in found.items()} for i in range(rows)]
 
-    def release(second: bool, draws: int, rng: torch.Generator) -> list[Row]:
+    def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
         if not defense.third_parties(0):
             return sent(second, draws, client_alone(rng))
         return [
@@ -300,7 +300,7 @@ def _federation_pairs(defense: Defense, size: int, seed: int) -> Iterator[Neighb
         raise refusal
     first, second = max(combinations(pilot, 2), key=lambda p: _gap(pilot[p[0]], pilot[p[1]]))
 
-    def release(other: bool, draws: int, rng: torch.Generator) -> list[Row]:
+    def release(other: bool, draws: int, rng: torch.Generator) -> list[Received]:
         return releases[second if other else first](False, draws, rng)
 
     yield NeighbourPair(
@@ -315,7 +315,7 @@ def _federation_pairs(defense: Defense, size: int, seed: int) -> Iterator[Neighb
     )
 
 
-def _gap(a: Sequence[Row], b: Sequence[Row]) -> float:
+def _gap(a: Sequence[Received], b: Sequence[Received]) -> float:
     """How far apart two pilots are: squared differences of means over variances, summed."""
     one, two = tabulate(a, b)
     spread = one.var(axis=0) + two.var(axis=0) + 1e-12
@@ -352,8 +352,8 @@ def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
     )
     work = LocalWork(protocol="fedavg", batch=1, lr=1.0, local_steps=1)
 
-    def release(_: bool, draws: int, rng: torch.Generator) -> list[Row]:
-        rows: list[Row] = []
+    def release(_: bool, draws: int, rng: torch.Generator) -> list[Received]:
+        rows: list[Received] = []
         for _i in range(draws):
             forked = with_fresh_secrets(start, "audit", token(rng))
             with named("a round", *members_of(defense)):

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from bench.contract.events import Unit
 from bench.metrics.distinguish import Array
 from bench.sandbox.hooked import WrongAnswer
-from bench.sandbox.received import Row, tabulate
+from bench.sandbox.received import Received, tabulate
 from bench.seeding import generator
 
 Channel = Literal["upload", "smashed", "labels", "smashed and labels", "coordination"]
-Release = Callable[[bool, int, torch.Generator], list[Row]]
+Release = Callable[[bool, int, torch.Generator], list[Received]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +57,10 @@ class NeighbourPair:
             WrongAnswer: For values that are not finite.
         """
         rows = [self.release(w, draws, generator(seed, self.name, int(w))) for w in (False, True)]
-        for row in (row for released in rows for row in released):
-            for name, value in row.items():
-                if not bool(value.isfinite().all()):
-                    raise WrongAnswer(self.channel, f"sent NaN or infinite values as '{name}'")
-        return tabulate(*rows)
+        a, b = tabulate(*rows)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise WrongAnswer(self.channel, "sent values that are NaN or infinite")
+        return a, b
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.contract.messages import Message, Part
 from bench.metrics.distinguish import Array
 
-Row = Mapping[str, Tensor]
+Received = Mapping[str, Tensor]
 """What the server received in one draw, flat and by name."""
 
 
@@ -39,7 +39,7 @@ def columns_of(part: Part, name: str) -> dict[str, Tensor]:
     return {name: sent, f"{name} sent": part.present.double()}
 
 
-def tabulate(a: Sequence[Row], b: Sequence[Row]) -> tuple[Array, Array]:
+def tabulate(a: Sequence[Received], b: Sequence[Received]) -> tuple[Array, Array]:
     """Rows of two inputs as matrices with the same columns.
 
     Where rows differ in shape, what one lacks is 0, and a column beside every tensor holds its
@@ -61,7 +61,7 @@ def tabulate(a: Sequence[Row], b: Sequence[Row]) -> tuple[Array, Array]:
     return out[: len(a)].numpy(), out[len(a) :].numpy()
 
 
-def _padded(row: Row, name: str, size: int) -> Tensor:
+def _padded(row: Received, name: str, size: int) -> Tensor:
     """A tensor of a row filled up with 0 to a size, and its own size after it."""
     out = torch.zeros(size + 1, dtype=torch.float64)
     value = row.get(name, NOTHING)
