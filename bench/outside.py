@@ -52,7 +52,7 @@ class Exported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class OutsideFigure:
     """One metric of an outside attack.
 
     Attributes:
@@ -88,7 +88,7 @@ class Scored:
     failed: int
     values: Mapping[str, list[float]]
     floors: Mapping[str, list[float]]
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, OutsideFigure]
 
     def to_dict(self) -> dict[str, Any]:
         figures: dict[str, dict[str, float | None]] = {
@@ -214,7 +214,7 @@ def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) 
     for name, values in scores.values.items():
         interval = bootstrap([np.array(values)])
         assert interval is not None
-        figures[name] = Figure(
+        figures[name] = OutsideFigure(
             interval=interval,
             floor=_mean(lowest.get(name)),
             floor_class_mean=_mean(lowest.get(f"{name}{FLOOR_SUFFIX}")),

@@ -13,11 +13,6 @@ from bench import errors, suite
 ROOT = Path(__file__).parents[1]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 ENTRY = re.compile(r"^- \*\*([^*]+)\*\*: (.+(?:\n  .+)*)$", re.MULTILINE)
-TO_BE_RENAMED = {
-    "Cell", "Comparison", "Entry", "Figure", "Finding", "Layer", "Line", "Local", "Pair", "Plan",
-    "Point", "Step", "Table", "Work", "_Run", "_Source",
-}  # fmt: skip
-"""Names that two classes still have."""
 
 
 def class_names() -> Counter[str]:
@@ -33,8 +28,7 @@ def class_names() -> Counter[str]:
 
 def test_no_two_classes_share_a_name() -> None:
     shared = {name for name, count in class_names().items() if count > 1}
-    assert not shared - TO_BE_RENAMED, "give the newer class a name of its own"
-    assert not TO_BE_RENAMED - shared, "these are unique now; take them off the list"
+    assert not shared, "give the newer class a name of its own"
 
 
 def test_every_word_is_explained_once_in_whole_sentences() -> None:

@@ -23,7 +23,7 @@ which a package's module sees when another of the package is imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ParsedModule:
     """A module's code, as far as it decides anything.
 
     Attributes:
@@ -49,7 +49,7 @@ class Sources:
     def __init__(self, packages: Collection[str]) -> None:
         self._packages = frozenset(packages)
         self._specs: dict[str, ModuleSpec | None] = {}
-        self._sources: dict[str, Source | None] = {}
+        self._sources: dict[str, ParsedModule | None] = {}
 
     def reached(self, root: str, *, folder: Path | None = None) -> dict[str, str]:
         """The root module and all that it reaches.
@@ -112,7 +112,7 @@ class Sources:
         except ValueError:  # a module that no file was loaded for, as a notebook's own
             return None
 
-    def _source(self, module: str) -> Source | None:
+    def _source(self, module: str) -> ParsedModule | None:
         """Its code; None for a folder without code of its own and for what is built in."""
         if module not in self._sources:
             spec, source = self._spec(module), None
@@ -125,12 +125,12 @@ class Sources:
 
 
 @cache
-def _read(content: bytes, package: str) -> Source:
+def _read(content: bytes, package: str) -> ParsedModule:
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):  # a compiled module, or one that cannot be imported
         text = hashlib.sha256(content).hexdigest()
-        return Source(digest=text, imports=(), binds={}, front=False)
+        return ParsedModule(digest=text, imports=(), binds={}, front=False)
     imports: list[Import] = []
     binds: dict[str, Import] = {}
     for statement in _statements(tree.body):
@@ -142,7 +142,7 @@ def _read(content: bytes, package: str) -> Source:
             for alias in statement.names:
                 imports.append((module, alias.name))
                 binds[alias.asname or alias.name] = (module, alias.name)
-    return Source(
+    return ParsedModule(
         digest=hashlib.sha256(_text(tree).encode()).hexdigest(),
         imports=tuple(imports),
         binds=binds,

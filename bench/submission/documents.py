@@ -26,7 +26,7 @@ _MOST_BYTES = 64 * 2**20
 """Of one file: records and sources are small."""
 
 
-class Source(BaseModel):
+class PluginSource(BaseModel):
     """A plugin that the run needs.
 
     Attributes:
@@ -60,7 +60,7 @@ class Submission(BaseModel):
     leakbench: str
     command: str
     settings: list[dict[str, Any]]
-    plugins: list[Source] = Field(min_length=1)
+    plugins: list[PluginSource] = Field(min_length=1)
     failed_cells: list[str]
     environment: dict[str, str]
 

@@ -31,7 +31,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class ComparedFigure:
     """A figure of a record.
 
     Attributes:
@@ -91,54 +91,60 @@ def compare(
         )
 
 
-def _figures(record: TrainRecord | AttackRecord) -> Iterator[Figure]:
+def _figures(record: TrainRecord | AttackRecord) -> Iterator[ComparedFigure]:
     return _of_training(record) if isinstance(record, TrainRecord) else _of_attack(record)
 
 
-def _of_training(record: TrainRecord) -> Iterator[Figure]:
+def _of_training(record: TrainRecord) -> Iterator[ComparedFigure]:
     """Utility, cost, ledger and audit."""
     correct, total = record.correct, record.test_samples
-    yield Figure(name="accuracy", value=None if correct is None else correct / max(1, total))
-    yield Figure(name="own accuracy", value=record.personal_accuracy)
-    yield Figure(name="diverged", value="no" if record.diverged is None else "yes")
+    yield ComparedFigure(
+        name="accuracy", value=None if correct is None else correct / max(1, total)
+    )
+    yield ComparedFigure(name="own accuracy", value=record.personal_accuracy)
+    yield ComparedFigure(name="diverged", value="no" if record.diverged is None else "yes")
     for name in ("test_samples", "rounds_played", "keeping_clients", "variant"):
-        yield Figure(name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0)
+        yield ComparedFigure(
+            name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0
+        )
     for name in ("class_chance", "personal_chance", "bytes_up", "bytes_down"):
-        yield Figure(name=name.replace("_", " "), value=getattr(record, name))
+        yield ComparedFigure(name=name.replace("_", " "), value=getattr(record, name))
     ledger = record.ledger
-    yield Figure(name="eps claimed", value=ledger.eps_claimed, tolerance=_EPSILON)
-    yield Figure(name="eps proven", value=ledger.eps_record, tolerance=_EPSILON)
-    yield Figure(name="unit of the claim", value=ledger.unit)
+    yield ComparedFigure(name="eps claimed", value=ledger.eps_claimed, tolerance=_EPSILON)
+    yield ComparedFigure(name="eps proven", value=ledger.eps_record, tolerance=_EPSILON)
+    yield ComparedFigure(name="unit of the claim", value=ledger.unit)
     for name, value in ledger.constants.items():
-        yield Figure(name=f"ledger {name}", value=value)
+        yield ComparedFigure(name=f"ledger {name}", value=value)
     if record.audit:
-        yield Figure(name="audit", value=record.audit.status)
+        yield ComparedFigure(name="audit", value=record.audit.status)
     if isinstance(record.audit, AuditSummary):
-        yield Figure(name="eps audited", value=record.audit.eps_audited)
-        yield Figure(name="audit of the claim", value=record.audit.verdict_claim)
-        yield Figure(name="audit of the proof", value=record.audit.verdict_proof)
+        yield ComparedFigure(name="eps audited", value=record.audit.eps_audited)
+        yield ComparedFigure(name="audit of the claim", value=record.audit.verdict_claim)
+        yield ComparedFigure(name="audit of the proof", value=record.audit.verdict_proof)
 
 
-def _of_attack(record: AttackRecord) -> Iterator[Figure]:
+def _of_attack(record: AttackRecord) -> Iterator[ComparedFigure]:
     """Scores, their floors, and its spending."""
-    yield Figure(name="failed victims", value=record.failed, tolerance=0.0)
+    yield ComparedFigure(name="failed victims", value=record.failed, tolerance=0.0)
     for name in ("victims", "samples", "budget", "is_floor"):
-        yield Figure(name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0)
+        yield ComparedFigure(
+            name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0
+        )
     spent = record.gradient_evaluations
-    yield Figure(name="gradient evaluations", value=spent, tolerance=_SPENDING)
+    yield ComparedFigure(name="gradient evaluations", value=spent, tolerance=_SPENDING)
     yield from _scores(record.values, "")
     yield from _scores(record.floors, " floor")
     yield from _scores(record.doubled.values if record.doubled else {}, " at twice the budget")
 
 
-def _scores(values: Mapping[str, Sequence[float]], suffix: str) -> Iterator[Figure]:
+def _scores(values: Mapping[str, Sequence[float]], suffix: str) -> Iterator[ComparedFigure]:
     for metric, value in values.items():
         # Squared errors lie far below 1, where an absolute tolerance would let all pass.
         squared = metric.startswith("mse")
-        yield Figure(name=f"{metric}{suffix}", value=value, relative=squared)
+        yield ComparedFigure(name=f"{metric}{suffix}", value=value, relative=squared)
 
 
-def _verdict(a: Figure, b: Figure, tolerance: float) -> Verdict:
+def _verdict(a: ComparedFigure, b: ComparedFigure, tolerance: float) -> Verdict:
     """Equal to the last victim; or means that are as near as the tolerance, which grows with
     figures beyond 1."""
     if a.value == b.value:
@@ -169,7 +175,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _shown(figure: Figure | None) -> str:
+def _shown(figure: ComparedFigure | None) -> str:
     if figure is None or figure.value is None:
         return "-"
     value, mean = figure.value, _mean(figure.value)

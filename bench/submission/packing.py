@@ -41,7 +41,7 @@ from bench.submission.documents import (
     MANIFEST,
     SCHEMA,
     SUBMISSION,
-    Source,
+    PluginSource,
     Submission,
     write_manifest,
 )
@@ -237,7 +237,7 @@ def _check_conformance(
 # --- what is written ------------------------------------------------------------------------------
 
 
-def _sources(registry: Registry, choice: Choice, files: Sequence[Path]) -> list[Source]:
+def _sources(registry: Registry, choice: Choice, files: Sequence[Path]) -> list[PluginSource]:
     """Every plugin of the submitted rows, with the hash of its source."""
     names: dict[tuple[PluginKind, str], None] = {}
     for training in choice.all():
@@ -251,7 +251,7 @@ def _sources(registry: Registry, choice: Choice, files: Sequence[Path]) -> list[
     for kind, name in names:
         origin = registry.get(kind, name).origin
         found.append(
-            Source(
+            PluginSource(
                 kind=kind,
                 name=name,
                 file=own.get(origin),

@@ -30,20 +30,20 @@ from bench.records import AttackJob, TrainJob, canonical
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Relaxation:
     """A step of the lookup: what need no longer agree, beyond what the steps before gave up."""
 
     drops: frozenset[str]
     why: str
 
 
-def _steps(*steps: tuple[str, str]) -> tuple[Step, ...]:
+def _steps(*steps: tuple[str, str]) -> tuple[Relaxation, ...]:
     """Of (names of features, why): each drops what those before it drop."""
-    out: list[Step] = []
+    out: list[Relaxation] = []
     dropped: frozenset[str] = frozenset()
     for names, why in steps:
         dropped |= frozenset(names.split())
-        out.append(Step(drops=dropped, why=why))
+        out.append(Relaxation(drops=dropped, why=why))
     return tuple(out)
 
 
@@ -96,7 +96,9 @@ class Table:
     """Measured costs, and what a job that was not measured costs by them."""
 
     costs: Sequence[Cost]
-    _found: dict[Any, tuple[Step, list[Cost]] | None] = field(default_factory=dict, repr=False)
+    _found: dict[Any, tuple[Relaxation, list[Cost]] | None] = field(
+        default_factory=dict, repr=False
+    )
     _told: dict[Any, Estimate] = field(default_factory=dict, repr=False)
 
     def devices(self) -> set[str]:
@@ -176,13 +178,13 @@ class Table:
             why=step.why,
         )
 
-    def _nearest(self, stage: Stage, features: Features) -> tuple[Step, list[Cost]] | None:
+    def _nearest(self, stage: Stage, features: Features) -> tuple[Relaxation, list[Cost]] | None:
         known = (stage, tuple(features.values()))
         if known not in self._found:
             self._found[known] = self._look(stage, features)
         return self._found[known]
 
-    def _look(self, stage: Stage, features: Features) -> tuple[Step, list[Cost]] | None:
+    def _look(self, stage: Stage, features: Features) -> tuple[Relaxation, list[Cost]] | None:
         for position, step in enumerate(_TRAININGS if stage == "train" else _ATTACKS):
             costs = self._index(stage, position).get(_key(features, step), [])
             costs = [c for c in costs if self._comparable(c, features, step)]
@@ -232,14 +234,14 @@ class Table:
         like = [v for (d, m, _), v in self._networks.items() if (d, m) == (device, model)]
         return (median(v[0] for v in like), median(v[1] for v in like)) if like else None
 
-    def _comparable(self, cost: Cost, features: Features, step: Step) -> bool:
+    def _comparable(self, cost: Cost, features: Features, step: Relaxation) -> bool:
         """Whether the speed of both networks was measured, where they differ."""
         if "model" not in step.drops or _network(features) == _network(cost.features):
             return True
         return self._pace(features) is not None and self._pace(cost.features) is not None
 
     def _scales(
-        self, cost: Cost, features: Features, step: Step, size: float
+        self, cost: Cost, features: Features, step: Relaxation, size: float
     ) -> tuple[float, float]:
         """Factors on seconds and on bytes from the measured job to the one asked for."""
         time = space = 1.0
@@ -257,7 +259,7 @@ def _but_for_seed(job: TrainJob) -> str:
     return canonical({k: v for k, v in job.inputs().items() if k != "seed"})
 
 
-def _key(features: Features, step: Step) -> tuple[tuple[str, str], ...]:
+def _key(features: Features, step: Relaxation) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((k, v) for k, v in features.items() if k not in step.drops))
 
 
