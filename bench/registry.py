@@ -14,10 +14,9 @@ import re
 import sys
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -34,12 +33,22 @@ GROUPS: Mapping[PluginKind, str] = {
     "attack": "leakbench.attacks",
 }
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
+FILE_MODULE = "leakbench_plugin_"
+"""How the module of a plugin that is given by its file is named, with the file's name after it."""
 _STRICT = ConfigDict(strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """A found plugin. broken: why it cannot be used, or None."""
+    """A plugin that was found.
+
+    Attributes:
+        name: By which suites ask for it.
+        kind: Defense or attack.
+        origin: Its entry point with the package that has it, or its file.
+        cls: Its class; None if it could not be loaded.
+        broken: Why it cannot be used, or None.
+    """
 
     name: str
     kind: PluginKind
@@ -65,8 +74,11 @@ class Registry:
         return sorted(n for k, n in self.usable if k == kind)
 
     def get(self, kind: PluginKind, name: str, *, where: str = "") -> Plugin:
-        """The plugin of that name. Raises UserError with the nearest known name, or with the
-        reason if it is known but broken."""
+        """The plugin of that name.
+
+        Raises:
+            UserError: With the nearest known name, or with the reason if it is known but broken.
+        """
         found = self.usable.get((kind, name))
         if found is not None:
             return found
@@ -76,9 +88,15 @@ class Registry:
         raise UserError(did_you_mean(kind, name, self.names(kind), where=where))
 
     def defense(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Defense:
-        """Build a defense; `a+b` composes, with settings given as `a.key`, `b.key`.
+        """Build a defense; `a+b` composes several.
 
-        Raises UserError for an unknown name or setting, or a value of the wrong type or range.
+        Args:
+            name: Of the defense, or of several with plus signs between them.
+            settings: Arguments of its constructor, of several as `a.key`, `b.key`.
+            where: Of what file or suite an error should speak.
+
+        Raises:
+            UserError: For an unknown name or setting, or a value of the wrong type or range.
         """
         if "+" not in name:
             return self._make("defense", name, settings, where)
@@ -100,7 +118,7 @@ class Registry:
         return Composed(members)
 
     def attack(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Attack:
-        """Build an attack. Raises UserError as `defense` does."""
+        """Build an attack, as `defense` does a defense."""
         return self._make("attack", name, settings, where)
 
     def _make(self, kind: PluginKind, name: str, settings: Mapping[str, Any], where: str) -> Any:
@@ -112,27 +130,12 @@ class Registry:
         except ValueError as error:  # the constructor refuses a setting's value
             raise UserError(str(error)) from error
 
-    def sources(self, kind: PluginKind, name: str) -> str:
-        """Hash of the plugin's source and of what it imports from its own package."""
-        digest = hashlib.sha256()
-        for part in name.split("+"):
-            cls = self.get(kind, part).cls
-            assert cls is not None
-            for path in sorted(_own_files(sys.modules[cls.__module__])):
-                digest.update(path.read_bytes())
-        return digest.hexdigest()
-
     def add(self, plugin: Plugin) -> None:
         """Register a plugin; a second one of the same name is listed as clashing."""
         key = (plugin.kind, plugin.name)
         if plugin.broken is None and key in self.usable:
-            first = self.usable[key].origin
-            plugin = Plugin(
-                name=plugin.name,
-                kind=plugin.kind,
-                origin=plugin.origin,
-                broken=f"the name is taken by {first}.",
-            )
+            reason = f"the name is taken by {self.usable[key].origin}."
+            plugin = replace(plugin, cls=None, broken=reason)
         if plugin.broken is None:
             self.usable[key] = plugin
         else:
@@ -142,7 +145,8 @@ class Registry:
 def discover(files: tuple[Path, ...] = ()) -> Registry:
     """Everything installed, then the given files.
 
-    Raises UserError for a file that does not exist or that defines no plugin.
+    Raises:
+        UserError: For a file that does not exist or that defines no plugin.
     """
     registry = Registry()
     for kind, group in GROUPS.items():
@@ -161,10 +165,8 @@ def _load(kind: PluginKind, name: str, origin: str, load: typing.Callable[[], An
     except Exception as error:  # whatever a foreign module raises at import is its own defect
         return Plugin(name=name, kind=kind, origin=origin, broken=_one_line(error))
     if not (inspect.isclass(cls) and issubclass(cls, _BASES[kind])):
-        return Plugin(
-            name=name, kind=kind, origin=origin,
-            broken=f"it must be a subclass of bench.api.{_BASES[kind].__name__}, got {cls!r}.",
-        )  # fmt: skip
+        reason = f"it must be a subclass of bench.api.{_BASES[kind].__name__}, got {cls!r}."
+        return Plugin(name=name, kind=kind, origin=origin, broken=reason)
     return Plugin(name=name, kind=kind, origin=origin, cls=cls)
 
 
@@ -180,7 +182,7 @@ def _from_file(path: Path) -> list[Plugin]:
     if not path.is_file():
         raise UserError(f"no such plugin file: {path}.")
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    module_name = f"leakbench_plugin_{path.stem}_{place}"
+    module_name = f"{FILE_MODULE}{path.stem}_{place}"
     loader = _FromSource(module_name, str(path)) if path.suffix == ".py" else None
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     if spec is None or spec.loader is None:
@@ -191,9 +193,8 @@ def _from_file(path: Path) -> list[Plugin]:
         spec.loader.exec_module(module)
     except Exception as error:  # as above: a broken file is listed, not fatal
         del sys.modules[module_name]
-        reason = _one_line(error)
-        return [Plugin(name=path.stem, kind=kind, origin=str(path), broken=reason)
-                for kind in GROUPS]  # fmt: skip
+        plugin = Plugin(name=path.stem, kind="defense", origin=str(path), broken=_one_line(error))
+        return [plugin, replace(plugin, kind="attack")]
     found = []
     for kind, base in _BASES.items():
         for cls in vars(module).values():
@@ -245,17 +246,3 @@ def _checked(cls: type, what: str, settings: Mapping[str, Any], where: str) -> d
                 f"got {value!r}."
             ) from error
     return checked
-
-
-def _own_files(module: ModuleType, known: set[Path] | None = None) -> set[Path]:
-    known = set() if known is None else known
-    file = getattr(module, "__file__", None)
-    if not file or Path(file) in known:
-        return known
-    known.add(Path(file))
-    top = module.__name__.split(".")[0]
-    for value in list(vars(module).values()):
-        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-        if isinstance(name, str) and name.split(".")[0] == top and name in sys.modules:
-            _own_files(sys.modules[name], known)
-    return known

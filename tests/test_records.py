@@ -19,15 +19,18 @@ from typer.testing import CliRunner
 import bench
 from bench.cli import app
 from bench.errors import UserError
+from bench.harness.plan import expand
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval
 from bench.protocols.settings import ProtocolSettings
 from bench.records import (
     AttackEntry,
     AttackRecord,
+    Cell,
     Flag,
     FlagCode,
     NoResult,
+    PlannedTraining,
     Row,
     Run,
     TrainRecord,
@@ -39,6 +42,8 @@ from bench.records import (
     settled,
     to_json,
 )
+from bench.report import leaderboard
+from bench.suite import Suite
 from tests.made_records import attacked, trained
 
 OLD = Path(__file__).parent / "records"
@@ -218,6 +223,32 @@ def test_an_attack_named_diverged_costs_no_rank_where_it_times_out() -> None:
     assert Flag(code=FlagCode.AT_CHANCE).costs_rank
 
 
+def test_a_row_keeps_its_rank_where_an_attack_named_diverged_times_out(tmp_path: Path) -> None:
+    """The attack is a column like any other; its name is no finding."""
+    suite = Suite.model_validate(
+        SUITE
+        | {"defenses": [{"name": "none"}], "attacks": [{"name": "dlg"}, {"name": "diverged_x"}]}
+    )
+    plan, store = expand(suite), Store(tmp_path)
+    (job,) = plan.trainings
+    store.write("train", "0" * 24, trained(inputs=job))
+    cells = []
+    for number, attack in enumerate(plan.cells, start=1):
+        key = f"{number:024x}"
+        cells.append(Cell(key=key, train_key="0" * 24, job=attack))
+        late = NoResult(status="timeout", reason="over the limit of 5 s")
+        done = attacked(values={"ssim": [0.5, 0.6]})
+        store.write("attack", key, late if attack.attack == "diverged_x" else done)
+    training = PlannedTraining(key="0" * 24, job=job, cells=tuple(cells))
+    (tmp_path / "run.json").write_text(to_json(Run(suite=suite, trainings=(training,))))
+    (row,) = leaderboard.rows(tmp_path)
+    assert [(f.code, f.subject) for f in row.flags] == [(FlagCode.ATTACK_TIMEOUT, "diverged_x")]
+    assert row.rank == 1
+    store.write("train", "0" * 24, trained(inputs=job, diverged="weights grew 120-fold"))
+    (row,) = leaderboard.rows(tmp_path)
+    assert row.rank is None
+
+
 def test_a_row_is_read_as_it_was_written_and_its_sentences_are_not(tmp_path: Path) -> None:
     i = Interval(mean=0.5, lo=0.25, hi=math.inf)
     entry = AttackEntry(status="done", reason=None, threat="server", is_floor=False, n=8, failed=0,
@@ -336,7 +367,7 @@ def _places(value: Any) -> Any:
             yield from _places(inner)
 
 
-EDITS = int(os.environ.get("LEAKBENCH_EDITS", "12"))
+EDITS = int(os.environ.get("LEAKBENCH_EDITS", "6"))
 """Of each kind of file; more take longer."""
 
 

@@ -127,17 +127,6 @@ def test_defenses_compose_by_name(registry: Registry) -> None:
     assert len(both.mechanisms()) == 3
 
 
-def test_the_source_hash_follows_the_plugin_and_what_it_imports(
-    tmp_path: Path, registry: Registry
-) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(MINE)
-    before = discover((path,)).sources("defense", "my_noise")
-    path.write_text(MINE + "\n# changed\n")
-    assert discover((path,)).sources("defense", "my_noise") != before
-    assert registry.sources("attack", "dlg") != registry.sources("attack", "ilrg")
-
-
 def test_a_compiled_file_beside_a_plugin_is_neither_run_nor_written(tmp_path: Path) -> None:
     source, hidden = tmp_path / "mine.py", tmp_path / "hidden.py"
     source.write_text(MINE)

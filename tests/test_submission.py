@@ -338,7 +338,7 @@ def test_a_source_that_changed_since_the_run_is_refused(
     for name in ("my_defense", "my_attack"):
         path = copy / f"{name}.py"
         before = path.read_text()
-        path.write_text(before + "\n# changed\n")
+        path.write_text(before + "\nCHANGED = True\n")
         with pytest.raises(ValueError, match=f"source of '{name}' has changed since the run"):
             submit(request(copy, tmp_path / "subs"))
         path.write_text(before)
@@ -499,6 +499,16 @@ def test_reading_a_submission_runs_nothing_of_it(submitted: Path, tmp_path: Path
     assert not marker.exists()
     with pytest.raises(ValueError, match="other source than the submission was run with"):
         open_submission(submitted)
+
+
+def test_a_submission_whose_hashes_are_of_files_as_before_still_opens(submitted: Path) -> None:
+    def as_before(document: dict[str, object]) -> None:
+        for source in document["plugins"]:  # type: ignore[attr-defined]
+            source["sources"] = "0" * 64
+
+    rewritten(submitted / "submission.json", as_before)
+    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    assert open_submission(submitted).submission.plugins
 
 
 def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitted: Path) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from bench.contract.defense import Defense
     from bench.harness.environment import Environment
+    from bench.harness.keys import Keys
     from bench.harness.plan import Plan
-    from bench.harness.runner import Keys
 
 console = Console()
 errors = Console(stderr=True)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from bench.harness.costs.lookup import Estimate, Table
     from bench.harness.costs.records import Finished
     from bench.harness.environment import Environment
+    from bench.harness.keys import Keys
     from bench.harness.plan import Plan
-    from bench.harness.runner import Keys
     from bench.harness.store import Store
 
 _UNITS = {"cpu": "core-hours", "cuda": "GPU-hours"}

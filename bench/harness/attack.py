@@ -14,7 +14,14 @@ from safetensors.torch import save_file
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense, fresh
 from bench.data.dataset import Dataset
-from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
+from bench.harness.environment import (
+    Environment,
+    dataset_of,
+    network_of,
+    not_applicable,
+    registry_for,
+    versions,
+)
 from bench.metrics.score import floors, score
 from bench.protocols.export import load_seen, load_truth
 from bench.protocols.observe import play_shadow
@@ -23,7 +30,6 @@ from bench.records import (
     AttackOutcome,
     AttackRecord,
     DoubledRun,
-    NoResult,
     TrainJob,
     TrainOutcome,
     sound_text,
@@ -89,10 +95,10 @@ def run_attack(
         Its record; see `docs/records.md`.
     """
     if trained.status != "done":
-        return _not_applicable(f"the training is {trained.status}: {trained.reason}")
+        return not_applicable(f"the training is {trained.status}: {trained.reason}")
     look = trained.observations[cell.checkpoint][cell.threat.name]
     if look.status != "done":
-        return _not_applicable(str(look.reason))
+        return not_applicable(str(look.reason))
     began = time.perf_counter()
     found = registry_for(env.plugins)
     attack = found.attack(cell.attack, cell.settings)
@@ -101,7 +107,7 @@ def run_attack(
     seen = load_seen(stem.with_name(f"{stem.name}-seen"))
     reason = attack.applies(seen)
     if reason is not None:
-        return _not_applicable(reason)
+        return not_applicable(reason)
     dataset = dataset_of(cell.train, env) if dataset is None else dataset
     answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget)
     seconds = time.perf_counter() - began
@@ -218,7 +224,3 @@ def _scored(
         versions=versions(),
         seconds=0.0,
     )
-
-
-def _not_applicable(reason: str) -> NoResult:
-    return NoResult(status="not_applicable", reason=sound_text(reason))

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench import data, models, registry
 from bench.data.dataset import Dataset
-from bench.records import TrainJob
+from bench.records import NoResult, TrainJob, sound_text
 
 DATASETS_KEPT = 4
 """How many data sets a process keeps: a plan's seeds take turns, each with a split of its own."""
@@ -19,7 +19,14 @@ DATASETS_KEPT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Where jobs run: device, data folder, plugin files."""
+    """Where jobs run.
+
+    Attributes:
+        device: Of PyTorch, "cpu" or "cuda" with or without a number.
+        data_dir: Folder of the data sets that are not embedded; None for those alone.
+        download: Whether missing data sets may be fetched into it.
+        plugins: Files that bring defenses and attacks beside the installed ones.
+    """
 
     device: str = "cpu"
     data_dir: Path | None = None
@@ -35,26 +42,37 @@ def versions() -> dict[str, str]:
 
 @cache
 def registry_for(files: tuple[Path, ...]) -> registry.Registry:
+    """All plugins, loaded once per process and set of files."""
     return registry.discover(files)
 
 
 @lru_cache(maxsize=DATASETS_KEPT)
 def _dataset(
-    name: str, settings: tuple[tuple[str, Any], ...], seed: int, data_dir: Path | None,
+    name: str,
+    settings: tuple[tuple[str, Any], ...],
+    seed: int,
+    data_dir: Path | None,
     download: bool,
-) -> Dataset:  # fmt: skip
+) -> Dataset:
     return data.load(name, seed=seed, data_dir=data_dir, download=download, options=dict(settings))
 
 
 def dataset_of(job: TrainJob, env: Environment) -> Dataset:
+    """The data set that a training draws on, split by the training's seed."""
     settings = tuple(sorted(job.task.dataset_settings.items()))
     return _dataset(job.task.dataset, settings, job.seed, env.data_dir, env.download)
 
 
 def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
+    """The network that a training's task names, for samples of the data set's shape."""
     return models.build(
         job.task.model,
         shape=dataset.shape,
         classes=dataset.classes,
         settings=job.task.model_settings,
     )
+
+
+def not_applicable(reason: str) -> NoResult:
+    """The record of a job that makes no sense for its defense or its observation."""
+    return NoResult(status="not_applicable", reason=sound_text(reason))

@@ -1,34 +1,139 @@
-"""Hashes of the source that decides numbers: leakbench's own, and that of plugins."""
+"""Keys of records: hashes of all that decides a job's figures.
+
+A training's key holds its settings, the data set's files, the kind of device, and the code that
+`bench.harness.train` and the defense reach by imports; an attack's holds its training's key, its
+own settings, and the code that `bench.harness.attack` and the attack reach. Versions of libraries
+are in the records, not in their keys.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from functools import cache
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 
-from bench.registry import PluginKind, Registry
+from bench import data
+from bench.harness.environment import Environment
+from bench.harness.plan import Plan
+from bench.harness.sources import Sources
+from bench.harness.store import key_of
+from bench.records import SCHEMA, AttackJob, TrainJob
+from bench.registry import FILE_MODULE, PluginKind, Registry
 
-TRAINING = ("contract", "seeding.py", "harness/train.py", "harness/environment.py", "toolkit", "data",
-            "models", "protocols", "privacy", "sandbox/audit.py", "sandbox/neighbours.py",
-            "metrics/distinguish.py")  # fmt: skip
-SCORING = ("metrics", "harness/attack.py")
-
-
-@cache
-def own(parts: tuple[str, ...]) -> str:
-    """Hash of files and folders of leakbench itself: old results of other code are not taken for
-    results of this code."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for part in parts:
-        place = root / part
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+TRAINING = "bench.harness.train"
+ATTACKING = "bench.harness.attack"
 
 
-def hashes(registry: Registry, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
-    """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""
-    found = {f"{kind} {name}": registry.sources(kind, name) for kind, name in sorted(plugins)}
-    return found | {"leakbench": own(TRAINING + SCORING)}
+class Code:
+    """Hashes of the code that is on disk: leakbench's own and that of plugins."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._plugins: dict[tuple[PluginKind, str], str] = {}
+        modules = [p.cls.__module__ for p in registry.usable.values() if p.cls is not None]
+        packages = {m.partition(".")[0] for m in modules if not m.startswith(FILE_MODULE)}
+        self._sources = Sources({"bench", *packages})
+
+    @cached_property
+    def training(self) -> str:
+        """Of all that trains, observes and accounts for privacy in leakbench itself."""
+        return _hash(self._sources.reached(TRAINING))
+
+    @cached_property
+    def attacking(self) -> str:
+        """Of all that attacks an observation and scores the answer in leakbench itself."""
+        return _hash(self._sources.reached(ATTACKING))
+
+    def plugin(self, kind: PluginKind, name: str) -> str:
+        """Of a plugin, `a+b` too, with all that it reaches by imports, leakbench's toolkit too.
+
+        Raises:
+            UserError: If there is no such plugin.
+        """
+        if (kind, name) not in self._plugins:
+            parts = [_hash(self._reached(kind, part)) for part in name.split("+")]
+            self._plugins[kind, name] = "+".join(parts)
+        return self._plugins[kind, name]
+
+    def package(self, kind: PluginKind, name: str) -> str:
+        """Of a plugin with what it reaches outside leakbench: what must be installed to run it."""
+        found = self._reached(kind, name)
+        return "syntax:" + _hash({m: d for m, d in found.items() if not m.startswith("bench.")})
+
+    def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
+        """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""
+        found = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
+        return found | {"leakbench": _hash({"train": self.training, "attack": self.attacking})}
+
+    def _reached(self, kind: PluginKind, name: str) -> dict[str, str]:
+        cls = self.registry.get(kind, name).cls
+        assert cls is not None
+        module = cls.__module__
+        if not module.startswith(FILE_MODULE):
+            return self._sources.reached(module)
+        found = self._sources.reached(module, folder=Path(inspect.getfile(cls)).parent)
+        # The module's name tells where the file lies, which decides nothing.
+        return {"" if m == module else m: digest for m, digest in found.items()}
+
+
+class Keys:
+    """Store keys of a plan's jobs under one environment; each is computed once."""
+
+    def __init__(self, registry: Registry, env: Environment) -> None:
+        self.registry, self.env = registry, env
+        self._code = Code(registry)
+        self._files: dict[str, str] = {}
+        self._trainings: dict[TrainJob, str] = {}
+
+    def train(self, job: TrainJob) -> str:
+        """Key of a training's record."""
+        if job not in self._trainings:
+            inputs = {
+                "schema": SCHEMA,
+                "code": self._code.training,
+                "plugin": self._code.plugin("defense", job.defense),
+                "device": self.env.device.split(":")[0],
+                "data": self._fingerprint(job.task.dataset),
+                **job.inputs(),
+            }
+            self._trainings[job] = key_of(inputs)
+        return self._trainings[job]
+
+    def attack(self, cell: AttackJob) -> str:
+        """Key of an attack's record."""
+        return key_of(
+            {
+                "train": self.train(cell.train),
+                "code": self._code.attacking,
+                "plugin": self._code.plugin("attack", cell.attack),
+                **cell.inputs(),
+            }
+        )
+
+    def code(self, plan: Plan) -> dict[str, str]:
+        """Hashes of all code that decides the plan's figures, by what it belongs to."""
+        return self._code.of(plugins_of(plan))
+
+    def _fingerprint(self, dataset: str) -> str:
+        """Size and modification time of the user's files behind a data set, "" if embedded."""
+        if dataset not in self._files:
+            own = dataset.partition(":")[2]
+            root = Path(own) if own else None
+            if root is None and self.env.data_dir and dataset not in data.NO_DOWNLOAD:
+                root = self.env.data_dir / dataset
+            paths = [] if root is None else [root, *sorted(root.rglob("*"))]
+            facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
+            self._files[dataset] = hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
+        return self._files[dataset]
+
+
+def plugins_of(plan: Plan) -> set[tuple[PluginKind, str]]:
+    """Kind and name of every defense and attack of the plan."""
+    defenses: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
+    return defenses | {("attack", c.attack) for c in plan.cells}
+
+
+def _hash(parts: Mapping[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()

@@ -19,6 +19,7 @@ from bench.harness.executors.cluster import Cluster
 from bench.harness.executors.local import Workers
 from bench.harness.executors.memory import share_of
 from bench.harness.executors.task import Executor, Outcome, Task, run_here
+from bench.harness.keys import Keys, plugins_of
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 
@@ -76,7 +77,7 @@ def planned(
     only: Mapping[str, Any],
     env: Environment,
     shard: tuple[int, int] = (1, 1),
-) -> tuple[Plan, runner.Keys]:
+) -> tuple[Plan, Keys]:
     """The checked plan and the keys of its jobs.
 
     Args:
@@ -92,7 +93,7 @@ def planned(
     registry = registry_for(env.plugins)
     plan = expand(suite, only).part(*shard)
     runner.check(plan, registry, env)
-    return plan, runner.Keys(registry, env)
+    return plan, Keys(registry, env)
 
 
 def store_of(plan: Plan, out: Path | None, shard: tuple[int, int] = (1, 1)) -> Store:
@@ -124,7 +125,7 @@ EXECUTORS = ("local", "ray")
 
 def executor_of(
     plan: Plan,
-    keys: runner.Keys,
+    keys: Keys,
     name: str,
     *,
     jobs: int | None = None,
@@ -195,7 +196,7 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
 
 def cluster(
     plan: Plan,
-    keys: runner.Keys,
+    keys: Keys,
     *,
     address: str | None,
     cell_cpus: float,
@@ -229,7 +230,7 @@ def cluster(
         gpus=gpus,
         timeout_s=plan.suite.timeout_s,
         env=keys.env,
-        plugins=tuple(sorted(runner.plugins_of(plan))),
+        plugins=tuple(sorted(plugins_of(plan))),
         code=keys.code(plan),
     )
 
@@ -241,7 +242,7 @@ def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
 
 def execute(
     plan: Plan,
-    keys: runner.Keys,
+    keys: Keys,
     store: Store,
     *,
     executor: Executor,

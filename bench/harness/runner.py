@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
 
-from bench import data, models
+from bench import models
 from bench.contract.defense import Defense
 from bench.errors import UserError
-from bench.harness import keys as sources
 from bench.harness.attack import Attacking
 from bench.harness.environment import Environment, dataset_of, versions
 from bench.harness.executors.task import Executor, Outcome, Task, Work
+from bench.harness.keys import Keys
 from bench.harness.plan import Plan
-from bench.harness.store import Store, key_of, write_whole
+from bench.harness.store import Store, write_whole
 from bench.harness.train import Training, check_company
 from bench.protocols.split import Split
 from bench.records import (
     RUN,
-    SCHEMA,
     AttackInputs,
     AttackJob,
     AttackOutcome,
@@ -39,7 +36,7 @@ from bench.records import (
     settled,
     to_json,
 )
-from bench.registry import PluginKind, Registry
+from bench.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,68 +71,6 @@ class Report:
     ran: int = 0
     cached: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
-
-
-class Keys:
-    """Store keys of a plan's jobs under one environment; each is computed once."""
-
-    def __init__(self, registry: Registry, env: Environment) -> None:
-        self.registry, self.env = registry, env
-        self._files: dict[str, str] = {}
-        self._sources: dict[tuple[PluginKind, str], str] = {}
-        self._trainings: dict[int, tuple[TrainJob, str]] = {}
-
-    def train(self, job: TrainJob) -> str:
-        # By identity: a job holds dictionaries. The job is kept, so that its id stays its own.
-        if id(job) not in self._trainings:
-            inputs = {
-                "schema": SCHEMA,
-                "code": sources.own(sources.TRAINING),
-                "plugin": self._source("defense", job.defense),
-                "device": self.env.device.split(":")[0],
-                "data": self._fingerprint(job.task.dataset),
-                **job.inputs(),
-            }
-            self._trainings[id(job)] = (job, key_of(inputs))
-        return self._trainings[id(job)][1]
-
-    def attack(self, cell: AttackJob) -> str:
-        return key_of(
-            {
-                "train": self.train(cell.train),
-                "code": sources.own(sources.SCORING),
-                "plugin": self._source("attack", cell.attack),
-                **cell.inputs(),
-            }
-        )
-
-    def code(self, plan: Plan) -> dict[str, str]:
-        """Hashes of all source that decides the plan's numbers, by what it belongs to."""
-        return sources.hashes(self.registry, plugins_of(plan))
-
-    def _source(self, kind: PluginKind, name: str) -> str:
-        """Hash of a plugin's source, read once."""
-        if (kind, name) not in self._sources:
-            self._sources[kind, name] = self.registry.sources(kind, name)
-        return self._sources[kind, name]
-
-    def _fingerprint(self, dataset: str) -> str:
-        """Size and modification time of the user's files behind a dataset, "" if embedded."""
-        if dataset not in self._files:
-            own = dataset.partition(":")[2]
-            root = Path(own) if own else None
-            if root is None and self.env.data_dir and dataset not in data.NO_DOWNLOAD:
-                root = self.env.data_dir / dataset
-            paths = [] if root is None else [root, *sorted(root.rglob("*"))]
-            facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
-            self._files[dataset] = hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
-        return self._files[dataset]
-
-
-def plugins_of(plan: Plan) -> set[tuple[PluginKind, str]]:
-    """Kind and name of every defense and attack of the plan."""
-    defenses: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
-    return defenses | {("attack", c.attack) for c in plan.cells}
 
 
 def check(plan: Plan, registry: Registry, env: Environment) -> None:

@@ -20,7 +20,14 @@ from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.data.partition import dirichlet, iid, shards
 from bench.errors import UserError
-from bench.harness.environment import Environment, dataset_of, network_of, registry_for, versions
+from bench.harness.environment import (
+    Environment,
+    dataset_of,
+    network_of,
+    not_applicable,
+    registry_for,
+    versions,
+)
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
 from bench.protocols.export import save_seen, save_truth
@@ -31,7 +38,6 @@ from bench.protocols.split import start_federation
 from bench.records import (
     AuditFailure,
     AuditSummary,
-    NoResult,
     Observation,
     TrainJob,
     TrainOutcome,
@@ -86,9 +92,9 @@ def run_training(
     device = torch.device(env.device)
     missing = defense.requires - ({"smashed"} if job.protocol.cuts else set())
     if missing:
-        return _not_applicable(f"no {', '.join(sorted(missing))} data leaves the client")
+        return not_applicable(f"no {', '.join(sorted(missing))} data leaves the client")
     if "mix" in defense.owns and len(set(job.protocol.cuts)) > 1:
-        return _not_applicable("clients that are cut at different places cannot be mixed")
+        return not_applicable("clients that are cut at different places cannot be mixed")
     shares = _shares(job, dataset)
     federation = start_federation(
         job.protocol.name,
@@ -293,7 +299,3 @@ def _observe(
     save_seen(seen, artifacts / f"{stem}-seen")
     save_truth(truth, artifacts / f"{stem}-truth.safetensors")
     return Observation(status="done", stem=stem)
-
-
-def _not_applicable(reason: str) -> NoResult:
-    return NoResult(status="not_applicable", reason=reason)

@@ -19,7 +19,7 @@ from typing import Any
 from bench import __version__
 from bench.errors import UserError
 from bench.harness.environment import Environment
-from bench.harness.runner import Keys
+from bench.harness.keys import Code, Keys
 from bench.harness.store import Store
 from bench.records import (
     LEADERBOARD,
@@ -246,6 +246,7 @@ def _sources(registry: Registry, choice: Choice, files: Sequence[Path]) -> list[
         for cell in training.cells:
             names["attack", cell.attack] = None
     own = {str(f.resolve()): f"source/{f.name}" for f in files}
+    code = Code(registry)
     found = []
     for kind, name in names:
         origin = registry.get(kind, name).origin
@@ -255,7 +256,7 @@ def _sources(registry: Registry, choice: Choice, files: Sequence[Path]) -> list[
                 name=name,
                 file=own.get(origin),
                 origin="a file" if origin in own else origin,
-                sources=registry.sources(kind, name),
+                sources=code.package(kind, name),
             )
         )
     return found

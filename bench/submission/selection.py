@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.errors import UserError
+from bench.harness.keys import Keys
 from bench.harness.plan import expand
-from bench.harness.runner import Keys
 from bench.records import RUN, Job, PlannedTraining, Run, canonical
 from bench.registry import Registry
 

@@ -11,10 +11,11 @@ import torch
 
 from bench.errors import UserError
 from bench.harness.environment import Environment, versions
+from bench.harness.keys import Code, Keys
 from bench.harness.launch import local
 from bench.harness.plan import Plan
-from bench.harness.runner import Keys, label_of
 from bench.harness.runner import check as check_plan
+from bench.harness.runner import label_of
 from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
 from bench.records import (
@@ -102,9 +103,11 @@ def open_submission(folder: Path) -> Opened:
     names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
     files = tuple(inside(folder, name).resolve() for name in names)
     registry = discover(files)
+    code = Code(registry)
     for source in submission.plugins:
         registry.get(source.kind, source.name, where="the submission")
-        if registry.sources(source.kind, source.name) != source.sources:
+        comparable = source.sources.startswith("syntax:")  # older ones are hashes of files
+        if comparable and code.package(source.kind, source.name) != source.sources:
             raise UserError(
                 f"the {source.kind} '{source.name}' ({source.origin}) is installed here with "
                 "other source than the submission was run with; install the same version of it."

@@ -19,11 +19,11 @@ from typing import Any
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness import environment
-from bench.harness import keys as sources
 from bench.harness.attack import Attacking
 from bench.harness.environment import DATASETS_KEPT, Environment, dataset_of
 from bench.harness.executors.memory import keep_to_share
 from bench.harness.executors.task import Ended, Outcome, Task, guarded, lost, outcome_of
+from bench.harness.keys import Code
 from bench.records import TrainJob
 from bench.registry import PluginKind
 from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY
@@ -357,7 +357,7 @@ class _Runner:
         """The node's id and name, and hashes of the code that it would run."""
         import ray
 
-        code = sources.hashes(environment.registry_for(tuple(self.plugins)), plugins)
+        code = Code(environment.registry_for(tuple(self.plugins))).of(plugins)
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), code
 
     def perform(self, work: Any, observed: list[Any], dataset: list[Any]) -> tuple[Ended, Files]:
