@@ -1,15 +1,28 @@
-"""What a suite says about protocol and threat."""
+"""What a suite says about task, protocol and threat."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bench.errors import UserError
 
+Checkpoint = Literal["init", "final"]
 LEAST_DRAWS = 100
 """Of an audit, per input of a pair."""
+
+
+class TaskSettings(BaseModel):
+    """A dataset with a model; protocol overrides single values of the suite's protocol."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str
+    dataset_settings: dict[str, Any] = Field(default_factory=dict)
+    model: str
+    model_settings: dict[str, Any] = Field(default_factory=dict)
+    protocol: dict[str, Any] = Field(default_factory=dict)
 
 
 class ProtocolSettings(BaseModel):
