@@ -7,36 +7,21 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bench.errors import UserError
 from bench.names import did_you_mean
-from bench.protocols.settings import LEAST_DRAWS, ProtocolSettings, ThreatSettings
+from bench.protocols.settings import (
+    LEAST_DRAWS,
+    Checkpoint,
+    ProtocolSettings,
+    TaskSettings,
+    ThreatSettings,
+)
 
-Checkpoint = Literal["init", "final"]
 _STRICT = ConfigDict(extra="forbid", frozen=True)
-
-
-class TaskSettings(BaseModel):
-    """A data set with a model.
-
-    Attributes:
-        dataset: Name of the data set, `folder:PATH` or `npz:PATH`.
-        dataset_settings: Settings of its loader.
-        model: Name of the model.
-        model_settings: Settings of its builder.
-        protocol: Values that replace those of the suite's protocol.
-    """
-
-    model_config = _STRICT
-
-    dataset: str
-    dataset_settings: dict[str, Any] = Field(default_factory=dict)
-    model: str
-    model_settings: dict[str, Any] = Field(default_factory=dict)
-    protocol: dict[str, Any] = Field(default_factory=dict)
 
 
 class DefenseSettings(BaseModel):

@@ -32,7 +32,7 @@ from bench.metrics.paired import (
     variances,
     victims_needed,
 )
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.settings import ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records import (
     AttackOutcome,
     Cell,
@@ -45,7 +45,7 @@ from bench.records import (
 from bench.records import Run as RunOf
 from bench.report import comparison, contenders, leaderboard
 from bench.seeding import numpy_generator
-from bench.suite import AttackSettings, DefenseSettings, Suite, TaskSettings
+from bench.suite import AttackSettings, DefenseSettings, Suite
 from tests.made_records import attacked, trained
 
 ONE_SEED = Variances(victims=1.0, seeds=None)

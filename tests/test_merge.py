@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from bench.cli.outside import merge as merge_command
 from bench.harness.merge import merge
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of, write_whole
-from bench.records import AttackRecord, Cell, NoResult, PlannedTraining, plain, read_json, to_json
-from tests.board import board
+from bench.records import AttackRecord, Cell, NoResult, PlannedTraining, Row, plain, to_json
+from bench.report import leaderboard
 from tests.conftest import TINY
 from tests.made_records import VERSIONS, attacked, trained
 from tests.runs import timeless
@@ -146,12 +147,15 @@ def test_a_folder_merged_with_itself_stays_as_it_is(tmp_path: Path) -> None:
     assert contents(tmp_path / "alone") == contents(part)
 
 
-def without_clock(rows: list[Run]) -> list[Run]:
-    for row in rows:
-        row.pop("client_seconds")
-        for entry in row["attacks"].values():
-            entry.pop("seconds")
-    return rows
+def without_clock(rows: list[Row]) -> list[Row]:
+    return [
+        replace(
+            row,
+            client_seconds=None,
+            attacks={n: replace(e, seconds=None) for n, e in row.attacks.items()},
+        )
+        for row in rows
+    ]
 
 
 def test_a_run_in_parts_has_the_leaderboard_of_the_whole(
@@ -170,9 +174,9 @@ def test_a_run_in_parts_has_the_leaderboard_of_the_whole(
     for only, out in zip(filters, parts, strict=True):
         bench.run(suite, only=only, out=out, **same)  # type: ignore[arg-type]
     merge(parts, tmp_path / "merged")
-    rows = board(tmp_path / "merged")
-    assert [len(r["seeds"]) for r in rows] == [2] * 2
-    assert without_clock(rows) == without_clock(board(whole.folder))
+    rows = leaderboard.rows(tmp_path / "merged")
+    assert [len(r.seeds) for r in rows] == [2] * 2
+    assert without_clock(rows) == without_clock(leaderboard.rows(whole.folder))
     folders = (whole.folder, tmp_path / "merged")
     one, other = (json.loads((f / "run.json").read_text()) for f in folders)
     assert one["trainings"] == other["trainings"]
@@ -197,7 +201,9 @@ def test_shards_merge_to_the_records_of_the_whole(
         parts += [] if number is None else [out]
     merged = merge(parts[::-1], tmp_path / "merged")
     assert (merged.trainings, merged.cells) == (6, 24)
-    whole, joined = (read_json(tmp_path / n / "run.json") for n in ("whole", "merged"))
+    whole, joined = (
+        json.loads((tmp_path / n / "run.json").read_text()) for n in ("whole", "merged")
+    )
     assert joined["trainings"] == whole["trainings"]
     for training in whole["trainings"]:
         for kind, key in [("train", training["key"])] + [

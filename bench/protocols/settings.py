@@ -1,15 +1,36 @@
-"""What a suite says about protocol and threat."""
+"""What a suite says about task, protocol and threat."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bench.errors import UserError
 
+Checkpoint = Literal["init", "final"]
 LEAST_DRAWS = 100
 """The fewest draws of an audit, per input of a pair."""
+
+
+class TaskSettings(BaseModel):
+    """A data set with a model.
+
+    Attributes:
+        dataset: Name of the data set, `folder:PATH` or `npz:PATH`.
+        dataset_settings: Settings of its loader.
+        model: Name of the model.
+        model_settings: Settings of its builder.
+        protocol: Values that replace those of the suite's protocol.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str
+    dataset_settings: dict[str, Any] = Field(default_factory=dict)
+    model: str
+    model_settings: dict[str, Any] = Field(default_factory=dict)
+    protocol: dict[str, Any] = Field(default_factory=dict)
 
 
 class ProtocolSettings(BaseModel):

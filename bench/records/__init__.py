@@ -14,9 +14,7 @@ from bench.records.jobs import (
     Job,
     PlannedTraining,
     TrainJob,
-    attack_job,
     canonical,
-    labels,
     setting_text,
     short,
 )
@@ -52,7 +50,7 @@ from bench.records.rows import (
     rows_of_json,
     rows_to_json,
 )
-from bench.records.run import RUN, SCHEMA, Run
+from bench.records.run import RUN, SCHEMA, Run, attack_job, labels
 from bench.records.text import plain, sound_text, to_json, to_line
 
 __all__ = [

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.settings import Checkpoint, ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records.text import plain
-from bench.suite import AttackSettings, Checkpoint, Suite, TaskSettings
 
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
 """Names a record, and so becomes a file's name."""
@@ -244,39 +243,3 @@ class PlannedTraining:
     key: str
     job: TrainJob
     cells: tuple[Cell, ...]
-
-
-def labels(suite: Suite) -> dict[str, AttackSettings]:
-    """A suite's attacks by their columns: the name, with the threat where a name is there twice."""
-    first = suite.threats[0].name
-    names = [a.name for a in suite.attacks]
-    return {
-        a.name if names.count(a.name) == 1 else f"{a.name}@{a.threat or first}": a
-        for a in suite.attacks
-    }
-
-
-def attack_job(
-    train: TrainJob, suite: Suite, label: str, attack: AttackSettings, checkpoint: Checkpoint
-) -> AttackJob:
-    """The attack that a suite makes of one of its entries.
-
-    Args:
-        train: The training that it attacks.
-        suite: Says what the entry leaves open: threat and budget.
-        label: Its column.
-        attack: The suite's entry.
-        checkpoint: When its observation was made.
-
-    Returns:
-        The job.
-    """
-    return AttackJob(
-        train=train,
-        attack=attack.name,
-        label=label,
-        settings=attack.settings,
-        threat=train.threat(attack.threat or suite.threats[0].name),
-        checkpoint=checkpoint,
-        budget=suite.budget if attack.budget is None else attack.budget,
-    )

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field
 from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.privacy.entry import Entry
+from bench.protocols.settings import Checkpoint
 from bench.records.jobs import AttackJob, TrainJob
 from bench.records.text import numbers
-from bench.suite import Checkpoint
 
 Kind = Literal["train", "attack"]
 Status = Literal["done", "failed", "timeout", "not_applicable"]

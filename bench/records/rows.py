@@ -13,14 +13,13 @@ from pydantic import Field, TypeAdapter
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS, sign_of
-from bench.protocols.settings import ProtocolSettings
+from bench.protocols.settings import Checkpoint, ProtocolSettings
 from bench.records.files import checked, read_json
 from bench.records.flags import Flag
 from bench.records.jobs import setting_text
 from bench.records.older import row_of_first
 from bench.records.outcomes import AuditSummary, Count, Status
 from bench.records.text import to_line
-from bench.suite import Checkpoint
 
 ROW_SCHEMA = 2
 """Of a row in leaderboard.json. Rows of schema 1, which do not say so, have flags as sentences."""

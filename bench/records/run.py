@@ -11,10 +11,11 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from bench.errors import UserError
+from bench.protocols.settings import Checkpoint
 from bench.records.files import checked, read_json
-from bench.records.jobs import Cell, Key, PlannedTraining, TrainJob, attack_job, labels
+from bench.records.jobs import AttackJob, Cell, Key, PlannedTraining, TrainJob
 from bench.records.older import suite_of_first
-from bench.suite import Checkpoint, Suite
+from bench.suite import AttackSettings, Suite
 
 SCHEMA = 1
 """Of run.json and of records."""
@@ -180,3 +181,39 @@ def _planned(found: RunFile, place: Path) -> Iterable[PlannedTraining]:
             made = attack_job(job, found.suite, cell.label, attack, cell.checkpoint)
             cells.append(Cell(key=cell.key, train_key=entry.key, job=made))
         yield PlannedTraining(key=entry.key, job=job, cells=tuple(cells))
+
+
+def labels(suite: Suite) -> dict[str, AttackSettings]:
+    """A suite's attacks by their columns: the name, with the threat where a name is there twice."""
+    first = suite.threats[0].name
+    names = [a.name for a in suite.attacks]
+    return {
+        a.name if names.count(a.name) == 1 else f"{a.name}@{a.threat or first}": a
+        for a in suite.attacks
+    }
+
+
+def attack_job(
+    train: TrainJob, suite: Suite, label: str, attack: AttackSettings, checkpoint: Checkpoint
+) -> AttackJob:
+    """The attack that a suite makes of one of its entries.
+
+    Args:
+        train: The training that it attacks.
+        suite: Says what the entry leaves open: threat and budget.
+        label: Its column.
+        attack: The suite's entry.
+        checkpoint: When its observation was made.
+
+    Returns:
+        The job.
+    """
+    return AttackJob(
+        train=train,
+        attack=attack.name,
+        label=label,
+        settings=attack.settings,
+        threat=train.threat(attack.threat or suite.threats[0].name),
+        checkpoint=checkpoint,
+        budget=suite.budget if attack.budget is None else attack.budget,
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from bench.errors import UserError
 from bench.harness.store import Store, key_of
 from bench.metrics.intervals import Interval, bootstrap_shares
-from bench.protocols.settings import ThreatSettings
+from bench.protocols.settings import Checkpoint, ThreatSettings
 from bench.records import (
     LEADERBOARD,
     AttackRecord,
@@ -41,7 +41,6 @@ from bench.report.entries import (
     worst_of,
 )
 from bench.report.verdicts import Trained, flags_of, network, ranked
-from bench.suite import Checkpoint
 
 
 def load(folder: Path) -> list[Row]:
