@@ -124,8 +124,8 @@ def test_the_true_law_is_that_of_the_draws(name: str, data: Any, value: float, s
         assert not bool(sent.any())
         return
     low, high = float(sent.min()), float(sent.max())
-    reach = 0.5 * (high - low) + 1e-9
-    edges = torch.linspace(low - reach, high + reach, 40_001, dtype=F64)
+    reach = 0.1 * (high - low) + 1e-9
+    edges = torch.linspace(low - reach, high + reach, 200_001, dtype=F64)
     middles = (edges[1:] + edges[:-1]) / 2
     loss = misfit(mechanism, exact.expand_as(middles), middles)[0]
     density = (loss[loss.isfinite()].min() - loss).exp()
@@ -136,7 +136,7 @@ def test_the_true_law_is_that_of_the_draws(name: str, data: Any, value: float, s
     expected = cdf[at - 1] + share * (cdf[at] - cdf[at - 1])
     rank = torch.arange(DRAWS, dtype=F64) / DRAWS
     gap = float(torch.maximum((rank - expected).abs(), (rank + 1 / DRAWS - expected).abs()).max())
-    assert gap <= math.sqrt(math.log(2 / ALONE) / (2 * DRAWS)) + 2e-3
+    assert gap <= math.sqrt(math.log(2 / ALONE) / (2 * DRAWS)) + 5e-3  # and the grid's steps
 
 
 @pytest.mark.parametrize("name", RANDOM)

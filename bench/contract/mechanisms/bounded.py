@@ -212,7 +212,9 @@ class Piecewise(_Interval):
         middle, half = self._window(v)
         if softness == 0:
             away = (z - middle).abs() > half * (1 + 1e-6) + 1e-6 * self.edge
-            return self.epsilon * away.to(v), torch.zeros_like(v)
+            possible = z.abs() <= self.edge * (1 + 1e-5)
+            loss = torch.where(possible, self.epsilon * away.to(v), math.inf)
+            return loss, torch.zeros_like(v)
         scale = 2 * half * softness
         up, down = (z - middle + half) / scale, (z - middle - half) / scale
         # sigmoid(up) - sigmoid(down) = sigmoid(up) sigmoid(-down) (1 - e^{down - up})
