@@ -261,6 +261,32 @@ class Results:
         rows = self._table(dataset, model, protocol, checkpoint)
         return figures.budget(plots.budgets(rows, rows[0]), width=width)
 
+    def to_latex(
+        self,
+        *,
+        checkpoint: str | None = None,
+        dataset: str | None = None,
+        defense: str | None = None,
+        intervals: bool = False,
+    ) -> str:
+        """The leaderboard for a paper: one `table` environment per table, with the rules of
+        booktabs (`\\usepackage{booktabs}`).
+
+        Args:
+            checkpoint: Only rows of this one.
+            dataset: Only rows of this one.
+            defense: Only rows of this one.
+            intervals: Whether means have their 95 % intervals beside them.
+
+        Returns:
+            LaTeX, all names escaped.
+
+        Raises:
+            UserError: For a value that occurs nowhere.
+        """
+        rows = self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
+        return text.to_latex(rows, intervals=intervals)
+
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
         paths = []

@@ -226,12 +226,12 @@ def facts(_: Sequence[str], body: str) -> str:
 
 
 def flags(_: Sequence[str], body: str) -> str:
-    from bench.report.terminal import CODES
+    from bench.report.explain import LETTERS
 
-    lines = described("flags", body, list(CODES), columns=1)
+    lines = described("flags", body, list(LETTERS), columns=1)
     return table(
         ["flag", "in short", "meaning"],
-        [[f"**{c}**", text, lines[c][0]] for c, (_, text) in CODES.items()],
+        [[f"**{c}**", text, lines[c][0]] for c, text in LETTERS.items()],
     )
 
 
@@ -347,28 +347,28 @@ def _paragraphs(text: str | None) -> str:
 
 @cache
 def reference(suite: str) -> Any:
+    from bench.records import read_rows
+
     path = ROOT / "results" / suite / "leaderboard.json"
     if not path.is_file():
         raise ValueError(f"there is no reference run '{suite}'.")
-    return json.loads(path.read_text())
+    return read_rows(path)
 
 
 def results(names: Sequence[str], _: str) -> str:
-    from bench.report import tables
+    from bench.report import tables, text
 
     suite, *defenses = names
     parts = [
-        f"From the reference run `results/{suite}` (seeds {reference(suite)[0]['seeds']}), "
+        f"From the reference run `results/{suite}` (seeds {list(reference(suite)[0].seeds)}), "
         "last round; mean [95 % interval].",
         "",
     ]
     for title, rows in tables.tables(reference(suite)):
-        mine = [
-            r for r in rows if r["defense"] in {*defenses, "none"} and r["checkpoint"] == "final"
-        ]
-        if not any(r["defense"] in defenses for r in mine):
+        mine = [r for r in rows if r.defense in {*defenses, "none"} and r.checkpoint == "final"]
+        if not any(r.defense in defenses for r in mine):
             continue
-        header, body = tables.cells(mine)
+        header, body = text.cells(mine)
         told = [any(line[i] not in ("-", "n/a", "") for line in body) for i in range(len(header))]
         kept = [i for i, name in enumerate(header) if name != "#" and told[i]]
         parts += [f"**{title}**", ""]
@@ -387,7 +387,7 @@ def board(names: Sequence[str], _: str) -> str:
 
     suite, place, *defenses = names
     _, rows = tables.tables(reference(suite))[int(place)]
-    shown_rows = [r for r in rows if not defenses or r["defense"] in defenses]
+    shown_rows = [r for r in rows if not defenses or r.defense in defenses]
     out = io.StringIO()
     console = Console(file=out, width=92, color_system=None)
     for made in terminal.shown(shown_rows):

@@ -286,7 +286,7 @@ class Folder:
         (self.folder / "run.json").write_text(to_json(run))
         return self.folder
 
-    def compared(self, one: str = "a", two: str = "b", **asked: Any) -> comparison.Comparison:
+    def compared(self, one: str = "a", two: str = "b", **asked: Any) -> comparison.RowComparison:
         ladders = comparison.two_rows(contenders.read(self.done()), one, two, **asked)
         return ladders[0].comparisons[0]
 

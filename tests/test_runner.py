@@ -31,9 +31,15 @@ from bench.harness.executors.task import Task
 from bench.harness.plan import expand
 from bench.harness.runner import Keys
 from bench.harness.store import Store, write_whole
+from bench.records import Run as WholeRun
 from bench.records import read_json, to_json
 from bench.registry import Registry
-from bench.report import leaderboard, tables, terminal
+from bench.report import leaderboard, terminal
+from bench.report.text import cells, markdown, to_csv
+from bench.report.verdicts import Trained, at_chance
+from tests import test_report_html as made_up
+from tests.board import board, written
+from tests.made_records import trained
 
 SCHEMA_FILE = Path(leaderboard.__file__).with_name("schema.json")
 Run = Callable[..., tuple[Store, runner.Report]]
@@ -62,7 +68,7 @@ def run(tmp_path: Path) -> Run:
 
 def figures(store: Store) -> list[dict[str, Any]]:
     """Leaderboard rows without the clock's readings."""
-    rows = leaderboard.rows(store.folder)
+    rows = board(store.folder)
     for row in rows:
         row.pop("client_seconds")
         for entry in row["attacks"].values():
@@ -75,8 +81,8 @@ def test_a_run_fills_the_leaderboard_and_a_second_one_repeats_nothing(
 ) -> None:
     store, report = run(tiny())
     assert (report.ran, report.cached, report.failures) == (15, 0, [])
-    rows = leaderboard.rows(store.folder)
-    jsonschema.validate(json.loads(to_json(rows)), json.loads(SCHEMA_FILE.read_text()))
+    rows = board(store.folder)
+    jsonschema.validate(written(store.folder), json.loads(SCHEMA_FILE.read_text()))
     assert len(rows) == 6
     undefended = next(r for r in rows if (r["defense"], r["checkpoint"]) == ("none", "init"))
     assert undefended["eps_record"] == "inf"
@@ -103,8 +109,8 @@ def test_records_are_ranked_by_their_error_and_audits_join_the_board(
     )  # fmt: skip
     store, report = run(suite, only={"checkpoint": "init"})
     assert report.failures == []
-    rows = leaderboard.rows(store.folder)
-    jsonschema.validate(json.loads(to_json(rows)), json.loads(SCHEMA_FILE.read_text()))
+    rows = board(store.folder)
+    jsonschema.validate(written(store.folder), json.loads(SCHEMA_FILE.read_text()))
     by_name = {r["defense"]: r for r in rows}
     none, noised = by_name["none"], by_name["gaussian"]
     assert (noised["rank"], none["rank"]) == (1, 2)
@@ -114,7 +120,7 @@ def test_records_are_ranked_by_their_error_and_audits_join_the_board(
     assert none["audit"]["verdict_claim"] == "no claim"
     assert noised["audit"]["verdict_proof"] == "consistent"
     assert 0 < noised["audit"]["eps_audited"] < noised["eps_record"]
-    text = tables.markdown(rows, leaderboard.read_run(store.folder))
+    text = markdown(leaderboard.rows(store.folder), WholeRun.read(store.folder))
     assert "eps audited" in text
     assert re.search(r"\| MSE \d\.?\d*e-\d+ \[", text)  # the undefended row's, to its own scale
 
@@ -219,7 +225,7 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(
     assert "images must be a tensor [2, 1, 1, 16, 16], got [1]" in reasons["wrong_shape"]
     assert "must return a Reconstruction, got NoneType" in reasons["forgetful"]
     assert set(reasons) == {"raises", "wrong_shape", "forgetful"}
-    row = leaderboard.rows(store.folder)[0]
+    row = board(store.folder)[0]
     assert row["attacks"]["ilrg"]["status"] == "done"
     nan = row["attacks"]["not_a_number"]
     assert (nan["status"], nan["failed"], nan["n"]) == ("done", 2, 2)
@@ -237,7 +243,7 @@ def test_a_diverged_training_is_a_result_with_its_attacks_not_applicable(
     suite = tiny(append='\n[[defenses]]\nname = "explodes"\n')
     store, report = run(suite, plugins=bad, only={"defense": "explodes", "attack": "prior_only"})
     assert report.failures == []
-    rows = {r["checkpoint"]: r for r in leaderboard.rows(store.folder)}
+    rows = {r["checkpoint"]: r for r in board(store.folder)}
     final = rows["final"]["attacks"]["prior_only"]
     assert final["status"] == "not_applicable"
     assert "training diverged (weights not finite after round 1)" in final["reason"]
@@ -268,7 +274,7 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     ((label, reason),) = report.failures
     assert "refuses" in label
     assert reason == "failed: RuntimeError: no upload"
-    rows = {r["defense"]: r for r in leaderboard.rows(store.folder)}
+    rows = {r["defense"]: r for r in board(store.folder)}
     assert rows["none"]["attacks"]["ilrg"]["status"] == "done"
     assert rows["refuses"]["attacks"]["ilrg"]["status"] == "not_applicable"
     assert rows["refuses"]["accuracy"] is None
@@ -291,7 +297,7 @@ def test_a_dying_worker_and_a_hanging_cell_end_alone(
         "dies": "failed: the worker process was killed by signal 9",
         "sleeps": "timeout: over the limit of 40 s",
     }
-    row = leaderboard.rows(store.folder)[0]
+    row = board(store.folder)[0]
     assert row["attacks"]["ilrg"]["status"] == "done"
     assert row["attacks"]["sleeps"]["status"] == "timeout"
 
@@ -383,26 +389,27 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     assert (alone["correct"], alone["keeping_clients"], alone["bytes_up"]) == (None, 3, 0)
     assert (by_defense["lg_fedavg"]["keeping_clients"], plain["keeping_clients"]) == (3, 0)
     assert len(plain["personal_accuracies"]) == 3
-    rows = leaderboard.rows(store.folder)
-    jsonschema.validate(json.loads(to_json(rows)), json.loads(SCHEMA_FILE.read_text()))
+    rows = board(store.folder)
+    jsonschema.validate(written(store.folder), json.loads(SCHEMA_FILE.read_text()))
     row = {r["defense"]: r for r in rows}
     assert row["standalone"]["accuracy"] is None
     assert row["standalone"]["attacks"]["ilrg"]["status"] == "not_applicable"
     mean = sum(alone["personal_accuracies"]) / 3
     assert row["standalone"]["personal_accuracy"]["mean"] == pytest.approx(mean)
     assert [row[d]["personalised"] for d in ("none", "standalone", "lg_fedavg")] == [0, 1, 1]
-    header, body = tables.cells(rows)
+    typed = leaderboard.rows(store.folder)
+    header, body = cells(typed)
     assert header[2:5] == ["accuracy", "personal accuracy", "eps claimed"]
     line = next(b for b in body if b[1] == "standalone")
     assert line[2] == "-"
     assert line[3].startswith(f"{mean:.3f} [")
-    assert "own\nacc" in [c.header for c in terminal.shown(rows)[0].columns]
-    read = list(csv.DictReader(tables.to_csv(rows).splitlines()))
+    assert "own\nacc" in [c.header for c in terminal.shown(typed)[0].columns]
+    read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))
     assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
     own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
     assert own == pytest.approx([mean] * 2)
-    plain_rows = [r for r in rows if not r["personalised"]]
-    assert tables.cells(plain_rows)[0][2:4] == ["accuracy", "eps claimed"]
+    plain_rows = [r for r in typed if not r.personalised]
+    assert cells(plain_rows)[0][2:4] == ["accuracy", "eps claimed"]
     assert "own\nacc" not in [c.header for c in terminal.shown(plain_rows)[0].columns]
 
 
@@ -420,12 +427,13 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
 def test_a_personalised_row_is_at_chance_if_its_clients_networks_are_too(
     common: float | None, own: float, personalised: bool, flagged: bool
 ) -> None:
-    row = {
-        "accuracy": None if common is None else {"mean": common, "lo": common, "hi": common},
-        "personal_accuracy": {"mean": own, "lo": own, "hi": own},
-        "personalised": personalised,
-    }
-    assert leaderboard._at_chance(row, [{"class_chance": 0.1, "personal_chance": 0.4}]) == flagged
+    made = made_up.row(
+        accuracy=None if common is None else made_up.interval(common, 0.0),
+        personal_accuracy=made_up.interval(own, 0.0),
+        personalised=personalised,
+    )
+    record = trained(class_chance=0.1, personal_chance=0.4)
+    assert at_chance(made, [Trained.of(record)]) == flagged
 
 
 SPENDERS = """
@@ -520,7 +528,7 @@ def listed(*attacks: str) -> str:
 
 def each_cell(store: Store, act: Cell) -> None:
     """act(training, cell, record) on every attack record, which is then written back."""
-    for training in leaderboard.read_run(store.folder)["trainings"]:
+    for training in read_json(store.folder / "run.json")["trainings"]:
         for cell in training["cells"]:
             path = store.path("attack", cell["key"])
             record = json.loads(path.read_text())
@@ -528,9 +536,10 @@ def each_cell(store: Store, act: Cell) -> None:
             path.write_text(to_json(record))
 
 
-def codes(row: dict[str, Any]) -> str:
-    (table,) = terminal.shown([row])
-    return str(next(iter(table.columns[-1].cells)))
+def codes(folder: Path) -> list[str]:
+    """The letters at the end of each row."""
+    (table,) = terminal.shown(leaderboard.rows(folder))
+    return [str(cell) for cell in table.columns[-1].cells]
 
 
 def test_convergence_is_the_ssim_gained_from_twice_the_budget_where_nothing_defends(
@@ -551,7 +560,7 @@ def test_convergence_is_the_ssim_gained_from_twice_the_budget_where_nothing_defe
     ran_twice = {k[:2] for k, v in doubled.items() if v is not None}
     assert ran_twice == {("none", "slow"), ("none", "quick")}
     gains = []
-    for training in leaderboard.read_run(store.folder)["trainings"]:
+    for training in read_json(store.folder / "run.json")["trainings"]:
         if training["defense"] != "none":
             continue
         again = doubled["none", "slow", training["seed"]]
@@ -568,7 +577,7 @@ def test_convergence_is_the_ssim_gained_from_twice_the_budget_where_nothing_defe
     expected = sum(gains) / 4
     assert len(gains) == 4
     assert expected > 0.02
-    rows = leaderboard.rows(store.folder)
+    rows = board(store.folder)
     assert {r["defense"] for r in rows} == {"none", "spm"}
     for row in rows:
         slow, quick = row["attacks"]["slow"], row["attacks"]["quick"]
@@ -581,19 +590,20 @@ def test_convergence_is_the_ssim_gained_from_twice_the_budget_where_nothing_defe
         gain = slow["convergence"]["gain"]
         flag = f"slow cut short: +{gain:.2f} SSIM on the undefended row at twice its budget"
         assert [f for f in row["flags"] if "cut short" in f] == [flag]
-        assert "B" in codes(row)
     undefended = next(r for r in rows if r["defense"] == "none")
     assert undefended["attacks"]["slow"]["ssim"]["mean"] == pytest.approx(1 - expected, abs=1e-3)
-    assert "B: an attack was cut short" in terminal.legend(rows)
-    assert "slow cut short" in tables.markdown(rows, leaderboard.read_run(store.folder))
-    for line in csv.DictReader(tables.to_csv(rows).splitlines()):
+    assert all("B" in letters for letters in codes(store.folder))
+    assert "B: an attack was cut short" in terminal.legend(leaderboard.rows(store.folder))
+    shown = markdown(leaderboard.rows(store.folder), WholeRun.read(store.folder))
+    assert "slow cut short" in shown
+    for line in csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()):
         told = line["gain_at_twice_budget"]
         if line["attack"] in ("slow", "quick"):
             wanted = expected if line["attack"] == "slow" else 0
             assert float(told) == pytest.approx(wanted, abs=1e-3)
         else:
             assert told == ""
-    jsonschema.validate(json.loads(to_json(rows)), json.loads(SCHEMA_FILE.read_text()))
+    jsonschema.validate(written(store.folder), json.loads(SCHEMA_FILE.read_text()))
 
 
 def test_the_run_at_twice_the_budget_makes_the_same_draws_from_untouched_inputs(
@@ -621,11 +631,11 @@ def test_attacks_without_a_budget_to_double_run_once_and_have_no_convergence(
         assert record["doubled"] is None
 
     each_cell(store, once)
-    for row in leaderboard.rows(store.folder):
+    for row in board(store.folder):
         assert set(row["attacks"]) == {"ilrg", "prior_only", *names}
         assert all(e["convergence"] is None for e in row["attacks"].values())
         assert not any("cut short" in f for f in row["flags"])
-        assert "B" not in codes(row)
+    assert not any("B" in letters for letters in codes(store.folder))
 
 
 def test_entries_without_figures_are_not_flagged_as_cut_short(
@@ -633,7 +643,7 @@ def test_entries_without_figures_are_not_flagged_as_cut_short(
 ) -> None:
     suite = tiny(append=listed("slow_if_undefended", "slow_or_not_at_all", "breaks"))
     store, report = run(suite, plugins=spenders, only={"checkpoint": "init"})
-    rows = leaderboard.rows(store.folder)
+    rows = board(store.folder)
     for row in rows:
         cut = [f.split()[0] for f in row["flags"] if "cut short" in f]
         defended = row["defense"] != "none"
@@ -675,7 +685,7 @@ def test_convergence_is_taken_from_the_first_reference_of_the_same_network_and_c
         record["doubled"]["values"]["ssim"] = [0.4 + gain[0], 0.3 + gain[1]]
 
     each_cell(store, invent)
-    rows = leaderboard.rows(store.folder)
+    rows = board(store.folder)
     assert len(rows) == 2 * 2 * 4
     expected = {(0.1, "init"): 0.04, (0.1, "final"): 0.015, (0.2, "init"): -0.1}
     for row in rows:
@@ -700,12 +710,13 @@ def test_records_made_before_convergence_was_measured_are_still_reported(
         del record["doubled"], record["budget"]
 
     each_cell(store, age)
-    rows = leaderboard.rows(store.folder)
+    rows = board(store.folder)
     assert len(rows) == 3
     for row in rows:
         assert row["attacks"]["slow"]["ssim"] is not None
         assert all(e["convergence"] is None for e in row["attacks"].values())
         assert not any("cut short" in f for f in row["flags"])
+    assert not any("B" in letters for letters in codes(store.folder))
     assert len(publish(store.folder, ("md", "csv", "json"))) == 3
 
 
@@ -714,7 +725,7 @@ def test_without_an_undefended_row_convergence_is_unknown(
 ) -> None:
     only = {"checkpoint": "init", "defense": "spm", "attack": "slow"}
     store, _ = run(tiny(append=listed("slow")), plugins=spenders, only=only)
-    entries = [r["attacks"]["slow"] for r in leaderboard.rows(store.folder)]
+    entries = [r["attacks"]["slow"] for r in board(store.folder)]
     assert [(e["status"], e["convergence"]) for e in entries] == [("done", None)] * 2
 
 

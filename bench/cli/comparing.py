@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bench.metrics.paired import SampleSize
-    from bench.report.comparison import Accuracy, Comparison, Ladder
+    from bench.report.comparison import Accuracy, Ladder, RowComparison
 
 _STYLES = {"separated": "green", "separated here": "yellow", "not separated": "dim"}
 
@@ -123,13 +123,13 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
         yield Text(ladder.resolution, style="yellow")
 
 
-def _what(found: Sequence[Comparison]) -> str:
+def _what(found: Sequence[RowComparison]) -> str:
     """· worst case SSIM · 3 seeds x 8 victims, where all comparisons agree on it."""
     kinds = {f"{c.attack} {_title(c.metric)} · {_samples(c)}" for c in found}
     return f"\n{kinds.pop()}" if len(kinds) == 1 else ""
 
 
-def _samples(found: Comparison) -> str:
+def _samples(found: RowComparison) -> str:
     seeds, victims = len(found.seeds), found.difference.victims
     each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
     return f"{each} victims{f' in each of {seeds} seeds' if seeds > 1 else ''}"
@@ -156,7 +156,7 @@ def _pair(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
         yield Text(ladder.resolution, style="yellow")
 
 
-def _facts(found: Comparison, power: bool) -> Iterator[tuple[str, str]]:
+def _facts(found: RowComparison, power: bool) -> Iterator[tuple[str, str]]:
     metric, paired = found.metric, found.difference
     for name, row, mean in zip(
         ("first", "second"), (found.first, found.second), found.means, strict=True
@@ -185,7 +185,7 @@ def _facts(found: Comparison, power: bool) -> Iterator[tuple[str, str]]:
         yield "80 % power", _power_sentence(found)
 
 
-def _seeds(found: Comparison) -> str:
+def _seeds(found: RowComparison) -> str:
     return f"{'' if len(found.seeds) > 1 else 'seed '}{', '.join(map(str, found.seeds))}"
 
 
@@ -202,7 +202,7 @@ def _accuracy_sentence(found: Accuracy | None) -> str:
     return f"{found.mean:+.3f} ({whose}over seeds from {lo:+.3f} to {hi:+.3f})"
 
 
-def _power_sentence(found: Comparison) -> str:
+def _power_sentence(found: RowComparison) -> str:
     if found.plan is None:
         return "no number: no difference was seen, or too few victims to judge its spread"
     text = f"{_need(found.plan, found)} for the observed difference"
@@ -213,7 +213,7 @@ def _power_sentence(found: Comparison) -> str:
     return f"{text}, {_need(found.cautious_plan, found)} for the interval's end nearer to 0"
 
 
-def _need(plan: SampleSize, found: Comparison) -> str:
+def _need(plan: SampleSize, found: RowComparison) -> str:
     each = " per seed" if len(found.seeds) > 1 else ""
     ways = [f"{plan.victims} victims{each}"] if plan.victims else []
     ways += [f"{plan.seeds} seeds"] if plan.seeds else []
@@ -223,7 +223,7 @@ def _need(plan: SampleSize, found: Comparison) -> str:
 # --- numbers ----------------------------------------------------------------------------------
 
 
-def _range(found: Comparison) -> str:
+def _range(found: RowComparison) -> str:
     """34-120 victims; 34+ where the interval holds 0."""
     plan, cautious = found.plan, found.cautious_plan
     if plan is None:
@@ -240,7 +240,7 @@ def _range(found: Comparison) -> str:
     return "\nor ".join(ways) or "> a million"
 
 
-def _gap(found: Comparison) -> str:
+def _gap(found: RowComparison) -> str:
     """-0.111 [-0.18, -0.04]; a narrow interval with more digits."""
     interval, metric = found.difference.interval, found.metric
     width = interval.hi - interval.lo
@@ -277,7 +277,7 @@ def _title(metric: str) -> str:
     return TITLES.get(metric, metric)
 
 
-def _legend(found: Sequence[Comparison], power: bool, many: bool) -> str:
+def _legend(found: Sequence[RowComparison], power: bool, many: bool) -> str:
     verdicts = {c.verdict for c in found}
     several = any(len(c.seeds) > 1 for c in found)
     parts = [

@@ -229,10 +229,7 @@ def _scored(entry: AttackEntry, metric: str) -> Shown:
         return found
     lost = f"{entry.failed} failed"
     return replace(
-        found,
-        mark=lost,
-        full=f"{found.full} ({lost})",
-        brief=f"{found.brief} ({entry.failed}!)",
+        found, mark=lost, full=f"{found.full} ({lost})", brief=f"{found.brief} ({entry.failed}!)"
     )
 
 
@@ -302,11 +299,21 @@ def _flags(row: Row) -> Shown:
 # --- the columns ------------------------------------------------------------------------------
 
 
+AUDIT = ("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
+"""What CSV and pandas have of an audit."""
+
+
+def ends(name: str) -> tuple[str, str, str]:
+    """The names of a mean and of its interval in CSV and pandas."""
+    return name, f"{name}_lo", f"{name}_hi"
+
+
 def _three(name: str, read: Callable[[T], Interval | None]) -> dict[str, Callable[[T], Any]]:
     """An interval's mean and ends."""
 
-    ends = {name: "mean", f"{name}_lo": "lo", f"{name}_hi": "hi"}
-    return {n: _inside(read, end) for n, end in ends.items()}
+    return {
+        n: _inside(read, part) for n, part in zip(ends(name), ("mean", "lo", "hi"), strict=True)
+    }
 
 
 def _plain(*names: str) -> dict[str, Callable[[Row], Any]]:
@@ -372,11 +379,7 @@ _EPSILONS = (
         raw=_plain("eps_record", "delta"),
     ),
     Column(
-        name="eps audited",
-        title="ε audited",
-        note="audited",
-        shown=_audited,
-        raw=_of_audit("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof"),
+        name="eps audited", title="ε audited", note="audited", shown=_audited, raw=_of_audit(*AUDIT)
     ),
 )
 _WORST = Column(

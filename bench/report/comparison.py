@@ -48,7 +48,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RowComparison:
     """Two rows on the same victims.
 
     means: the metric's mean of the first and the second row. difference: of the leak, first minus
@@ -121,7 +121,7 @@ class Ladder:
     """A table's comparisons. skipped: why a pair could not be compared, one sentence each."""
 
     table: Contest
-    comparisons: list[Comparison]
+    comparisons: list[RowComparison]
     skipped: list[str] = field(default_factory=list)
 
     @property
@@ -157,7 +157,7 @@ def _named(row: Contender) -> dict[str, Any]:
 
 def compare(
     first: Contender, second: Contender, *, attack: str | None = None, metric: str | None = None
-) -> Comparison:
+) -> RowComparison:
     """Two rows of one table on the same victims.
 
     attack: one attack instead of the worst case per victim. metric: by default SSIM, else MSE,
@@ -183,7 +183,7 @@ def compare(
     seeds = tuple(chosen.first)
     difference = paired([chosen.first[s] - chosen.second[s] for s in seeds])
     plan, cautious = _plans(difference)
-    return Comparison(
+    return RowComparison(
         first=first,
         second=second,
         attack=attack or WORST,

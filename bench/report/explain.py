@@ -79,9 +79,7 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         letter="T",
     ),
     FlagCode.TRAINING_NOT_APPLICABLE: Meaning(
-        "not applicable",
-        "training not_applicable: {reason}",
-        "The defense cannot run here.",
+        "not applicable", "training not_applicable: {reason}", "The defense cannot run here."
     ),
     FlagCode.DIVERGED: Meaning(
         "diverged",
@@ -155,11 +153,7 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "The attack ran into the time limit: its victims are missing from the row.",
         letter="T",
     ),
-    FlagCode.OTHER: Meaning(
-        "{text}",
-        "{text}",
-        "",
-    ),
+    FlagCode.OTHER: Meaning("{text}", "{text}", ""),
 }
 """By code."""
 _CHIP = 40

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.harness.store import Store
 from bench.records import AttackRecord, Cell, Row
-from bench.report.columns import ENTRY, RAW
+from bench.report.columns import AUDIT, ENTRY, RAW, ends
 from bench.report.entries import FLOOR_SUFFIX
 
 if TYPE_CHECKING:
@@ -16,30 +16,9 @@ if TYPE_CHECKING:
 
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _FIGURES = (
-    "accuracy",
-    "accuracy_lo",
-    "accuracy_hi",
-    "personal_accuracy",
-    "personal_accuracy_lo",
-    "personal_accuracy_hi",
-    "eps_claimed",
-    "unit",
-    "eps_record",
-    "delta",
-    "eps_audited",
-    "eps_at_least",
-    "verdict_claim",
-    "verdict_proof",
-    "bytes_up",
-    "bytes_down",
-    "client_seconds",
-    "worst_attack",
-    "worst_ssim",
-    "worst_ssim_lo",
-    "worst_ssim_hi",
-    "worst_mse",
-    "worst_mse_lo",
-    "worst_mse_hi",
+    *(*ends("accuracy"), *ends("personal_accuracy"), "eps_claimed", "unit", "eps_record", "delta"),
+    *(*AUDIT, "bytes_up", "bytes_down", "client_seconds", "worst_attack"),
+    *(*ends("worst_ssim"), *ends("worst_mse")),
 )
 _LAST = ("threat", "seeds", "suite", "flags")
 

@@ -51,7 +51,7 @@ class TooMuch(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Source:
+class _Rebuilt:
     """One attack cell with a reconstruction on disk."""
 
     row: str
@@ -109,7 +109,7 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
     return _gather(sources, victims=VICTIMS[-1], budget=budget, stop_early=False)
 
 
-def _sources(folder: Path) -> Iterator[_Source]:
+def _sources(folder: Path) -> Iterator[_Rebuilt]:
     """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
     run, store = Run.read(folder), Store(folder)
     known = set()
@@ -123,10 +123,10 @@ def _sources(folder: Path) -> Iterator[_Source]:
             record = store.read("attack", cell.key)
             if isinstance(record, AttackRecord):
                 known.add((row, cell.label))
-                yield _Source(row=row, attack=cell.label, path=path, record=record)
+                yield _Rebuilt(row=row, attack=cell.label, path=path, record=record)
 
 
-def _gather(sources: list[_Source], *, victims: int, budget: int, stop_early: bool) -> Pictures:
+def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: bool) -> Pictures:
     found = none("") | {"victims": victims}
     places: dict[str, int] = {}
     spent = 0
@@ -181,7 +181,7 @@ def _first(stored: Any, victims: int) -> np.ndarray:
     return found
 
 
-def _scores(source: _Source, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     """Score of each sample shown: SSIM, or MSE of images below its window."""
     import torch
 
@@ -224,7 +224,7 @@ def _sprite(images: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _record(source: _Source, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     """First features of the first samples, as numbers; scores are MSEs over all features."""
 
     def first(x: np.ndarray) -> list[list[float]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bench.metrics.named import METRICS
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain
-from bench.report.columns import ENTRY, RAW, Shown, board_columns
+from bench.report.columns import AUDIT, ENTRY, RAW, Shown, board_columns, ends
 from bench.report.tables import any_errors, any_personalised, tables
 
 LEGEND = (
@@ -88,38 +88,13 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 # --- CSV and JSON -----------------------------------------------------------------------------
 
 _FIRST = (
-    "suite",
-    "protocol",
-    "dataset",
-    "model",
-    "defense",
-    "variant",
-    "checkpoint",
-    "rank",
-    "setting",
-    "seeds",
-    "threat",
-    "accuracy",
-    "accuracy_lo",
-    "accuracy_hi",
-    "personal_accuracy",
-    "personal_accuracy_lo",
-    "personal_accuracy_hi",
-    "eps_claimed",
-    "unit",
-    "eps_record",
-    "delta",
-    "bytes_up",
-    "bytes_down",
-    "client_seconds",
-    "eps_audited",
-    "eps_at_least",
-    "verdict_claim",
-    "verdict_proof",
+    *("suite", "protocol", "dataset", "model", "defense", "variant", "checkpoint", "rank"),
+    *("setting", "seeds", "threat", *ends("accuracy"), *ends("personal_accuracy"), "eps_claimed"),
+    *("unit", "eps_record", "delta", "bytes_up", "bytes_down", "client_seconds", *AUDIT),
 )
 _OF_ATTACK = (
     *("status", "reason", "n", "failed"),
-    *(m + end for m in METRICS for end in ("", "_lo", "_hi", "_floor")),
+    *(name for m in METRICS for name in (*ends(m), f"{m}_floor")),
     *("seconds", "gradient_evaluations", "gain_at_twice_budget"),
 )
 

@@ -1,0 +1,84 @@
+"""The leaderboard as LaTeX: whole environments, as many cells as columns, every name escaped."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import bench
+from bench.records import FlagCode
+from bench.report.text import escaped, to_latex
+from tests.test_report_html import HOSTILE, attack, flag, interval, row
+
+RESULTS = Path(__file__).parents[1] / "results" / "quick"
+SPECIAL = r"50% of $x_1 & #2 {a} ~b ^c \input"
+
+
+def environments(text: str) -> list[str]:
+    return re.findall(r"\\begin{table}\n.*?\\end{table}\n", text, re.DOTALL)
+
+
+def body(environment: str) -> list[list[str]]:
+    """Cells of each line between the rules, heads first."""
+    lines = environment.split("\\toprule\n")[1].split("\\bottomrule")[0].splitlines()
+    return [
+        re.split(r"(?<!\\)&", line.removesuffix(r"\\")) for line in lines if line != "\\midrule"
+    ]
+
+
+def test_every_table_is_a_whole_environment_with_a_cell_per_column() -> None:
+    results = bench.load(RESULTS)
+    found = environments(results.to_latex())
+    assert "".join(found) == results.to_latex().replace("\n\n", "\n")
+    assert len(found) == 8
+    for environment in found:
+        for rule in ("toprule", "midrule", "bottomrule"):
+            assert environment.count(f"\\{rule}\n") == 1
+        (columns,) = re.findall(r"\\begin{tabular}{([lr]+)}", environment)
+        lines = body(environment)
+        assert {len(line) for line in lines} == {len(columns)}
+        assert environment.count("\\begin{") == environment.count("\\end{")
+    only = results.to_latex(dataset="photos", checkpoint="final")
+    assert len(environments(only)) == 1
+    assert "photos" in only
+
+
+def test_figures_are_those_of_the_leaderboard() -> None:
+    rows = [
+        row("spm", 1, 0.3, settings={"epsilon": 1.5}, eps_claimed=1.5, unit="coordinate",
+            flags=(flag(FlagCode.AT_CHANCE),)),
+        row("none", None, 0.9, eps_record=math.inf,
+            attacks={"dlg": attack(0.9, failed=2), "ilrg": attack(None)}),
+    ]  # fmt: skip
+    heads, spm, none = body(to_latex(rows))
+    assert [h.strip() for h in heads[:6]] == [
+        r"\#", "defense", "accuracy", r"$\varepsilon$ claimed", r"$\varepsilon$ proven",
+        r"$\varepsilon$ audited",
+    ]  # fmt: skip
+    assert [c.strip() for c in spm[:4]] == [
+        "1", "spm(epsilon=1.5)", "0.900", r"1.5 {\footnotesize /coordinate}",
+    ]  # fmt: skip
+    assert spm[-1].strip() == "C"
+    assert none[0].strip() == "--"
+    assert none[4].strip() == r"$\infty$"
+    assert r"0.900 {\footnotesize 2 failed}" in "&".join(none)
+    assert "C: accuracy at chance" in to_latex(rows)
+    assert "[0.85, 0.95]" not in to_latex(rows)
+    assert r"0.900 {\footnotesize [0.85, 0.95]}" in to_latex(rows, intervals=True)
+
+
+def test_no_name_is_read_as_latex() -> None:
+    text = to_latex([row(SPECIAL, settings={"s": SPECIAL}, dataset=HOSTILE, threat=SPECIAL,
+                         attacks={SPECIAL: attack(), "dlg": attack()},
+                         accuracy=interval(0.5))])  # fmt: skip
+    assert r"\input" not in text
+    assert escaped(SPECIAL) == (
+        r"50\% of \$x\_1 \& \#2 \{a\} \textasciitilde{}b \textasciicircum{}c "
+        r"\textbackslash{}input"
+    )
+    assert text.count(escaped(SPECIAL)) == 4
+    assert not re.search(r"(?<!\\)[%#_$^~](?!\\)", text.replace(r"$\varepsilon$", "").replace(
+        r"$\infty$", "").replace(r"$\cdot$", ""))  # fmt: skip
+    (columns,) = re.findall(r"\\begin{tabular}{([lr]+)}", text)
+    assert {len(line) for line in body(text)} == {len(columns)}
