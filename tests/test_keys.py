@@ -392,11 +392,11 @@ for place, job in enumerate(job for one in made for job in one.trainings):
     folder = out / str(place)
     folder.mkdir()
     record, files = traced(run_training, job, env, folder)
-    print(json.dumps([record["status"], job.defense, None, files]))
+    print(json.dumps([record.status, job.defense, None, files]))
     for cell in cells:
         if cell.train is job:
             result, files = traced(run_attack, cell, env, record, folder, folder / "out")
-            print(json.dumps([result["status"], job.defense, cell.attack, files]))
+            print(json.dumps([result.status, job.defense, cell.attack, files]))
 """
 
 FEDERATED = {
