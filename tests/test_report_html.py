@@ -590,8 +590,13 @@ def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
 def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lost() -> None:
     names = [f"no{i:02}" for i in range(16)]
     attacks = {n: attack(i / 100) for i, n in enumerate(names)}
-    made = row("gaussian", rank=1, attacks=attacks, worst=None,
-               flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)))
+    made = row(
+        "gaussian",
+        rank=1,
+        attacks=attacks,
+        worst=None,
+        flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)),
+    )
     console = Console(width=80, file=io.StringIO(), record=True)
     found = terminal.shown([made])
     for table in found:

@@ -1,4 +1,7 @@
-"""Rows of one leaderboard table against each other, victim by victim."""
+"""Rows of one leaderboard table against each other, victim by victim.
+
+It is longer than other modules: one comparison, a table of them, and the rows' names belong together.
+"""
 
 from __future__ import annotations
 
