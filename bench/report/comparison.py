@@ -1,6 +1,6 @@
 """Rows of one leaderboard table against each other, victim by victim.
 
-It is longer than other modules: one comparison, a table of them, and the rows' names belong together.
+It is longer than others: one comparison, a table of them and the names of rows are one thing.
 """
 
 from __future__ import annotations
