@@ -1,4 +1,7 @@
-"""The Python API: run a suite, load a result folder, look at it as tables and figures."""
+"""The Python API: run a suite, load a result folder, look at it as tables and figures.
+
+It is longer than other modules since every method names its filters, for editors to show.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The one list of a leaderboard's columns: what each is called, computed from and shown as.
 
-Terminal, Markdown, LaTeX, CSV, page, pandas and the page of a submission draw from it.
+Terminal, Markdown, LaTeX, CSV, page, pandas and the page of a submission draw from it. It is longer
+than other modules so that a column's head, computation and formats stand in one place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rows of one leaderboard table against each other, victim by victim."""
+"""Rows of one leaderboard table against each other, victim by victim.
+
+It is longer than others: one comparison, a table of them and the names of rows are one thing.
+"""
 
 from __future__ import annotations
 
