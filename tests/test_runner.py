@@ -31,8 +31,8 @@ from bench.harness.executors.task import Task
 from bench.harness.plan import expand
 from bench.harness.runner import Keys
 from bench.harness.store import Store, write_whole
+from bench.records import NoResult, read_json, to_json
 from bench.records import Run as WholeRun
-from bench.records import read_json, to_json
 from bench.registry import Registry
 from bench.report import leaderboard, terminal
 from bench.report.text import cells, markdown, to_csv
@@ -279,7 +279,7 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     assert rows["refuses"]["attacks"]["ilrg"]["status"] == "not_applicable"
     assert rows["refuses"]["accuracy"] is None
     assert rows["refuses"]["flags"] == ["training failed: RuntimeError: no upload"]
-    document = json.loads(to_json(list(rows.values())))
+    document = written(store.folder)
     jsonschema.validate(document, json.loads(SCHEMA_FILE.read_text()))
 
 
@@ -742,16 +742,16 @@ def test_a_defense_composed_of_references_is_none_itself(registry: Registry) -> 
 class Nothing:
     artifacts: Path = Path("unused")
 
-    def __call__(self) -> dict[str, Any]:
-        return {"status": "done"}
+    def __call__(self) -> NoResult:
+        return NoResult(status="not_applicable", reason="nothing to do")
 
 
 def test_workers_are_reused_and_everything_is_answered() -> None:
     tasks = deque(Task(id=i, label=str(i), work=Nothing()) for i in range(7))
     outcomes = list(Workers(count=2, threads=1, timeout_s=60)(tasks))
     assert sorted(o.task.id for o in outcomes) == list(range(7))
-    assert all(o.record["status"] == "done" for o in outcomes)
-    assert all(o.record["memory"]["host"] > 1e7 for o in outcomes)
+    assert all(o.record.status == "not_applicable" for o in outcomes)
+    assert all(o.record.memory["host"] > 1e7 for o in outcomes)
 
 
 def test_workers_take_gpus_in_turn_and_share_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ from bench import suite as suites
 from bench.harness import launch, runner
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan
-from bench.harness.store import SCHEMA, Store
+from bench.harness.store import Store
+from bench.records import SCHEMA
 
 SIZES = [int(n) for n in os.environ.get("LEAKBENCH_CELLS", "1000,10000,100000").split(",")]
 PER_TRAINING = 4  # two attacks at two checkpoints
