@@ -125,10 +125,6 @@ class DPCutMix(GroupMixing):
             return Part(values=noised)
         return Part(values=torch.where(own, noised, 0.0), present=own)
 
-    def labels(self, y: Tensor, client: Client) -> Tensor:
-        """Eq. 2: y_i + N_y."""
-        return super().labels(y, client)
-
     # --- server: sum --------------------------------------------------------------------------
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
         """Eq. 3: the masks are disjoint, so a group's uploads are summed as they are, and labels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -42,12 +42,7 @@ class HeadGradient:
 
     def victims(self, chosen: slice | Tensor) -> HeadGradient:
         """The same for some of the victims."""
-        return HeadGradient(
-            weight=self.weight[chosen],
-            bias=self.bias[chosen],
-            weight_seen=None if self.weight_seen is None else self.weight_seen[chosen],
-            bias_seen=None if self.bias_seen is None else self.bias_seen[chosen],
-        )
+        return replace(self, **{n: v[chosen] for n, v in vars(self).items() if v is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +123,7 @@ def restore(
         _restored(head.victims(slice(start, start + at_once)), known, steps=refine)
         for start in range(0, victims, at_once)
     ]
-    return Restored(
-        counts=torch.cat([p.counts for p in parts]),
-        doubt=torch.cat([p.doubt for p in parts]),
-        rows=torch.cat([p.rows for p in parts]),
-        silent=torch.cat([p.silent for p in parts]),
-    )
+    return Restored(**{n: torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +162,9 @@ def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
     filled, rows = _completed(head, known.public.features)
     logits, product = _quotient_logits(filled, known)
     if not math.isfinite(float(logits.sum())):
-        _refuse_non_finite(head)
+        for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
+            if not bool(_shown(value, seen).isfinite().all()):
+                raise ValueError("the head's gradient holds non-finite values.")
     share = known.public.share
     solved = _solve(_softmax(logits), filled.bias, rows, total=known.total, share=share)
     found = _whole(solved, total=known.total)
@@ -209,13 +201,6 @@ def _silent(head: HeadGradient) -> Tensor:
         quiet = head.victims(silent)
         silent[silent.clone()] = ~_shown(quiet.weight, quiet.weight_seen).flatten(1).any(dim=1)
     return silent
-
-
-def _refuse_non_finite(head: HeadGradient) -> None:
-    """Raises ValueError if a value that was seen is not finite."""
-    for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
-        if not bool(_shown(value, seen).isfinite().all()):
-            raise ValueError("the head's gradient holds non-finite values.")
 
 
 def _completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:
