@@ -24,16 +24,7 @@ from torch import Tensor
 
 from bench.api import Client, Facts, Message, Mixture, Part, Party, Stage
 from bench.toolkit.patches import patch_map
-from defenses.mixer import (
-    MIXER,
-    PATCHES,
-    Deal,
-    GroupMixing,
-    Mixer,
-    Mixing,
-    deal_patches,
-    mixtures,
-)
+from defenses.mixer import MIXER, PATCHES, Deal, GroupMixing, Mixer, Mixing, deal_patches, mixtures
 
 
 class DPCutMix(GroupMixing):

@@ -26,14 +26,7 @@ from bench.api import (
 )
 from bench.toolkit.per_sample import per_sample_gradients
 from defenses import ckks
-from defenses.encrypted_zone import (
-    CIPHERTEXT,
-    KEY_SERVER,
-    MASK,
-    EncryptedZone,
-    KeyHolder,
-    Masks,
-)
+from defenses.encrypted_zone import CIPHERTEXT, KEY_SERVER, MASK, EncryptedZone, KeyHolder, Masks
 
 _SMALL = 16.0
 """Divides the maps, so that those of many clients add up within the ciphertexts' range."""

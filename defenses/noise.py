@@ -85,10 +85,7 @@ class GaussianUpdate(_ClippedNoise):
         return gaussian_like(values, std=self.level, rng=rng)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (
-            Clip(of="update", norm=self.clip_norm),
-            GaussianNoise(of="update", std=self.level),
-        )
+        return (Clip(of="update", norm=self.clip_norm), GaussianNoise(of="update", std=self.level))
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """As usually stated: adding or removing one client, sensitivity clip_norm."""
@@ -101,10 +98,7 @@ class GaussianUpdate(_ClippedNoise):
         """Replacing one record moves a clipped update by up to 2 clip_norm."""
         return (
             Gaussian(
-                sensitivity=2 * self.clip_norm,
-                std=self.level,
-                unit="record",
-                count=facts.releases,
+                sensitivity=2 * self.clip_norm, std=self.level, unit="record", count=facts.releases
             ),
         )
 

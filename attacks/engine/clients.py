@@ -30,12 +30,8 @@ class Clients:
         def moved(state: State) -> dict[str, Tensor]:
             return {n: v.to(dtype=dtype, device=ctx.device) for n, v in state.items()}
 
-        self.network, self.defense, self.dtype, self.device = (
-            ctx.network,
-            ctx.defense,
-            dtype,
-            ctx.device,
-        )
+        self.network, self.defense = ctx.network, ctx.defense
+        self.dtype, self.device = dtype, ctx.device
         const = moved(seen.const)
         self.before = moved(seen.before)
         self.start = dict(ctx.defense.receive(self.before, const))

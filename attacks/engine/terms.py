@@ -283,7 +283,8 @@ class SmashedDistance(_Smashed):
 
 
 class SmashedLikelihood(_Smashed):
-    """Negative log-likelihood under the mechanism that made the smashed data random."""
+    """Negative log-likelihood under the mechanism that made the smashed data random, its mean
+    over the draws."""
 
     def __init__(
         self, clients: Clients, view: SplitView, draws: Sequence[State], *, law: Mechanism
@@ -295,7 +296,8 @@ class SmashedLikelihood(_Smashed):
         prepared, present = self.prepared[victims], self.view.present[victims]
 
         def misfit(cut: Tensor) -> Misfit:
-            loss, slope = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))
+            both = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))
+            loss, slope = (t / len(self.draws) for t in both)
             return Misfit(loss.flatten(1).sum(dim=1), cut, slope)
 
         return lambda candidate: [misfit(cut) for cut in self.activations(candidate.x)]
