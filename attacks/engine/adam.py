@@ -28,16 +28,9 @@ def descend(
     finite rests at its last point, one that reaches `phase.stop` there.
     Source: Geiping et al., arXiv:2003.14053, Sec. 5 (signed gradients, step decay, box).
 
-    Args:
-        phase: The functions.
-        start: [P, N].
-        steps: Of every problem.
-        lr: First step length, a tenth of it after 3/8, 5/8 and 7/8 of the steps.
-        signed: Only the sign of each derivative enters Adam.
-        low: Lower edge of the box.
-        high: Upper edge of the box.
-        look_every: Steps after which problems at rest leave the batch (None: as the device has
-            it).
+    lr: First step length, a tenth of it after 3/8, 5/8 and 7/8 of the steps. signed: Only the
+    sign of each derivative enters Adam. look_every: Steps after which problems at rest leave the
+    batch (None: as the device has it).
     """
     x = start.to(phase.dtype).clone()
     if look_every is None:

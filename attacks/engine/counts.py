@@ -100,17 +100,8 @@ def restore(
     then, and where the system is singular, the counts n minimise
     |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
 
-    Args:
-        head: What was seen of the head's gradients.
-        weight: Of the broadcast head [C, F].
-        bias: Of the broadcast head [C].
-        total: Samples of a batch.
-        public: What public samples say of each class.
-        shrink: See `attacks.ilrg.ILRG`.
-        refine: See `attacks.ilrg.ILRG`.
-
-    Raises:
-        ValueError: If total < 1 or a gradient is not finite.
+    weight [C, F], bias [C]: Of the broadcast head. total: Samples of a batch. shrink, refine:
+    See `attacks.ilrg.ILRG`. Raises ValueError if total < 1 or a gradient is not finite.
     """
     if total < 1:
         raise ValueError(f"total must be >= 1 (samples of a batch), got {total}.")

@@ -106,7 +106,6 @@ class Evidence:
                 self.clients,
                 observation,
                 returned=self.returned,
-                slopes=None if self.view is None else self.view.slopes,
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
             )

@@ -64,7 +64,6 @@ class Uploads:
         clients: Candidate clients.
         observation: Uploads of V victims as one kind.
         returned: The gradient by returned slopes, which needs no labels, or None.
-        slopes: What the server returned to the victims [V, B, ...], with `returned`.
         clips: Mechanisms whose deterministic part is played, in order.
         law: The mechanism whose likelihood compares, or None for the squared distance.
     """
@@ -75,28 +74,21 @@ class Uploads:
         observation: ObservedUploads,
         *,
         returned: Returned | None,
-        slopes: Tensor | None,
         clips: Sequence[Mechanism],
         law: Mechanism | None,
     ) -> None:
         self.clients, self.observation, self.law = clients, observation, law
-        self.returned, self.slopes, self.clips = returned, slopes, clips
+        self.returned, self.clips = returned, clips
         self.whole = all(bool(p.all()) for p in observation.present.values())
 
     def sent(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
-        """Uploads before noise in the observation's kind, for the names observed.
+        """Uploads [P, ...] before noise in the observation's kind, for the names observed.
 
-        Args:
-            x: Samples [P, K, *shape].
-            y: Soft labels [P, K, C].
-            victims: int64 [P], whose returned slopes are used in place of the labels, and whose
-                absent coordinates a clip leaves out; None: any victim's.
-
-        Returns:
-            [P, ...] by name.
+        victims: int64 [P], whose returned slopes are used in place of the labels, and whose
+        absent coordinates a clip leaves out; None: any victim's.
         """
-        if self.returned is not None and self.slopes is not None and victims is not None:
-            gradient = self.returned(x, self.slopes[victims], y)
+        if self.returned is not None and victims is not None:
+            gradient = self.returned(x, y, victims)
         else:
             gradient = self.clients.gradients(x, y)
         if self.clips:
@@ -140,12 +132,7 @@ class Uploads:
 
 class UploadLikelihood:
     """Negative log-likelihood of the uploads under the public mechanism; the squared distance
-    where nothing is random.
-
-    Args:
-        uploads: Of the victims.
-        relative: Every tensor's squared distance in units of its own observed square.
-    """
+    where nothing is random, if `relative` every tensor's in units of its own observed square."""
 
     def __init__(self, uploads: Uploads, *, relative: bool = False) -> None:
         self.uploads, self.relative = uploads, relative
@@ -237,13 +224,8 @@ class UploadCosine:
 
 
 class _Smashed:
-    """The first step's smashed data, as P candidates would have made it.
-
-    Args:
-        clients: Candidate clients.
-        view: What was seen at the cut.
-        draws: Network weights under which activations are made.
-    """
+    """The first step's smashed data, as P candidates would have made it under some network
+    weights (`draws`)."""
 
     def __init__(self, clients: Clients, view: SplitView, draws: Sequence[State]) -> None:
         self.clients, self.view, self.draws = clients, view, draws
@@ -258,11 +240,7 @@ class _Smashed:
 
 
 class SmashedDistance(_Smashed):
-    """Weighed squared distance, its mean over the draws.
-
-    Args:
-        unit: Weights [V, 1, ...].
-    """
+    """Weighed squared distance, its mean over the draws. unit: Weights [V, 1, ...]."""
 
     def __init__(
         self, clients: Clients, view: SplitView, draws: Sequence[State], *, unit: Tensor
