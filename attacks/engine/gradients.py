@@ -8,8 +8,9 @@ vmapped program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +52,14 @@ class ObservedTraining:
     lr: float
     mode: str
 
-    def realizing(self, defense: Defense) -> Callable[[State], State]:
-        """variables -> network weights without the defense's randomness."""
-        return lambda variables: defense.mean_realize(variables, self.const)
+    def played(self, network: NetworkView, defense: Defense) -> dict[str, Any]:
+        """How a loss runs the network: with weights without the defense's randomness."""
+        return {
+            "network": network,
+            "realize": lambda variables: defense.mean_realize(variables, self.const),
+            "mode": self.mode,
+            "buffers": self.buffers,
+        }
 
 
 class Simulated:
@@ -61,12 +67,7 @@ class Simulated:
 
     def __init__(self, network: NetworkView, defense: Defense, training: ObservedTraining) -> None:
         self.defense, self.training = defense, training
-        self.loss = NetworkLoss(
-            network=network,
-            realize=training.realizing(defense),
-            mode=training.mode,
-            buffers=training.buffers,
-        )
+        self.loss = NetworkLoss(**training.played(network, defense))
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name."""
@@ -120,14 +121,7 @@ class Returned:
         stages = network.cuts[: network.cuts.index(view.cut) + 1]
         prefixes = tuple(f"{stage}." for stage in stages)
         self.start = {n: v for n, v in training.start.items() if n.startswith(prefixes)}
-        self.loss = SplitLoss(
-            network=network,
-            realize=training.realizing(defense),
-            mode=training.mode,
-            buffers=training.buffers,
-            cut=view.cut,
-            sent=view.sent,
-        )
+        self.loss = SplitLoss(**training.played(network, defense), cut=view.cut, sent=view.sent)
 
     def __call__(self, x: Tensor, y: Tensor, victims: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C], int64 victims [P] -> [P, ...] by name."""

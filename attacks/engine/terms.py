@@ -79,7 +79,6 @@ class Uploads:
     ) -> None:
         self.clients, self.observation, self.law = clients, observation, law
         self.returned, self.clips = returned, clips
-        self.whole = all(bool(p.all()) for p in observation.present.values())
 
     def sent(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
         """Uploads [P, ...] before noise in the observation's kind, for the names observed.
@@ -99,7 +98,7 @@ class Uploads:
         return self.clients.as_sent(named, self.observation.kind)
 
     def _shown(self, victims: Tensor | None) -> Mapping[str, Tensor]:
-        if self.whole:
+        if self.visible is None:
             return {}
         present = self.observation.present
         if victims is None:
