@@ -35,7 +35,7 @@ from bench.seeding import generator
 from bench.toolkit import memory
 from tests.conftest import network_for
 from tests.synchronisation import second_device, watched
-from tests.test_conformance import ATTACKS, DEFENSES
+from tests.test_shipped_plugins_conform import ATTACKS, DEFENSES
 
 CPU = torch.device("cpu")
 PROTOCOLS = ("fedsgd", "fedavg", "splitfed private", "splitfed shared")
