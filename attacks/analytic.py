@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.engine.estimate import gradient_estimate
-from attacks.engine.observation import lawless, mechanisms_of, unusable
+from attacks.engine.observation import gradient_estimate, lawless, mechanisms_of, unusable
 from bench.api import Attack, Context, Reconstruction, Seen
 
 ROUNDS = 6
@@ -97,9 +96,11 @@ class LayerGradient:
     decided_variances: tuple[Tensor, Tensor]
 
     def solve(self, *, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """(inputs [V, F], bool [V, O]) as `invert`. Where signs are open, the candidates that the
-        present answer explains better are taken and the answer is found anew, from two starts
-        (the prior's mean and the first candidates' answer), of which the better explained wins.
+        """Inputs [V, F] of their prior [F], and which rows told something, bool [V, O].
+
+        Where signs are open, the candidates that the present answer explains better are taken
+        and the answer is found anew, from two starts (the prior's mean and the first candidates'
+        answer), of which the better explained wins.
         """
         prior = (mean, variance)
         x, visible = self._invert(self.weight[0], self.bias[0], self.variances, prior)
@@ -136,54 +137,34 @@ class LayerGradient:
         weight: Tensor,
         bias: Tensor,
         variances: tuple[Tensor, Tensor],
-        prior: tuple[Tensor, Tensor],
+        public: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        return invert(
-            weight=weight,
-            bias=bias,
-            present=self.present,
-            weight_variance=variances[0],
-            bias_variance=variances[1],
-            mean=prior[0],
-            variance=prior[1],
-        )
+        """`solve` of decided gradients [V, O, F] and [V, O] with noise of these variances.
 
-
-def invert(
-    *,
-    weight: Tensor,
-    bias: Tensor,
-    present: Tensor,
-    weight_variance: Tensor,
-    bias_variance: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """(inputs [V, F], rows that told something: bool [V, O]) of a linear layer.
-
-    weight [V, O, F], bias [V, O]: float64 gradients; present: bool [V, O, F]; their noise's
-    variances, of the same shapes; mean, variance [F]: the inputs' prior. Coordinates that no row
-    tells are the prior's mean.
-    """
-    weight, weight_variance = (torch.where(present, t, 0.0) for t in (weight, weight_variance))
-    bias = torch.where(present.any(dim=2), bias, 0.0)
-    square, shown = bias.square(), present.to(bias)
-    top = torch.einsum("vo,vof->vf", bias, weight)
-    noise = torch.einsum("vo,vof->vf", bias_variance, shown)
-    strength = (torch.einsum("vo,vof->vf", square, shown) - noise).clamp_min(0)
-    spread = torch.einsum("vo,vof->vf", square, weight_variance) + torch.einsum(
-        "vo,vof->vf", square * bias_variance, shown
-    ) * (mean.square() + variance)
-    # Exact where nothing is random: the prior then has no say, however small the gradient.
-    prior = variance.clamp_min(1e-12)
-    gain = torch.where(spread > 0, prior * strength / (prior * strength.square() + spread), 0.0)
-    exact = (spread == 0) & (strength > 0)
-    gain = torch.where(exact, 1 / torch.where(exact, strength, 1.0), gain)
-    # What is left of S under pure noise is chance: it counts by how far it exceeds its own error.
-    error = 2 * torch.einsum("vo,vof->vf", bias_variance.square(), shown)
-    gain = torch.where(error > 0, gain * strength.square() / (strength.square() + error), gain)
-    answer = mean + gain * (top - strength * mean)
-    return answer, present.any(dim=2) & (bias != 0)
+        public: Mean and variance [F] of the inputs' prior. Coordinates that no row tells are its
+        mean.
+        """
+        present, (_, bias_variance), (mean, variance) = self.present, variances, public
+        weight, weight_variance = (torch.where(present, t, 0.0) for t in (weight, variances[0]))
+        bias = torch.where(present.any(dim=2), bias, 0.0)
+        square, shown = bias.square(), present.to(bias)
+        top = torch.einsum("vo,vof->vf", bias, weight)
+        noise = torch.einsum("vo,vof->vf", bias_variance, shown)
+        strength = (torch.einsum("vo,vof->vf", square, shown) - noise).clamp_min(0)
+        spread = torch.einsum("vo,vof->vf", square, weight_variance) + torch.einsum(
+            "vo,vof->vf", square * bias_variance, shown
+        ) * (mean.square() + variance)
+        # Exact where nothing is random: the prior then has no say, however small the gradient.
+        prior = variance.clamp_min(1e-12)
+        gain = torch.where(spread > 0, prior * strength / (prior * strength.square() + spread), 0.0)
+        exact = (spread == 0) & (strength > 0)
+        gain = torch.where(exact, 1 / torch.where(exact, strength, 1.0), gain)
+        # What is left of S under pure noise is chance: it counts by how far it exceeds its own
+        # error.
+        error = 2 * torch.einsum("vo,vof->vf", bias_variance.square(), shown)
+        gain = torch.where(error > 0, gain * strength.square() / (strength.square() + error), gain)
+        answer = mean + gain * (top - strength * mean)
+        return answer, present.any(dim=2) & (bias != 0)
 
 
 def _first_layer(seen: Seen) -> tuple[str, str | None]:

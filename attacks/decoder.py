@@ -231,7 +231,9 @@ class Data:
         self.level = float((self.base - self.x)[self.train].square().mean().sqrt())
         views = [inverter.standard(b) for b in (*(p.blocks for p in pairs), channel.blocks)]
         maps = [_on_grid(channel, v) for v in views] if len(inverter.shape) == 3 else [None]
-        *parts, told = [m for m in maps if m is not None] or [_side_by_side(v) for v in views]
+        *parts, told = [m for m in maps if m is not None] or [
+            torch.cat(list(v.values()), dim=1) for v in views
+        ]
         self.features = torch.cat(parts)
         if self.features.ndim == 2:
             self.features, told = _principal(self.features, self.train, told)
@@ -240,10 +242,6 @@ class Data:
 
     def of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.base[rows], self.features[rows]
-
-
-def _side_by_side(blocks: Blocks) -> Tensor:
-    return torch.cat(list(blocks.values()), dim=1)
 
 
 def _on_grid(channel: Channel, blocks: Blocks) -> Tensor | None:

@@ -61,12 +61,7 @@ class InvertingGradients(Attack):
     ) -> None:
         if preset not in _PRESETS:
             raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
-        given = {
-            "restarts": restarts,
-            "lr": lr,
-            "total_variation": total_variation,
-            "start": start,
-        }
+        given = {"restarts": restarts, "lr": lr, "total_variation": total_variation, "start": start}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
         self.restarts, self.lr, self.start = chosen["restarts"], chosen["lr"], chosen["start"]
         self.total_variation, self.signed = chosen["total_variation"], signed

@@ -38,7 +38,5 @@ class PriorOnly(Attack):
             counts = torch.nn.functional.one_hot(labels, classes).sum(dim=1)
             images = class_means(ctx.aux_x, ctx.aux_y, classes=classes).cpu()[labels]
         return Reconstruction(
-            images=images.contiguous(),
-            labels=labels.contiguous(),
-            label_counts=counts.contiguous(),
+            images=images.contiguous(), labels=labels.contiguous(), label_counts=counts.contiguous()
         )

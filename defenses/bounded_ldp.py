@@ -91,21 +91,23 @@ def piecewise_variance(v: float, *, epsilon: float) -> float:
 # --- the defenses ---------------------------------------------------------------------------
 
 
-class _PerValue(Defense):
+class _Bounded(Defense):
     """Release every value of the upload by itself, with `epsilon` each.
 
     Args:
         epsilon: Budget of one value, in (0, 700].
-        radius: Half the widest interval that values are clipped to; it scales the noise.
+        bound: Values are clipped to [-bound, bound], in the target's own scale; > 0.
         target: What is clipped and perturbed: update, gradient or weights.
     """
 
-    def __init__(self, *, epsilon: float, radius: float, target: Target) -> None:
+    def __init__(self, *, epsilon: float, bound: float, target: Target = "update") -> None:
+        if not 0 < bound < math.inf:
+            raise ValueError(f"bound must be > 0 (largest value of one upload), got {bound}.")
         if not 0 < epsilon <= 700:
             raise ValueError(f"epsilon must lie in (0, 700] (budget of one value), got {epsilon}.")
         if target not in ("update", "gradient", "weights"):
             raise ValueError(f"target must be update, gradient or weights, got '{target}'.")
-        self.epsilon, self.radius = epsilon, radius
+        self.epsilon, self.bound = epsilon, bound
         self.target: Kind = target
 
     def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
@@ -117,7 +119,7 @@ class _PerValue(Defense):
 
     def _range(self, broadcast: Tensor) -> tuple[float, float]:
         """(centre, radius) of one tensor, from what is public: its broadcast weights."""
-        return 0.0, self.radius
+        return 0.0, self.bound
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         out = []
@@ -135,7 +137,7 @@ class _PerValue(Defense):
     @property
     def noise_std(self) -> float:
         """Std of a released 0 (of the centre), in the target's own scale."""
-        return self.radius * math.sqrt(self._variance(0.0))
+        return self.bound * math.sqrt(self._variance(0.0))
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """As usually stated: one release of one value."""
@@ -154,7 +156,7 @@ class _PerValue(Defense):
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        square = self.radius**2
+        square = self.bound**2
         return {
             "variance_at_0": self._variance(0.0) * square,
             "variance_at_bound": self._variance(1.0) * square,
@@ -163,22 +165,6 @@ class _PerValue(Defense):
             "eps_one_round": self.epsilon * facts.parameters,
             "eps_all_rounds": self.epsilon * facts.parameters * facts.releases,
         }
-
-
-class _Bounded(_PerValue):
-    """The interval is [-bound, bound] for every value.
-
-    Args:
-        epsilon: Budget of one value, in (0, 700].
-        bound: > 0, in the target's own scale.
-        target: What is clipped and perturbed: update, gradient or weights.
-    """
-
-    def __init__(self, *, epsilon: float, bound: float, target: Target = "update") -> None:
-        if not 0 < bound < math.inf:
-            raise ValueError(f"bound must be > 0 (largest value of one upload), got {bound}.")
-        super().__init__(epsilon=epsilon, radius=bound, target=target)
-        self.bound = bound
 
 
 class Duchi(_Bounded):
@@ -197,7 +183,7 @@ class Duchi(_Bounded):
         return duchi_variance(v, epsilon=self.epsilon)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (TwoPoint(of=self.target, epsilon=self.epsilon, radius=self.radius),)
+        return (TwoPoint(of=self.target, epsilon=self.epsilon, radius=self.bound),)
 
 
 class PMPiecewise(_Bounded):
@@ -218,7 +204,7 @@ class PMPiecewise(_Bounded):
         return piecewise_variance(v, epsilon=self.epsilon)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (Piecewise(of=self.target, epsilon=self.epsilon, radius=self.radius),)
+        return (Piecewise(of=self.target, epsilon=self.epsilon, radius=self.bound),)
 
 
 class PNPM(_Bounded):
@@ -302,7 +288,7 @@ class SunAdaptive(Duchi):
         told = AdaptiveTwoPoint(
             of=self.target,
             epsilon=self.epsilon,
-            radius=self.radius,
+            radius=self.bound,
             slack=self.slack,
             floor=self.floor,
         )

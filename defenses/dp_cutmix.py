@@ -24,16 +24,7 @@ from torch import Tensor
 
 from bench.api import Client, Facts, Message, Mixture, Part, Party, Stage
 from bench.toolkit.patches import patch_map
-from defenses.mixer import (
-    MIXER,
-    PATCHES,
-    Deal,
-    GroupMixing,
-    Mixer,
-    Mixing,
-    deal_patches,
-    mixtures,
-)
+from defenses.mixer import MIXER, PATCHES, Deal, GroupMixing, Mixer, Mixing, deal_patches, mixtures
 
 
 class DPCutMix(GroupMixing):
@@ -124,10 +115,6 @@ class DPCutMix(GroupMixing):
         if (self.noise == "eq1" and self.smashed_std) or bool(client.plan[PATCHES].all()):
             return Part(values=noised)
         return Part(values=torch.where(own, noised, 0.0), present=own)
-
-    def labels(self, y: Tensor, client: Client) -> Tensor:
-        """Eq. 2: y_i + N_y."""
-        return super().labels(y, client)
 
     # --- server: sum --------------------------------------------------------------------------
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:

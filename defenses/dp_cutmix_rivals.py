@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from torch import Tensor
-
-from bench.api import Client, Message, Mixture, Part, Party
+from bench.api import Message, Mixture, Part, Party
 from defenses.mixer import MIXER, RATIOS, GroupMixing, Mixer, Mixing, deal_ratios, mixtures
 from defenses.noised_smashed import NoisedSmashed
 
@@ -22,9 +20,6 @@ class DPSL(NoisedSmashed):
     source = "DP-CutMixSL, Appendix B.1 (DP-SL)"
     equation = "Eq. 4"
     holds = "It holds, loosely: two one-hot labels differ by 2 in squared L2 norm, not by D_y."
-
-    def smashed(self, q: Tensor, client: Client) -> Part:
-        return Part(values=self.noised(self.clipped(q), client))
 
     def bound(self, *, smashed: float, label: float) -> float:
         return (smashed + label) / 2
@@ -76,9 +71,6 @@ class DPMixSL(GroupMixing):
     def third_parties(self, seed: int) -> Mapping[str, Party]:
         deal = partial(deal_ratios, mixing=self.mixing, alpha=self.alpha)
         return {MIXER: Mixer(seed=seed, group=self.group, kind=RATIOS, deal=deal)}
-
-    def smashed(self, q: Tensor, client: Client) -> Part:
-        return Part(values=self.noised(self.clipped(q), client))
 
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
         """Eq. 15: lambda_i s_i."""

@@ -26,29 +26,28 @@ from bench.api import (
 )
 from bench.toolkit.per_sample import per_sample_gradients
 from defenses import ckks
-from defenses.encrypted_zone import (
-    CIPHERTEXT,
-    KEY_SERVER,
-    MASK,
-    EncryptedZone,
-    KeyHolder,
-    Masks,
-)
+from defenses.encrypted_zone import CIPHERTEXT, KEY_SERVER, MASK, EncryptedZone, KeyHolder, Masks
 
 _SMALL = 16.0
 """Divides the maps, so that those of many clients add up within the ciphertexts' range."""
 _MAP, _CLIENTS = "sensitivity", "@clients"
 
 
-def largest(values: State, share: float) -> dict[str, Tensor]:
-    """Mask of the `share` of coordinates with the largest values over all names; ties go to the
-    first."""
+def ranks(values: State, share: float) -> dict[str, Tensor]:
+    """int64 by name: 1 for the largest value over all names, 2 for the next, ... and 0 beyond the
+    `share` of coordinates that are listed; ties go to the first."""
     flat = torch.cat([v.flatten() for v in values.values()])
-    chosen = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    count = round(share * len(flat))
-    chosen[flat.argsort(descending=True, stable=True)[:count]] = True
-    pieces = chosen.split([v.numel() for v in values.values()])
+    places = torch.arange(1, len(flat) + 1, device=flat.device)
+    places[round(share * len(flat)) :] = 0
+    order = torch.empty_like(places)
+    order[flat.argsort(descending=True, stable=True)] = places
+    pieces = order.split([v.numel() for v in values.values()])
     return {n: p.view(v.shape) for (n, v), p in zip(values.items(), pieces, strict=True)}
+
+
+def largest(values: State, share: float) -> dict[str, Tensor]:
+    """Mask of the `share` of coordinates with the largest values, as `ranks` lists them."""
+    return {n: r > 0 for n, r in ranks(values, share).items()}
 
 
 class MapHolder(KeyHolder):

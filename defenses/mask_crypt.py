@@ -9,23 +9,7 @@ from torch import Tensor
 
 from bench.api import Client, Encrypted, Event, Facts, Local, Part, Unprotected
 from defenses.encrypted_zone import EncryptedZone, Masks
-from defenses.fedml_he import largest
-
-
-def ranks(values: Masks, share: float) -> dict[str, Tensor]:
-    """int64 by name: 1 for the largest value, 2 for the next, ... and 0 beyond the `share` of
-    coordinates that are listed."""
-    listed = largest(values, share)
-    flat = torch.cat([v.flatten() for v in values.values()])
-    order = torch.empty_like(flat, dtype=torch.int64)
-    order[flat.argsort(descending=True, stable=True)] = torch.arange(
-        1, len(flat) + 1, device=flat.device
-    )
-    pieces = order.split([v.numel() for v in values.values()])
-    return {
-        n: torch.where(listed[n], p.view(listed[n].shape), 0)
-        for n, p in zip(values, pieces, strict=True)
-    }
+from defenses.fedml_he import largest, ranks
 
 
 class MaskCrypt(EncryptedZone):

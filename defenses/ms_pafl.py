@@ -40,11 +40,7 @@ from bench.api import (
     Withheld,
     as_kind,
 )
-from bench.privacy.gaussian import (
-    classic_gaussian_std,
-    exact_gaussian_epsilon,
-    gaussian_std,
-)
+from bench.privacy.gaussian import classic_gaussian_std, exact_gaussian_epsilon, gaussian_std
 from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.vectors import clip, gaussian_like, replace_values, showing
 from defenses import ms_pafl_theorems as theorems
@@ -219,10 +215,7 @@ class MSPAFL(Defense):
 
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (
-            Clip(of="weights", norm=self.clip_norm),
-            GaussianNoise(of="weights", std=self.std),
-        )
+        return (Clip(of="weights", norm=self.clip_norm), GaussianNoise(of="weights", std=self.std))
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """The exact Gaussian over the uploads that happened, with no amplification: the server

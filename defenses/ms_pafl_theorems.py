@@ -26,13 +26,7 @@ def deviation_probability(*, beta: float, clients: int) -> float:
 
 
 def single_round(
-    *,
-    p: float,
-    q: float,
-    epsilon: float,
-    delta: float,
-    clients: int,
-    beta: float,
+    *, p: float, q: float, epsilon: float, delta: float, clients: int, beta: float
 ) -> tuple[float, float]:
     """(epsilon_c, delta_c) of Corollary 1 (Eq. 20); (inf, 1) where delta' >= 1.
 
@@ -45,13 +39,7 @@ def single_round(
 
 
 def local_total(
-    *,
-    p: float,
-    q: float,
-    epsilon: float,
-    rounds: int,
-    delta: float,
-    clip_norm: float,
+    *, p: float, q: float, epsilon: float, rounds: int, delta: float, clip_norm: float
 ) -> float:
     """Theorem 3 (Eq. 22) with `c0`: claimed epsilon of one client at `delta`; inf at q = 1."""
     if p * rounds == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -58,16 +58,16 @@ class _ClippedNoise(Defense):
         """The noise's std (Gaussian) or scale (Laplace) per coordinate."""
         return self.noise_multiplier * self.clip_norm
 
-    def _noise(self) -> Callable[[Tensor, torch.Generator], Tensor]:
+    def _noise(self, values: Tensor, rng: torch.Generator) -> Tensor:
         raise TypeError("a subclass names its noise")
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        draw = self._noise()
+        rng = client.rng["defense"]
         out = []
         for message in messages:
             update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
             parts = clip(update.parts, norm=self.clip_norm, order=self.order)
-            noised = {n: p.values + draw(p.values, client.rng["defense"]) for n, p in parts.items()}
+            noised = {n: p.values + self._noise(p.values, rng) for n, p in parts.items()}
             out.append(replace_values(update, noised))
         return out
 
@@ -81,14 +81,11 @@ class GaussianUpdate(_ClippedNoise):
 
     source = "McMahan et al., arXiv:1710.06963, noise added by the client"
 
-    def _noise(self) -> Callable[[Tensor, torch.Generator], Tensor]:
-        return lambda v, rng: gaussian_like(v, std=self.level, rng=rng)
+    def _noise(self, values: Tensor, rng: torch.Generator) -> Tensor:
+        return gaussian_like(values, std=self.level, rng=rng)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (
-            Clip(of="update", norm=self.clip_norm),
-            GaussianNoise(of="update", std=self.level),
-        )
+        return (Clip(of="update", norm=self.clip_norm), GaussianNoise(of="update", std=self.level))
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """As usually stated: adding or removing one client, sensitivity clip_norm."""
@@ -101,10 +98,7 @@ class GaussianUpdate(_ClippedNoise):
         """Replacing one record moves a clipped update by up to 2 clip_norm."""
         return (
             Gaussian(
-                sensitivity=2 * self.clip_norm,
-                std=self.level,
-                unit="record",
-                count=facts.releases,
+                sensitivity=2 * self.clip_norm, std=self.level, unit="record", count=facts.releases
             ),
         )
 
@@ -125,8 +119,8 @@ class LaplaceUpdate(_ClippedNoise):
     order = 1
     source = "Dwork et al. 2006, noise added by the client"
 
-    def _noise(self) -> Callable[[Tensor, torch.Generator], Tensor]:
-        return lambda v, rng: laplace_like(v, scale=self.level, rng=rng)
+    def _noise(self, values: Tensor, rng: torch.Generator) -> Tensor:
+        return laplace_like(values, scale=self.level, rng=rng)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         return (

@@ -25,6 +25,7 @@ from bench.api import (
     Gaussian,
     LabelNoise,
     Mechanism,
+    Part,
     SmashedNoise,
     Unprotected,
 )
@@ -94,6 +95,9 @@ class NoisedSmashed(Defense):
                 f"data {list(q.shape)}, got {self.smashed_size}."
             )
         return q if math.isinf(self.clip) else q.clamp(self.low, self.low + self.clip)
+
+    def smashed(self, q: Tensor, client: Client) -> Part:
+        return Part(values=self.noised(self.clipped(q), client))
 
     def noised(self, values: Tensor, client: Client) -> Tensor:
         """N_s added to every value."""

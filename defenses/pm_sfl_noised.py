@@ -30,7 +30,7 @@ from bench.api import (
     Unprotected,
 )
 from bench.privacy.gaussian import exact_gaussian_epsilon
-from bench.toolkit.per_sample import per_sample_gradients
+from bench.toolkit.per_sample import clipped_to, per_sample_gradients
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
 from defenses.pm_sfl import PMSFL, Variant
 
@@ -139,22 +139,12 @@ class NoisedPMSFL(PMSFL):
             return super().gradient(loss, variables, x, y, draw)
 
         each = per_sample_gradients(loss, variables, x, y)
-        size = len(next(iter(each.values())))
         noise = {n: draw[_NOISE + n] for n in each if _NOISE + n in draw}
-        clipped = list(noise or each)
-        square = torch.stack([each[n].flatten(1).square().sum(dim=1) for n in clipped]).sum(dim=0)
-        length = square.clamp_min(1e-30).sqrt() / self.lr_scale
-        factor = (self.clip_norm / length).clamp_max(1.0)
-        std = self.lr_scale * self._step_multiplier() * self.clip_norm / size
-        out = {}
-        for name, grads in each.items():
-            if name not in clipped:
-                out[name] = grads.mean(dim=0)
-                continue
-            out[name] = torch.tensordot(factor, grads, dims=1) / size
-            if noise:
-                out[name] = out[name] + std * noise[name]
-        return out
+        norm = self.lr_scale * self.clip_norm
+        clipped, lengths = clipped_to({n: each[n] for n in noise or each}, norm=norm)
+        std = self._step_multiplier() * norm / len(lengths)
+        mean = {n: clipped[n] if n in clipped else g.mean(dim=0) for n, g in each.items()}
+        return {n: g + std * noise[n] if n in noise else g for n, g in mean.items()}
 
     def _step_multiplier(self) -> float:
         """Std over Gamma / |Q| for R local steps (Eq. 63)."""

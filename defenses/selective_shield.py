@@ -213,8 +213,7 @@ class SelectiveShield(EncryptedZone):
         if facts.broadcast:
             events.append(
                 Unprotected(
-                    what="the sum of the encrypted zone",
-                    why="the new model shows it without noise",
+                    what="the sum of the encrypted zone", why="the new model shows it without noise"
                 )
             )
         return tuple(events)

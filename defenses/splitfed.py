@@ -140,8 +140,7 @@ class SplitFedDP(Defense):
         return {
             "smashed_noise_scale": self.smashed_scale,
             "smashed_noise_std": self.smashed_scale * 2**0.5,
-            "update_noise_std": self.update.level
-            * (1 if isinstance(self.update, GaussianUpdate) else 2**0.5),
+            "update_noise_std": self.update.constants(facts)["noise_std"],
             "eps_given_labels": record_epsilon(self._noised(facts), facts.delta),
         }
 

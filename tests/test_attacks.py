@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.dlg import DLG
-from attacks.engine.estimate import gradient_estimate
+from attacks.engine.observation import gradient_estimate
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.inverting_gradients import InvertingGradients

@@ -20,9 +20,10 @@ from defenses.ckks import (
     ciphertexts_for,
     encrypt,
     encrypt_all,
+    header,
+    load_ciphertext,
     rounded,
 )
-from defenses.ckks.wire import header, load_ciphertext
 
 PRESETS = {"standard": STANDARD, "additive": ADDITIVE}
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attacks.decoder import Decoder
 from attacks.dlg import DLG
-from attacks.engine.estimate import gradient_estimate
-from attacks.engine.observation import split_view
+from attacks.engine.observation import gradient_estimate, split_view
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge

@@ -18,8 +18,8 @@ def descend(
     steps: int,
     lr: float,
     signed: bool,
-    low: Tensor | float,
-    high: Tensor | float,
+    low: float,
+    high: float,
     look_every: int | None = None,
 ) -> Minimum:
     """Minimise P functions from start [P, N] by `steps` steps within [low, high].
@@ -28,34 +28,24 @@ def descend(
     finite rests at its last point, one that reaches `phase.stop` there.
     Source: Geiping et al., arXiv:2003.14053, Sec. 5 (signed gradients, step decay, box).
 
-    Args:
-        phase: The functions.
-        start: [P, N].
-        steps: Of every problem.
-        lr: First step length, a tenth of it after 3/8, 5/8 and 7/8 of the steps.
-        signed: Only the sign of each derivative enters Adam.
-        low: Lower edge of the box.
-        high: Upper edge of the box.
-        look_every: Steps after which problems at rest leave the batch (None: as the device has
-            it).
+    lr: First step length, a tenth of it after 3/8, 5/8 and 7/8 of the steps. signed: Only the
+    sign of each derivative enters Adam. look_every: Steps after which problems at rest leave the
+    batch (None: as the device has it).
     """
     x = start.to(phase.dtype).clone()
     if look_every is None:
         look_every = look_interval(x.device)
-    low, high = (
-        torch.as_tensor(b, dtype=x.dtype, device=x.device).expand_as(x) for b in (low, high)
-    )
     final = x.clone()
     final_loss = torch.full(x.shape[:1], torch.inf, dtype=x.dtype, device=x.device)
     active = torch.arange(len(x), device=x.device)
-    final_evaluations = torch.zeros_like(active)
-    best, least, evaluations, stop = final, final_loss, final_evaluations, phase.stop
+    final_spent = torch.zeros_like(active)
+    best, least, spent, stop = final, final_loss, final_spent, phase.stop
     first, second, going = torch.zeros_like(x), torch.zeros_like(x), active >= 0
     for step in range(steps):
         if not len(active):
             break
         loss, gradient = phase.evaluate(x, active)
-        evaluations = evaluations + going
+        spent = spent + going
         fine = torch.isfinite(loss) & torch.isfinite(gradient).all(dim=1) & going
         better = fine & (loss < least)
         best = torch.where(better[:, None], x, best)
@@ -67,32 +57,18 @@ def descend(
         length = lr * _DECAY ** sum(step >= m * steps for m in _MILESTONES)
         unbiased = 1 - _BETAS[0] ** (step + 1), 1 - _BETAS[1] ** (step + 1)
         move = (first / unbiased[0]) / ((second / unbiased[1]).sqrt() + _EPSILON)
-        x = torch.minimum(torch.maximum(x - length * move, low), high)
+        x = (x - length * move).clamp(low, high)
         going = fine & (loss > stop)
         if (step + 1) % look_every == 0 and not bool(going.all()):
-            final[active], final_loss[active] = best, least
-            final_evaluations[active] = evaluations
-            active, x, first, second, best, least, evaluations, stop, low, high, going = (
-                t[going]
-                for t in (
-                    active,
-                    x,
-                    first,
-                    second,
-                    best,
-                    least,
-                    evaluations,
-                    stop,
-                    low,
-                    high,
-                    going,
-                )
+            final[active], final_loss[active], final_spent[active] = best, least, spent
+            active, x, first, second, best, least, spent, stop, going = (
+                t[going] for t in (active, x, first, second, best, least, spent, stop, going)
             )
-    final[active], final_loss[active], final_evaluations[active] = best, least, evaluations
+    final[active], final_loss[active], final_spent[active] = best, least, spent
     return Minimum(
         x=final,
         loss=final_loss,
-        evaluations=final_evaluations,
+        evaluations=final_spent,
         reached=final_loss <= phase.stop.to(final_loss),
         diverged=~torch.isfinite(final_loss),
         redrawn=0,

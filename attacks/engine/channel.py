@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.engine.estimate import gradient_estimate
 from attacks.engine.grid import Grid, grid_shape, on_grid
-from attacks.engine.observation import SMASHED, smashed_of, unusable
+from attacks.engine.observation import SMASHED, gradient_estimate, smashed_of, unusable
 from attacks.engine.private import with_private_parts
 from bench.api import Context, Part, Seen
 

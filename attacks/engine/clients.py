@@ -30,12 +30,8 @@ class Clients:
         def moved(state: State) -> dict[str, Tensor]:
             return {n: v.to(dtype=dtype, device=ctx.device) for n, v in state.items()}
 
-        self.network, self.defense, self.dtype, self.device = (
-            ctx.network,
-            ctx.defense,
-            dtype,
-            ctx.device,
-        )
+        self.network, self.defense = ctx.network, ctx.defense
+        self.dtype, self.device = dtype, ctx.device
         const = moved(seen.const)
         self.before = moved(seen.before)
         self.start = dict(ctx.defense.receive(self.before, const))
@@ -59,18 +55,16 @@ class Clients:
         """The gradient of the first stages by the slopes that the server returned, if it did."""
         if view.slopes is None:
             return None
-        return Returned(self.network, self.defense, self.training, view.cut, sent=view.sent)
+        return Returned(self.network, self.defense, self.training, view, view.slopes)
 
     def applied(
         self, gradient: State, mechanism: Mechanism, shown: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Gradients [P, ...] after the deterministic part of a mechanism.
 
-        Args:
-            gradient: By name, all that the client computed.
-            mechanism: Acts on gradient, update or weights as a whole.
-            shown: Which coordinates [P or 1, ...] were sent, of the tensors sent in part; the
-                others neither count nor mean anything afterwards.
+        mechanism: Acts on gradient, update or weights as a whole. shown: Which coordinates
+        [P or 1, ...] were sent, of the tensors sent in part; the others neither count nor mean
+        anything afterwards.
         """
         slope = 1.0 if mechanism.of == "gradient" else -self.step
         base = self.start if mechanism.of == "weights" else {}
@@ -131,11 +125,8 @@ class Clients:
         """Variance of every activation of a sample over the defense's random weights, around
         that of the mean weights, [...]; None where weights are not random.
 
-        Args:
-            view: What was seen at the cut.
-            public: Samples [N, *shape] on which it is measured.
-            least: Share of the mean variance below which none is taken to be: an activation
-                that hardly moves there may move elsewhere.
+        public: Samples [N, *shape] on which it is measured. least: Share of the mean variance
+        below which none is taken to be: an activation that hardly moves there may move elsewhere.
         """
         if not self.realised(1):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -42,12 +42,7 @@ class HeadGradient:
 
     def victims(self, chosen: slice | Tensor) -> HeadGradient:
         """The same for some of the victims."""
-        return HeadGradient(
-            weight=self.weight[chosen],
-            bias=self.bias[chosen],
-            weight_seen=None if self.weight_seen is None else self.weight_seen[chosen],
-            bias_seen=None if self.bias_seen is None else self.bias_seen[chosen],
-        )
+        return replace(self, **{n: v[chosen] for n, v in vars(self).items() if v is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +100,8 @@ def restore(
     then, and where the system is singular, the counts n minimise
     |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
 
-    Args:
-        head: What was seen of the head's gradients.
-        weight: Of the broadcast head [C, F].
-        bias: Of the broadcast head [C].
-        total: Samples of a batch.
-        public: What public samples say of each class.
-        shrink: See `attacks.ilrg.ILRG`.
-        refine: See `attacks.ilrg.ILRG`.
-
-    Raises:
-        ValueError: If total < 1 or a gradient is not finite.
+    weight [C, F], bias [C]: Of the broadcast head. total: Samples of a batch. shrink, refine:
+    See `attacks.ilrg.ILRG`. Raises ValueError if total < 1 or a gradient is not finite.
     """
     if total < 1:
         raise ValueError(f"total must be >= 1 (samples of a batch), got {total}.")
@@ -128,12 +114,7 @@ def restore(
         _restored(head.victims(slice(start, start + at_once)), known, steps=refine)
         for start in range(0, victims, at_once)
     ]
-    return Restored(
-        counts=torch.cat([p.counts for p in parts]),
-        doubt=torch.cat([p.doubt for p in parts]),
-        rows=torch.cat([p.rows for p in parts]),
-        silent=torch.cat([p.silent for p in parts]),
-    )
+    return Restored(**{n: torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +153,9 @@ def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
     filled, rows = _completed(head, known.public.features)
     logits, product = _quotient_logits(filled, known)
     if not math.isfinite(float(logits.sum())):
-        _refuse_non_finite(head)
+        for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
+            if not bool(_shown(value, seen).isfinite().all()):
+                raise ValueError("the head's gradient holds non-finite values.")
     share = known.public.share
     solved = _solve(_softmax(logits), filled.bias, rows, total=known.total, share=share)
     found = _whole(solved, total=known.total)
@@ -209,13 +192,6 @@ def _silent(head: HeadGradient) -> Tensor:
         quiet = head.victims(silent)
         silent[silent.clone()] = ~_shown(quiet.weight, quiet.weight_seen).flatten(1).any(dim=1)
     return silent
-
-
-def _refuse_non_finite(head: HeadGradient) -> None:
-    """Raises ValueError if a value that was seen is not finite."""
-    for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
-        if not bool(_shown(value, seen).isfinite().all()):
-            raise ValueError("the head's gradient holds non-finite values.")
 
 
 def _completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:

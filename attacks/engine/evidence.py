@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from attacks.engine.clients import Clients, column, moves
-from attacks.engine.estimate import gradient_estimate
 from attacks.engine.observation import (
     SMASHED,
     ObservedUploads,
     SplitView,
+    gradient_estimate,
     kind_of,
     mechanisms_of,
     noise_of,
@@ -101,19 +100,22 @@ class Evidence:
         if self.view is not None and distance == "likelihood":
             self.view, observation = self._weighed(self.view, observation)
         self.uploads: Uploads | None = None
+        self.terms: list[Term] = []
         if observation is not None:
             self.uploads = Uploads(
                 self.clients,
                 observation,
                 returned=self.returned,
-                slopes=None if self.view is None else self.view.slopes,
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
             )
-        self.terms: Sequence[Term] = [
-            *self._upload_terms(relative=layers == "relative"),
-            *self._smashed_terms(draws=draws),
-        ]
+            if distance == "cosine":
+                self.terms.append(UploadCosine(self.uploads))
+            else:
+                relative = layers == "relative"
+                self.terms.append(UploadLikelihood(self.uploads, relative=relative))
+        if self.view is not None:
+            self.terms.append(self._smashed_term(self.view, draws=draws))
 
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
@@ -163,25 +165,15 @@ class Evidence:
         return view, observation
 
     # --- terms ----------------------------------------------------------------------------------
-    def _upload_terms(self, *, relative: bool) -> list[Term]:
-        if self.uploads is None:
-            return []
-        if self.distance == "cosine":
-            return [UploadCosine(self.uploads)]
-        return [UploadLikelihood(self.uploads, relative=relative)]
-
-    def _smashed_terms(self, *, draws: int) -> list[Term]:
-        view = self.view
-        if view is None:
-            return []
+    def _smashed_term(self, view: SplitView, *, draws: int) -> Term:
         tried = [self.clients.weights]
         if draws and self.spread is not None:
             tried = self.clients.realised(draws)
         # One noise has its own law; several, and drawn weights, go by their variance.
         noises = view.noises if self.distance == "likelihood" else ()
         if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):
-            return [SmashedLikelihood(self.clients, view, tried, law=noises[-1])]
-        return [SmashedDistance(self.clients, view, tried, unit=self._unit(view))]
+            return SmashedLikelihood(self.clients, view, tried, law=noises[-1])
+        return SmashedDistance(self.clients, view, tried, unit=self._unit(view))
 
     def _unit(self, view: SplitView) -> Tensor:
         """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as

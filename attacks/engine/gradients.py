@@ -8,8 +8,9 @@ vmapped program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from attacks.engine.convolutions import (
     by_output,
     covers,
 )
+from attacks.engine.observation import SplitView
 from bench.api import Defense, Layer, NetworkView, State
 from bench.toolkit.batches import soft_cross_entropy
 from bench.toolkit.losses import NetworkLoss, SplitLoss
@@ -50,9 +52,14 @@ class ObservedTraining:
     lr: float
     mode: str
 
-    def realizing(self, defense: Defense) -> Callable[[State], State]:
-        """variables -> network weights without the defense's randomness."""
-        return lambda variables: defense.mean_realize(variables, self.const)
+    def played(self, network: NetworkView, defense: Defense) -> dict[str, Any]:
+        """How a loss runs the network: with weights without the defense's randomness."""
+        return {
+            "network": network,
+            "realize": lambda variables: defense.mean_realize(variables, self.const),
+            "mode": self.mode,
+            "buffers": self.buffers,
+        }
 
 
 class Simulated:
@@ -60,12 +67,7 @@ class Simulated:
 
     def __init__(self, network: NetworkView, defense: Defense, training: ObservedTraining) -> None:
         self.defense, self.training = defense, training
-        self.loss = NetworkLoss(
-            network=network,
-            realize=training.realizing(defense),
-            mode=training.mode,
-            buffers=training.buffers,
-        )
+        self.loss = NetworkLoss(**training.played(network, defense))
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name."""
@@ -100,7 +102,11 @@ class Returned:
 
     The server returned the loss's gradient by the smashed data, so it needs no loss and, but for
     a defense that trains those stages with labels of its own, no label: the gradient of
-    <smashed(x), slopes>. sent: activations as before noise.
+    <smashed(x), slopes>.
+
+    Attributes:
+        start: Variables of those stages.
+        slopes: What the server returned to the victims [V, B, ...].
     """
 
     def __init__(
@@ -108,26 +114,18 @@ class Returned:
         network: NetworkView,
         defense: Defense,
         training: ObservedTraining,
-        cut: str,
-        *,
-        sent: Callable[[Tensor], Tensor],
+        view: SplitView,
+        slopes: Tensor,
     ) -> None:
-        self.defense = defense
-        stages = network.cuts[: network.cuts.index(cut) + 1]
+        self.defense, self.slopes = defense, slopes
+        stages = network.cuts[: network.cuts.index(view.cut) + 1]
         prefixes = tuple(f"{stage}." for stage in stages)
         self.start = {n: v for n, v in training.start.items() if n.startswith(prefixes)}
-        self.loss = SplitLoss(
-            network=network,
-            realize=training.realizing(defense),
-            mode=training.mode,
-            buffers=training.buffers,
-            cut=cut,
-            sent=sent,
-        )
+        self.loss = SplitLoss(**training.played(network, defense), cut=view.cut, sent=view.sent)
 
-    def __call__(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """x [P, K, *shape], slopes [P, K, ...], soft labels y [P, K, C] -> [P, ...] by name."""
-        return vmap(self._one)(x, slopes, y)
+    def __call__(self, x: Tensor, y: Tensor, victims: Tensor) -> dict[str, Tensor]:
+        """x [P, K, *shape], soft labels y [P, K, C], int64 victims [P] -> [P, ...] by name."""
+        return vmap(self._one)(x, self.slopes[victims], y)
 
     def _one(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
         given = (slopes * len(slopes), y)

@@ -103,13 +103,8 @@ class Inverter:
         # Smashed data is cheap to play and mostly narrow; a large network's uploads are neither.
         width = sum(b.shape[1] for b in channel.blocks.values())
         narrow = channel.per_sample and width <= NARROW
-        limit = (
-            4 * rows
-            if narrow
-            else rows
-            if channel.per_sample
-            else min(rows, SHADOWED // channel.sent)
-        )
+        limit = rows if channel.per_sample else min(rows, SHADOWED // channel.sent)
+        limit *= 4 if narrow else 1
         most = DRAWS if channel.per_sample and channel.random else 4
         self.group = min(most, max(1, limit // len(ctx.aux_x)))
         self.pooled = channel.pairs(group=self.group)

@@ -12,12 +12,7 @@ from attacks.engine.observation import ObservedUploads, kind_of
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import restored_counts
 from attacks.engine.terms import Uploads
-from attacks.engine.wire_labels import (
-    in_the_clear,
-    labels_by_slope,
-    labels_sent,
-    shows_slopes,
-)
+from attacks.engine.wire_labels import in_the_clear, labels_by_slope, labels_sent, shows_slopes
 from bench.api import Context, Seen
 from bench.toolkit.batches import class_means
 

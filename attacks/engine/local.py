@@ -60,8 +60,8 @@ def fit_local(
         victims: What is to be inverted.
         group: So many consecutive pairs show the same public image.
         turn: Each turn and place has its own intercept, int64 [R]; victims have turn 0.
-        judged: Pairs by whose left-out images the penalty is chosen, bool [R].
-        judge: Their left-out images [J, ...] -> loss.
+        judged: Pairs by whose left-out images [J, ...] the penalty is chosen (`judge`), bool [R].
+        judge: Their left-out images -> loss.
         factors: Penalties tried, in units of the mean eigenvalue.
     """
     size, shape = seen.size, tuple(x.shape[1:])

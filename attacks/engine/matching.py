@@ -20,10 +20,7 @@ from attacks.engine.terms import Candidate, Compare, Misfit, Term
 class Matcher:
     """The objective over candidate images and soft labels for the victims of one `Seen`.
 
-    Args:
-        evidence: What was seen of them.
-        encoding: Images and labels as vectors.
-        beliefs: What images look like, whatever was seen.
+    beliefs: What images look like, whatever was seen.
     """
 
     def __init__(
@@ -56,13 +53,8 @@ class Matcher:
         return evaluate
 
     def losses(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
-        """How badly candidates explain what was seen, [P], without any belief.
-
-        Args:
-            x: Samples [P, K, *shape].
-            y: Soft labels [P, K, C].
-            victims: int64 [P].
-        """
+        """How badly candidates x [P, K, *shape], y [P, K, C] explain what was seen of the victims
+        int64 [P]: [P], without any belief."""
         compares = [term.against(victims) for term in self.evidence.terms]
         return _total(compares, Candidate(x=x, y=y, vectors=x.flatten(1)))[0]
 

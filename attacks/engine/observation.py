@@ -116,6 +116,25 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
     )
 
 
+def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> ObservedUploads:
+    """Mean gradient of every victim as well as the public mechanisms allow, [V, ...] by name.
+
+    Additive noise is unbiased and left, and so is a clip. Where what was sent is not the value
+    itself (perturbed signs, drawn bits), the mechanism's own estimate is taken.
+    """
+    unlike = [m for m in mechanisms_of(seen) if not m.faithful]
+    if not unlike:
+        return observe(seen, "gradient", dtype=dtype)
+    mechanism = unlike[-1]
+    sent = observe(seen, kind_of(mechanism), dtype=dtype)
+    step = float(seen.known["lr"]) * int(seen.known["local_steps"])
+    values = {
+        name: mechanism.gradient(value, base=seen.before[name].to(dtype), step=step)
+        for name, value in sent.values.items()
+    }
+    return ObservedUploads(kind="gradient", values=values, present=sent.present)
+
+
 def _as_scores(part: Part, mechanism: Mechanism, dtype: torch.dtype) -> Part:
     """What stands for scores as the scores themselves, where it tells them."""
     values, told = mechanism.read(part.values.to(dtype))

@@ -285,9 +285,6 @@ class Drift:
             before={**seen.before, **(head if plain else {})},
         )
 
-    def _noise(self, share: float) -> float:
-        return max(share * self.spread, self.view.std)
-
     def _fit(self, one: Surrogate, *, noises: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Vectors [V, N] of images and stages, and their losses [V]."""
         width = sum(v[0].numel() for v in one.scale.values())
@@ -297,7 +294,8 @@ class Drift:
         def work(part: slice) -> None:
             vectors = start[part]
             for share in noises:
-                minimum = self._descend(vectors, one, part, std=self._noise(share))
+                std = max(share * self.spread, self.view.std)
+                minimum = self._descend(vectors, one, part, std=std)
                 vectors = minimum[0]
             found[part], losses[part] = minimum
 

@@ -10,7 +10,6 @@ ResNet and wide hidden layers cheap.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,8 @@ _EXACT = 1e-4
 1 can tell apart in float32 (errors enter squared)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Factors:
-    """Observed weight gradients [V, O, I] as left right': [V, O, R] and [V, I, R]."""
-
-    left: Tensor
-    right: Tensor
+_Factors = tuple[Tensor, Tensor]
+"""Observed weight gradients [V, O, I] as left right': [V, O, R] and [V, I, R]."""
 
 
 class Products:
@@ -72,7 +67,7 @@ class Products:
             if factors is not None:
                 d, u = _matrices(traced, len(x))
                 square = square + ((d.mT @ d) * (u.mT @ u)).sum(dim=(1, 2))
-                left, right = factors.left[victims], factors.right[victims]
+                left, right = (factor[victims] for factor in factors)
                 inner = inner + ((left.mT @ d) * (right.mT @ u)).sum(dim=(1, 2))
         for name, value in whole.items():
             flat, seen = value.flatten(1), self.observed[name].flatten(1)[victims]
@@ -92,7 +87,7 @@ def _factorised(gradient: Tensor, rank: int) -> _Factors | None:
     right = gradient.mT @ left
     rest = (gradient - left @ right.mT).flatten(1).norm(dim=1)
     exact = rest <= _EXACT * gradient.flatten(1).norm(dim=1)
-    return _Factors(left=left, right=right) if bool(exact.all()) else None
+    return (left, right) if bool(exact.all()) else None
 
 
 def _matrices(traced: Traced, problems: int) -> tuple[Tensor, Tensor]:

@@ -168,13 +168,7 @@ def solve(
     Every start draws from a generator of its own, so that a problem's numbers do not depend on
     the chunk it ran in.
 
-    Args:
-        matcher: The objective.
-        ctx: The attack's.
-        waves: Of starts, one after another.
-        known: What is known of the labels.
-        stop: Loss [V] at which a victim is solved, -inf where none is known, as under noise.
-        optimiser: Solves the problems of a wave.
+    stop: Loss [V] at which a victim is solved, -inf where none is known, as under noise.
     """
     solution = Solution(matcher)
     everyone = (~matcher.evidence.silent).nonzero().squeeze(1)
@@ -255,13 +249,7 @@ def _public_starts(
 ) -> tuple[Tensor, Tensor]:
     """Public samples that explain the messages best: vectors [P, K * D], their labels [P, K].
 
-    Args:
-        matcher: The objective.
-        ctx: The attack's.
-        chosen: Victims [P], `count` rows each.
-        labels: To draw the samples by [P, K], or None.
-        count: Starts per victim.
-        solution: Whose evaluations are counted.
+    chosen: Victims [P], `count` rows each. labels: To draw the samples by [P, K], or None.
     """
     encoding, device = matcher.encoding, chosen.device
     aux_x, aux_y = ctx.aux_x.to(device), ctx.aux_y.cpu()

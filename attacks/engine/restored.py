@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
-from attacks.engine.estimate import gradient_estimate
+from attacks.engine.observation import gradient_estimate
 from attacks.engine.wire_labels import network_weights
 from bench.api import Context, Seen, State
 from bench.toolkit.batches import class_means

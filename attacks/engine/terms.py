@@ -64,7 +64,6 @@ class Uploads:
         clients: Candidate clients.
         observation: Uploads of V victims as one kind.
         returned: The gradient by returned slopes, which needs no labels, or None.
-        slopes: What the server returned to the victims [V, B, ...], with `returned`.
         clips: Mechanisms whose deterministic part is played, in order.
         law: The mechanism whose likelihood compares, or None for the squared distance.
     """
@@ -75,28 +74,20 @@ class Uploads:
         observation: ObservedUploads,
         *,
         returned: Returned | None,
-        slopes: Tensor | None,
         clips: Sequence[Mechanism],
         law: Mechanism | None,
     ) -> None:
         self.clients, self.observation, self.law = clients, observation, law
-        self.returned, self.slopes, self.clips = returned, slopes, clips
-        self.whole = all(bool(p.all()) for p in observation.present.values())
+        self.returned, self.clips = returned, clips
 
     def sent(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
-        """Uploads before noise in the observation's kind, for the names observed.
+        """Uploads [P, ...] before noise in the observation's kind, for the names observed.
 
-        Args:
-            x: Samples [P, K, *shape].
-            y: Soft labels [P, K, C].
-            victims: int64 [P], whose returned slopes are used in place of the labels, and whose
-                absent coordinates a clip leaves out; None: any victim's.
-
-        Returns:
-            [P, ...] by name.
+        victims: int64 [P], whose returned slopes are used in place of the labels, and whose
+        absent coordinates a clip leaves out; None: any victim's.
         """
-        if self.returned is not None and self.slopes is not None and victims is not None:
-            gradient = self.returned(x, self.slopes[victims], y)
+        if self.returned is not None and victims is not None:
+            gradient = self.returned(x, y, victims)
         else:
             gradient = self.clients.gradients(x, y)
         if self.clips:
@@ -107,7 +98,7 @@ class Uploads:
         return self.clients.as_sent(named, self.observation.kind)
 
     def _shown(self, victims: Tensor | None) -> Mapping[str, Tensor]:
-        if self.whole:
+        if self.visible is None:
             return {}
         present = self.observation.present
         if victims is None:
@@ -140,12 +131,7 @@ class Uploads:
 
 class UploadLikelihood:
     """Negative log-likelihood of the uploads under the public mechanism; the squared distance
-    where nothing is random.
-
-    Args:
-        uploads: Of the victims.
-        relative: Every tensor's squared distance in units of its own observed square.
-    """
+    where nothing is random, if `relative` every tensor's in units of its own observed square."""
 
     def __init__(self, uploads: Uploads, *, relative: bool = False) -> None:
         self.uploads, self.relative = uploads, relative
@@ -237,13 +223,8 @@ class UploadCosine:
 
 
 class _Smashed:
-    """The first step's smashed data, as P candidates would have made it.
-
-    Args:
-        clients: Candidate clients.
-        view: What was seen at the cut.
-        draws: Network weights under which activations are made.
-    """
+    """The first step's smashed data, as P candidates would have made it under some network
+    weights (`draws`)."""
 
     def __init__(self, clients: Clients, view: SplitView, draws: Sequence[State]) -> None:
         self.clients, self.view, self.draws = clients, view, draws
@@ -258,11 +239,7 @@ class _Smashed:
 
 
 class SmashedDistance(_Smashed):
-    """Weighed squared distance, its mean over the draws.
-
-    Args:
-        unit: Weights [V, 1, ...].
-    """
+    """Weighed squared distance, its mean over the draws. unit: Weights [V, 1, ...]."""
 
     def __init__(
         self, clients: Clients, view: SplitView, draws: Sequence[State], *, unit: Tensor
@@ -283,7 +260,8 @@ class SmashedDistance(_Smashed):
 
 
 class SmashedLikelihood(_Smashed):
-    """Negative log-likelihood under the mechanism that made the smashed data random."""
+    """Negative log-likelihood under the mechanism that made the smashed data random, its mean
+    over the draws."""
 
     def __init__(
         self, clients: Clients, view: SplitView, draws: Sequence[State], *, law: Mechanism
@@ -295,7 +273,8 @@ class SmashedLikelihood(_Smashed):
         prepared, present = self.prepared[victims], self.view.present[victims]
 
         def misfit(cut: Tensor) -> Misfit:
-            loss, slope = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))
+            both = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))
+            loss, slope = (t / len(self.draws) for t in both)
             return Misfit(loss.flatten(1).sum(dim=1), cut, slope)
 
         return lambda candidate: [misfit(cut) for cut in self.activations(candidate.x)]

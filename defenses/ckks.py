@@ -1,0 +1,434 @@
+"""CKKS encryption of client vectors that a server adds without being able to read them.
+
+Three parties. `KeyServer` makes the key pair and decrypts sums; clients hold the public key and
+`encrypt`; `AggregationServer` holds the public key too and adds. Values are fixed-point, so that
+the decrypted sum is exact: TenSEAL draws its own randomness, and unrounded sums would differ
+between two runs with one seed. Rounding also takes away the noise of CKKS, which depends on the
+secret key and should not be published (Li and Micciancio, Eurocrypt 2021).
+
+Above 400 lines, since grid, keys and parties are understood together only.
+
+    key_server = KeyServer()
+    public = key_server.public_context()
+    uploads = [encrypt(vector, public) for vector in vectors]
+    total = key_server.decrypt(AggregationServer(public).add(uploads), length=len(vectors[0]))
+    assert total.equal(sum(rounded(vector, ADDITIVE) for vector in vectors))
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.toolkit.processes import KEEP_MEMORY, environment_variables
+
+MOST_UPLOADS = 1000
+"""Uploads in one sum for which `Parameters.resolution` is chosen."""
+
+MAX_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
+"""Most bits of coefficient modulus by ring degree, for 128 bits of classical security and ternary
+secrets: Homomorphic Encryption Security Standard (2018), Table 1, and SEAL's own limits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Ring, moduli and fixed-point grid of one key pair.
+
+    coeff_mod_bit_sizes: bits of each prime; the last is used up while encrypting and never sent.
+    log2_scale: CKKS scale, in bits.
+    Raises ValueError if 128 bits of security are not reached or the scale leaves no room.
+    """
+
+    poly_modulus_degree: int
+    coeff_mod_bit_sizes: tuple[int, ...]
+    log2_scale: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coeff_mod_bit_sizes", tuple(self.coeff_mod_bit_sizes))
+        if len(self.coeff_mod_bit_sizes) < 2:
+            raise ValueError(
+                f"coeff_mod_bit_sizes must name at least 2 primes (the last is not sent), "
+                f"got {self.coeff_mod_bit_sizes}."
+            )
+        self.security_bits  # noqa: B018
+        if self.max_magnitude < 1:
+            raise ValueError(
+                f"log2_scale must leave room for sums of magnitude 1 in {self.data_bits} bits of "
+                f"modulus, got {self.log2_scale}."
+            )
+
+    @property
+    def slots(self) -> int:
+        """Values per ciphertext."""
+        return self.poly_modulus_degree // 2
+
+    @property
+    def data_bits(self) -> int:
+        """Bits of the modulus that ciphertexts travel under."""
+        return sum(self.coeff_mod_bit_sizes[:-1])
+
+    @property
+    def security_bits(self) -> int:
+        """128. Raises ValueError if the moduli have more bits than that allows."""
+        limit = MAX_MODULUS_BITS.get(self.poly_modulus_degree)
+        if limit is None:
+            raise ValueError(
+                f"poly_modulus_degree must be one of {sorted(MAX_MODULUS_BITS)}, "
+                f"got {self.poly_modulus_degree}."
+            )
+        total = sum(self.coeff_mod_bit_sizes)
+        if total > limit:
+            raise ValueError(
+                f"coeff_mod_bit_sizes must sum to at most {limit} bits at poly_modulus_degree "
+                f"{self.poly_modulus_degree} for 128-bit security, got {total}."
+            )
+        return 128
+
+    def error_std(self, uploads: int) -> float:
+        """Standard deviation of the CKKS error of one value of a sum, before rounding.
+
+        Dropping the last prime rounds both halves c0 + c1 s of a ciphertext, 1/12 each per
+        coefficient, with 2/3 of the N coefficients of s nonzero: N/18. A slot is the real part of
+        N such terms: N^2/36. The rest of the noise was divided by that prime and is far below.
+        A slot's own deviation is proportional to |s| there, so that over slots and keys the error
+        is Laplace-like, P(|error| > t std) = exp(-sqrt(2) t), and a key's worst slot has about
+        sqrt(log slots), 2.8 or 2.9 times this.
+        """
+        return math.sqrt(uploads) * self.poly_modulus_degree / 6 / 2**self.log2_scale
+
+    @property
+    def resolution(self) -> float:
+        """Grid of the values: the least power of two with 20 std of `MOST_UPLOADS` below half."""
+        return float(2.0 ** math.ceil(math.log2(2 * 20 * self.error_std(MOST_UPLOADS))))
+
+    @property
+    def max_magnitude(self) -> float:
+        """Largest |value| of an upload; sums are sure to come back if no |value| is above it, or
+        if the root mean square over each ciphertext is not.
+
+        Coefficients must stay below half the modulus. Slots are encoded with pseudo-random signs,
+        so each coefficient is a signed sum of variance at most 2 m^2 / N at root mean square m:
+        Hoeffding's bound, at 2^-30 over the N coefficients of a ciphertext. Where the modulus
+        allows more than the encoder's float64 resolves, 2^40 resolutions.
+        """
+        degree = self.poly_modulus_degree
+        tail = math.sqrt(2 / degree * 2 * math.log(2 * degree * 2.0**30))
+        half_modulus = 2.0 ** (self.data_bits - 1 - self.log2_scale)
+        return math.floor(min(half_modulus / tail, 2.0**40 * self.resolution))
+
+
+STANDARD = Parameters(poly_modulus_degree=8192, coeff_mod_bit_sizes=(60, 40, 40, 60), log2_scale=40)
+"""The paper's: 81 bytes a value, about 1.5 s for a million on one core. Grid 2^-19, |sum| to 2^21.
+
+Error of sums of uploads in [-8, 8], std (and largest): 1: 1.25e-9 (9.6e-9 of 65536 values);
+20: 5.6e-9 (3.8e-8 of 32768); 100: 1.24e-8 (9.4e-8 of 16384); 1000: 3.95e-8 (2.7e-7 of 8192).
+Half a grid step is 763, 172, 77 and 24 times the std: at 1000 a value goes wrong once in 5e14.
+"""
+
+ADDITIVE = Parameters(poly_modulus_degree=4096, coeff_mod_bit_sizes=(41, 41), log2_scale=34)
+"""For sums only: 25 bytes a value, about 0.7 s for a million on one core. Grid 2^-14, |sum| to 375.
+
+One prime travels. Security is above STANDARD's: 82 bits of modulus where 128 bits of security
+allow 109. Two thousand values share a ciphertext, so it also pads short vectors less.
+Error of sums of uploads in [-8, 8], std (and largest): 1: 3.96e-8 (3.8e-7 of 32768 values);
+20: 1.78e-7 (1.4e-6 of 16384); 100: 3.94e-7 (2.6e-6 of 8192); 1000: 1.27e-6 (9.4e-6 of 4096).
+Half a grid step is 770, 172, 77 and 24 times the std: at 1000 a value goes wrong once in 5e14.
+"""
+
+
+def ciphertexts_for(n: int, slots: int) -> int:
+    """Number of ciphertexts that n values take."""
+    return -(-n // slots)
+
+
+def rounded(values: Tensor, parameters: Parameters) -> Tensor:
+    """Float64 values on the grid: what `encrypt` sends, so sums of these are what comes back."""
+    return (values.detach().cpu().double() / parameters.resolution).round() * parameters.resolution
+
+
+# --- keys, encoded vectors and ciphertexts as bytes ----------------------------------------
+
+CHECKSUM_BYTES = 4
+
+
+@functools.lru_cache
+def signs(slots: int) -> np.ndarray:
+    """±1 per slot, the same for everyone: a constant vector would else be one huge coefficient."""
+    bits = np.frombuffer(hashlib.shake_256(b"leakbench ckks signs").digest(slots // 8), np.uint8)
+    signs = 1.0 - 2.0 * np.unpackbits(bits)
+    signs.flags.writeable = False
+    return signs
+
+
+def encoded(values: Tensor, parameters: Parameters) -> np.ndarray:
+    """Encoded values [ciphertexts, slots]: on the grid, signed, zeros at the end.
+
+    TenSEAL would repeat a short vector instead, which shows its length in the ciphertext's size.
+    """
+    if values.ndim != 1:
+        raise ValueError(f"values must have one dimension, got shape {tuple(values.shape)}.")
+    on_grid = rounded(values, parameters).numpy()
+    bad = np.flatnonzero(~(np.abs(on_grid) <= parameters.max_magnitude))
+    if len(bad):
+        raise ValueError(
+            f"values must be finite and within ±{parameters.max_magnitude:g}, "
+            f"got {float(values[bad[0]]):g} at {bad[0]}."
+        )
+    rows = np.zeros((ciphertexts_for(len(on_grid), parameters.slots), parameters.slots))
+    rows.reshape(-1)[: len(on_grid)] = on_grid
+    return rows * signs(parameters.slots)
+
+
+def encrypt_row(row: np.ndarray, context: Any) -> bytes:
+    import tenseal
+
+    return checked(tenseal.ckks_vector(context, row.tolist()).serialize())
+
+
+def header(parameters: Parameters) -> bytes:
+    return json.dumps(asdict(parameters)).encode() + b"\n"
+
+
+def open_context(public_context: bytes) -> tuple[Any, Parameters]:
+    import tenseal
+    import tenseal.sealapi  # registers the types that seal_context() returns
+
+    try:
+        header, _, body = public_context.partition(b"\n")
+        parameters = Parameters(**json.loads(header))
+        context = tenseal.context_from(body, n_threads=1)
+        key = context.seal_context().data.key_context_data()
+        found = (key.parms().poly_modulus_degree(), key.total_coeff_modulus_bit_count())
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"public_context must be bytes from KeyServer.public_context(), got {error}"
+        ) from error
+    expected = (parameters.poly_modulus_degree, sum(parameters.coeff_mod_bit_sizes))
+    if found != expected or context.global_scale != 2.0**parameters.log2_scale:
+        raise ValueError(f"public_context must have the keys its header names, got {found}.")
+    return context, parameters
+
+
+def checked(payload: bytes) -> bytes:
+    return zlib.crc32(payload).to_bytes(CHECKSUM_BYTES, "big") + payload
+
+
+def load_ciphertext(data: bytes, context: Any) -> Any:
+    """The ciphertext. The checksum finds damage that would else decrypt to other values; it does
+    not authenticate the sender."""
+    import tenseal
+
+    checksum, payload = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
+    if zlib.crc32(payload).to_bytes(CHECKSUM_BYTES, "big") != checksum:
+        raise ValueError(
+            f"Ciphertext must be unchanged since encryption, got {len(data)} damaged bytes."
+        )
+    try:
+        return tenseal.ckks_vector_from(context, payload)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"Ciphertext must be of this context's parameters, got: {error}."
+        ) from error
+
+
+# --- who holds which key -------------------------------------------------------------------
+
+
+class KeyServer:
+    """Makes the key pair, hands out the public key, decrypts sums."""
+
+    def __init__(self, parameters: Parameters = ADDITIVE) -> None:
+        import tenseal
+
+        self.parameters = parameters
+        self._context = tenseal.context(
+            tenseal.SCHEME_TYPE.CKKS,
+            parameters.poly_modulus_degree,
+            coeff_mod_bit_sizes=list(parameters.coeff_mod_bit_sizes),
+            n_threads=1,
+        )
+        self._context.global_scale = 2.0**parameters.log2_scale
+
+    def public_context(self) -> bytes:
+        """Parameters and public key: what clients and the aggregation server get."""
+        return header(self.parameters) + self._context.serialize(
+            save_public_key=True,
+            save_secret_key=False,
+            save_galois_keys=False,
+            save_relin_keys=False,
+        )
+
+    def decrypt(self, ciphertexts: Sequence[bytes], *, length: int) -> Tensor:
+        """Exact sum of the rounded vectors behind `ciphertexts`, float64 [length].
+
+        Raises ValueError for damaged ciphertexts, a wrong number of them, and sums that do not
+        come back on the grid: beyond the modulus, of too many uploads, or of another key.
+        """
+        slots, resolution = self.parameters.slots, self.parameters.resolution
+        if len(ciphertexts) != ciphertexts_for(length, slots):
+            raise ValueError(
+                f"{length} values must come in {ciphertexts_for(length, slots)} ciphertexts of "
+                f"{slots} slots, got {len(ciphertexts)}."
+            )
+        if not ciphertexts:
+            return torch.zeros(0, dtype=torch.float64)
+        decoded = np.array([load_ciphertext(data, self._context).decrypt() for data in ciphertexts])
+        values = np.round(decoded / resolution) * resolution
+        off = np.abs(decoded - values).max()
+        rms = np.sqrt(np.square(values).mean(axis=1)).max()
+        # A sum that wrapped around the modulus is anywhere between the points of the grid.
+        if not (off < 3 / 8 * resolution and rms <= self.parameters.max_magnitude):
+            raise ValueError(
+                f"Decrypted sum must lie within {3 / 8 * resolution:.3g} of its grid with a root "
+                f"mean square of at most {self.parameters.max_magnitude:g} per ciphertext, got "
+                f"{off:.3g} and {rms:.6g}: its values are too large, it has more than "
+                f"{MOST_UPLOADS} uploads, or it is under another key."
+            )
+        return torch.from_numpy((values * signs(slots)).reshape(-1)[:length] + 0.0)
+
+
+class AggregationServer:
+    """Adds ciphertexts with the public key only.
+
+    Raises ValueError if the context holds a secret key or is not one of `KeyServer`'s.
+    """
+
+    def __init__(self, public_context: bytes) -> None:
+        self._context, self.parameters = open_context(public_context)
+        if self._context.is_private():
+            raise ValueError(
+                "public_context must hold no secret key (the aggregation server may not decrypt), "
+                "got one that does."
+            )
+
+    def add(self, uploads: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """Ciphertexts of the sum, position by position.
+
+        uploads: one list of ciphertexts per client, 1 to 1000 clients, equally long lists.
+        Raises ValueError on other numbers and on damaged ciphertexts.
+        """
+        if not 1 <= len(uploads) <= MOST_UPLOADS:
+            raise ValueError(f"uploads must be 1 to {MOST_UPLOADS} lists, got {len(uploads)}.")
+        lengths = [len(upload) for upload in uploads]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"uploads must have equally many ciphertexts each, got {lengths}.")
+        sums = []
+        for position in zip(*uploads, strict=True):
+            total = load_ciphertext(position[0], self._context)
+            for data in position[1:]:
+                total.add_(load_ciphertext(data, self._context))
+            sums.append(checked(total.serialize()))
+        return sums
+
+    def decrypt(self, ciphertexts: Sequence[bytes], *, length: int) -> NoReturn:
+        """Always PermissionError."""
+        raise PermissionError("The aggregation server holds no secret key and cannot decrypt.")
+
+
+# --- encryption by the clients, on several cores -------------------------------------------
+
+_context: Any = None
+"""The public key of a companion process, which serves one `Encryptor` alone."""
+
+
+class Encryptor:
+    """Encrypts many vectors under one public key, on `processes` cores, this process among them.
+
+    A context manager that keeps its other processes: each takes seconds to start. The values sent
+    do not depend on the number of processes; the ciphertexts are fresh every time.
+    """
+
+    def __init__(self, public_context: bytes, *, processes: int = 1) -> None:
+        if processes < 1:
+            raise ValueError(f"processes must be >= 1, got {processes}.")
+        self._context, self.parameters = open_context(public_context)
+        self._public_context, self._companions = public_context, processes - 1
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Encryptor:
+        if self._companions:
+            # Never fork: torch's threads and locks would be copied in whatever state they are.
+            known = multiprocessing.get_all_start_methods()
+            start = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
+            if "forkserver" in known:
+                start.set_forkserver_preload([__name__])
+            self._pool = ProcessPoolExecutor(
+                self._companions, start, initializer=_open, initargs=(self._public_context,)
+            )
+            with environment_variables(KEEP_MEMORY):
+                ready = [self._pool.submit(bool) for _ in range(self._companions)]
+                for future in ready:
+                    future.result()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def encrypt_all(self, vectors: Sequence[Tensor]) -> list[list[bytes]]:
+        """Ciphertexts of each vector [n], as `encrypt` gives them.
+
+        Raises:
+            ValueError: As `encrypt` does.
+            RuntimeError: If another process died.
+        """
+        rows = [encoded(vector, self.parameters) for vector in vectors]
+        ciphertexts = iter(self._share_out([row for each in rows for row in each]))
+        return [list(itertools.islice(ciphertexts, len(r))) for r in rows]
+
+    def _share_out(self, rows: Sequence[np.ndarray]) -> list[bytes]:
+        """Ciphertexts of all rows. Companions are given a few at a time, so that whoever is slow
+        gets fewer; this process takes the next one in between."""
+        out: dict[int, bytes] = {}
+        given: dict[int, Future[bytes]] = {}
+        waiting = iter(range(len(rows)))
+        while len(out) + len(given) < len(rows):
+            if self._pool is not None:
+                for i in [i for i, future in given.items() if future.done()]:
+                    out[i] = given.pop(i).result()
+                for i in itertools.islice(waiting, 4 * self._companions - len(given)):
+                    given[i] = self._pool.submit(_encrypt, rows[i])
+            for i in itertools.islice(waiting, 1):
+                out[i] = encrypt_row(rows[i], self._context)
+        out |= {i: future.result() for i, future in given.items()}
+        return [out[i] for i in range(len(rows))]
+
+
+def _open(public_context: bytes) -> None:
+    global _context
+    _context, _ = open_context(public_context)
+
+
+def _encrypt(row: np.ndarray) -> bytes:
+    return encrypt_row(row, _context)
+
+
+def encrypt(values: Tensor, public_context: bytes) -> list[bytes]:
+    """Ciphertexts of values [n] rounded to the grid, `ciphertexts_for(n, slots)` of them.
+
+    Raises:
+        ValueError: If a value is not finite or beyond `Parameters.max_magnitude`.
+    """
+    return encrypt_all([values], public_context, processes=1)[0]
+
+
+def encrypt_all(
+    vectors: Sequence[Tensor], public_context: bytes, *, processes: int
+) -> list[list[bytes]]:
+    """`encrypt` of each vector, on several cores; `Encryptor` saves starting them every time."""
+    with Encryptor(public_context, processes=processes) as encryptor:
+        return encryptor.encrypt_all(vectors)
