@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from bench.harness.store import Store
 if TYPE_CHECKING:
     from rich.console import Console
 
-OnProgress = Callable[[runner.Progress], None]
 _LINUX = sys.platform == "linux"
 
 
@@ -236,52 +235,19 @@ def cluster(
 
 
 def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
-    with _one_thread():
-        yield from run_here(tasks)
-
-
-def execute(
-    plan: Plan,
-    keys: Keys,
-    store: Store,
-    *,
-    executor: Executor,
-    fresh: bool,
-    command: Sequence[str],
-    on_progress: OnProgress,
-) -> runner.Report:
-    """Make what is missing while holding the folder; see `runner.run` for the arguments.
-
-    Raises:
-        UserError: If another driver holds it.
-    """
-    with store.locked():
-        return runner.run(
-            plan,
-            store,
-            keys,
-            executor=executor,
-            fresh=fresh,
-            command=command,
-            on_progress=on_progress,
-        )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
     """One thread as in a worker, so that figures do not depend on the number of jobs."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        yield from run_here(tasks)
     finally:
         torch.set_num_threads(before)
 
 
 @contextmanager
-def live(plan: Plan, console: Console) -> Iterator[OnProgress]:
+def live(plan: Plan, console: Console) -> Iterator[runner.OnProgress]:
     """Progress with time left on a terminal, a line every tenth of the way elsewhere."""
     from rich.progress import (
         BarColumn,

@@ -54,13 +54,13 @@ value that is not finite."""
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """`run_training` as executors carry it out.
+    """One training, as executors carry it out.
 
     Attributes:
         job: The training.
         env: Where it runs.
-        artifacts: Folder for its files.
-        dataset: As `dataset_of` gives it, or None to load it where the job runs.
+        artifacts: Folder for what the server saw, and for the truth.
+        dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
     job: TrainJob
@@ -69,25 +69,14 @@ class Training:
     dataset: Dataset | None = None
 
     def __call__(self) -> TrainOutcome:
-        return run_training(self.job, self.env, self.artifacts, dataset=self.dataset)
+        return run_training(self)
 
 
-def run_training(
-    job: TrainJob, env: Environment, artifacts: Path, *, dataset: Dataset | None = None
-) -> TrainOutcome:
-    """Train, observe at each checkpoint, account.
-
-    Args:
-        job: The training.
-        env: Where it runs.
-        artifacts: Folder for what the server saw, and for the truth.
-        dataset: As `dataset_of` gives it, or None to load it.
-
-    Returns:
-        Its record; see `docs/records.md`.
-    """
+def run_training(work: Training) -> TrainOutcome:
+    """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""
     began = time.perf_counter()
-    dataset = dataset_of(job, env) if dataset is None else dataset
+    job, env = work.job, work.env
+    dataset = dataset_of(job, env) if work.dataset is None else work.dataset
     network = network_of(job, dataset)
     defense = registry_for(env.plugins).defense(job.defense, job.settings)
     device = torch.device(env.device)
@@ -112,14 +101,14 @@ def run_training(
     def look(checkpoint: str) -> None:
         if checkpoint in job.checkpoints:
             observations[checkpoint] = {
-                t.name: _observe(federation, job, t, checkpoint, dataset, artifacts)
+                t.name: _observe(federation, job, t, checkpoint, dataset, work.artifacts)
                 for t in job.threats
             }
 
     look("init")
     norm_before = _norm(federation.state)
     protocol = job.protocol
-    work = LocalWork(
+    local = LocalWork(
         protocol=protocol.name,
         batch=protocol.batch,
         lr=protocol.lr,
@@ -134,7 +123,7 @@ def run_training(
     sampling = generator(job.seed, "participation")
     rounds = 0
     for _ in range(protocol.rounds):
-        result = federation.play(work, _sample(federation, protocol, sampling))
+        result = federation.play(local, _sample(federation, protocol, sampling))
         rounds += 1
         up += result.wire.bytes_up
         down += result.wire.bytes_down
@@ -167,7 +156,7 @@ def run_training(
         participation=protocol.participation,
         batch=protocol.batch,
         records=min(len(s) for s in shares),
-        local_steps=max(work.steps(len(s)) for s in shares),
+        local_steps=max(local.steps(len(s)) for s in shares),
         participations=max(federation.uploads.values(), default=0),
         fewest=federation.fewest,
         split=bool(job.protocol.cuts),

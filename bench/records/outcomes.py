@@ -85,25 +85,12 @@ class AttackInputs:
     @staticmethod
     def of(job: AttackJob) -> AttackInputs:
         """Those of an attack."""
-        return AttackInputs(
-            attack=job.attack,
-            settings=job.settings,
-            threat=job.threat.name,
-            checkpoint=job.checkpoint,
-            budget=job.budget,
-        )
+        return AttackInputs(**job.inputs())
 
     def on(self, train: TrainJob) -> AttackJob:
         """The attack on that training. Raises KeyError if it lacks the threat."""
-        return AttackJob(
-            train=train,
-            attack=self.attack,
-            label=self.attack,
-            settings=self.settings,
-            threat=train.threat(self.threat),
-            checkpoint=self.checkpoint,
-            budget=self.budget,
-        )
+        threat = train.threat(self.threat)
+        return AttackJob(**vars(self) | {"train": train, "label": self.attack, "threat": threat})
 
 
 @dataclass(frozen=True, kw_only=True)

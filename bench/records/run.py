@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from bench.records.jobs import AttackJob, Cell, Key, PlannedTraining, TrainJob
 from bench.records.older import suite_of_first
 from bench.suite import AttackSettings, Suite
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 """Of run.json and of records."""
 RUN = "run.json"
 
@@ -42,32 +42,11 @@ class TrainingEntry(TrainJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFile:
-    """run.json as it stands in the file."""
-
-    suite: Suite
-    trainings: tuple[TrainingEntry, ...]
-    schema: Literal[1] = 1
-    command: str = ""
-    commands: tuple[str, ...] = ()
-    device: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    plugins: tuple[str, ...] = ()
-    code: Mapping[str, str] = field(default_factory=dict)
-
-
-@cache
-def _adapter() -> TypeAdapter[RunFile]:
-    return TypeAdapter(RunFile)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run of a suite, of a part of one, or of parts that were merged.
+class RunFacts:
+    """How a run was made.
 
     Attributes:
         suite: What was asked for.
-        trainings: What belongs to the run, with keys, in the plan's order.
         command: How to make it again.
         commands: Those of merged parts; empty without them.
         device: Where it ran: cpu, cuda, or both of merged parts.
@@ -77,13 +56,37 @@ class Run:
     """
 
     suite: Suite
-    trainings: tuple[PlannedTraining, ...]
     command: str = ""
     commands: tuple[str, ...] = ()
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """The same by name, without the trainings."""
+        return {f.name: getattr(self, f.name) for f in fields(RunFacts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile(RunFacts):
+    """run.json as it stands in the file."""
+
+    trainings: tuple[TrainingEntry, ...]
+    schema: Literal[1] = SCHEMA
+
+
+@cache
+def _adapter() -> TypeAdapter[RunFile]:
+    return TypeAdapter(RunFile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(RunFacts):
+    """A run of a suite, of a part of one, or of parts that were merged: its trainings, with keys,
+    in the plan's order."""
+
+    trainings: tuple[PlannedTraining, ...]
 
     @property
     def cells(self) -> list[Cell]:
@@ -124,44 +127,27 @@ class Run:
         Raises:
             UserError: If that is no run, or not one of its own suite.
         """
-        if isinstance(value, dict) and not {"suite", "trainings"} <= value.keys():
-            raise UserError(f"{place} must hold a suite and its trainings.")
         if isinstance(value, dict):
+            if not {"suite", "trainings"} <= value.keys():
+                raise UserError(f"{place} must hold a suite and its trainings.")
             value = value | {"suite": suite_of_first(value["suite"])}
         found = checked(_adapter(), value, place)
-        same = {f.name: getattr(found, f.name) for f in fields(cls) if f.name != "trainings"}
-        return cls(trainings=tuple(_planned(found, place)), **same)
+        return cls(trainings=tuple(_planned(found, place)), **found.facts())
 
     def to_json_value(self) -> dict[str, Any]:
         """As run.json holds it."""
-        return {
-            "schema": SCHEMA,
-            "suite": self.suite.model_dump(),
-            "command": self.command,
-            **({"commands": self.commands} if self.commands else {}),
-            "device": self.device,
-            "versions": self.versions,
-            "plugins": self.plugins,
-            "code": self.code,
-            "trainings": [
-                {
-                    "key": t.key,
-                    **t.job.inputs(),
-                    "cells": [asdict(_entry(c)) for c in t.cells],
-                }
-                for t in self.trainings
-            ],
-        }
+        facts = self.facts()
+        if not self.commands:
+            del facts["commands"]
+        trainings = [
+            {"key": t.key, **t.job.inputs(), "cells": [_listed(c) for c in t.cells]}
+            for t in self.trainings
+        ]
+        return {"schema": SCHEMA, **facts, "trainings": trainings}
 
 
-def _entry(cell: Cell) -> CellEntry:
-    return CellEntry(
-        key=cell.key,
-        label=cell.label,
-        attack=cell.attack,
-        checkpoint=cell.checkpoint,
-        threat=cell.threat,
-    )
+def _listed(cell: Cell) -> dict[str, Any]:
+    return {f.name: getattr(cell, f.name) for f in fields(CellEntry)}
 
 
 def _planned(found: RunFile, place: Path) -> Iterable[PlannedTraining]:

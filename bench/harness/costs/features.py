@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.protocols.settings import ThreatSettings
-from bench.records import AttackJob, Kind, TrainJob
+from bench.records import AttackJob, TrainJob
 
-Stage = Kind
 Features = Mapping[str, str]
 
 

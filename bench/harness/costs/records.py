@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, overload
 
@@ -23,6 +23,7 @@ from bench.records import (
     Record,
     TrainJob,
     TrainOutcome,
+    TrainRecord,
     read_outcome,
     settled,
 )
@@ -48,7 +49,7 @@ def finished(folder: Path) -> Finished:
     for path, training in _settled(folder, "train"):
         trainings[path.stem] = None
         if isinstance(training.inputs, TrainJob):
-            device = training.device if training.status == "done" else "cpu"
+            device = training.device if isinstance(training, TrainRecord) else "cpu"
             jobs[path.stem] = training.inputs, device
             trainings[path.stem] = _of_training(path, training, training.inputs, device)
     attacks: dict[str, Cost | None] = {}
@@ -99,23 +100,18 @@ def _observed(inputs: AttackInputs, train: TrainJob) -> bool:
 
 
 def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -> Cost:
-    done = record.status == "done"
-    steps = record.facts.local_steps if record.status == "done" else 1
+    done = record if isinstance(record, TrainRecord) else None
+    steps = done.facts.local_steps if done else 1
     return Cost(
         stage="train",
         features=training_features(job, device),
-        points=(
-            Point(
-                work=job.protocol.rounds,
-                seconds=record.seconds if record.status == "done" else 0.0,
-            ),
-        ),
-        grows=done,
+        points=(Point(work=job.protocol.rounds, seconds=done.seconds if done else 0.0),),
+        grows=done is not None,
         size=round_size(job, steps),
         n_bytes=_bytes(path, record),
-        skipped=not done,
-        step_s=record.client_seconds / steps if record.status == "done" else None,
-        parameters=record.parameters if record.status == "done" else None,
+        skipped=done is None,
+        step_s=done.client_seconds / steps if done else None,
+        parameters=done.parameters if done else None,
         host=record.memory.get("host"),
         device=record.memory.get("device"),
     )
@@ -124,12 +120,13 @@ def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -
 def _of_attack(path: Path, record: AttackOutcome, job: AttackJob, device: str) -> Cost:
     points = [Point(work=job.budget, seconds=0.0)]
     if record.status == "done":
+        points = [Point(work=job.budget, seconds=record.seconds)]
         again = record.doubled
-        points = [
-            Point(work=job.budget, seconds=record.seconds, again=again.seconds if again else None)
-        ]
         if again is not None:  # the second run tells what twice the budget takes
-            points.append(Point(work=again.budget, seconds=again.seconds))
+            points = [
+                replace(points[0], again=again.seconds),
+                Point(work=again.budget, seconds=again.seconds),
+            ]
     return Cost(
         stage="attack",
         features=attack_features(job, device),
