@@ -72,10 +72,7 @@ def environment(
 
 
 def planned(
-    suite: suites.Suite,
-    only: Mapping[str, Any],
-    env: Environment,
-    shard: tuple[int, int] = (1, 1),
+    suite: suites.Suite, only: Mapping[str, Any], env: Environment, shard: tuple[int, int] = (1, 1)
 ) -> tuple[Plan, Keys]:
     """The checked plan and the keys of its jobs.
 
@@ -194,12 +191,7 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
 
 
 def cluster(
-    plan: Plan,
-    keys: Keys,
-    *,
-    address: str | None,
-    cell_cpus: float,
-    cell_gpus: float | None,
+    plan: Plan, keys: Keys, *, address: str | None, cell_cpus: float, cell_gpus: float | None
 ) -> Executor:
     """Runs jobs on a Ray cluster.
 

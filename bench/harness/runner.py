@@ -195,13 +195,7 @@ class _Run:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        keys: Keys,
-        *,
-        fresh: bool,
-        on_progress: OnProgress,
+        self, plan: Plan, store: Store, keys: Keys, *, fresh: bool, on_progress: OnProgress
     ) -> None:
         self.store, self.keys, self.on_progress = store, keys, on_progress
         self.total = len(plan.trainings) + len(plan.cells)

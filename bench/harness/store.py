@@ -57,6 +57,33 @@ def write_whole(path: Path, text: str) -> None:
     _to_disk(path.parent)
 
 
+@contextmanager
+def staged(place: Path) -> Iterator[Path]:
+    """A folder that becomes `place` by one rename; nothing is left of it where filling it fails.
+
+    A folder that is there already is replaced.
+
+    Raises:
+        UserError: If none can be made there.
+    """
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+    except OSError as error:
+        raise UserError(f"cannot write to {place} ({error.strerror or error}).") from error
+    try:
+        yield stage
+        stage.chmod(0o755)
+        old = stage.with_name(f"{stage.name}.old")
+        if place.exists():
+            os.replace(place, old)
+        os.replace(stage, place)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+
+
 def _to_disk(path: Path) -> None:
     """A file's or folder's content outlives a power cut from here on."""
     handle = os.open(path, os.O_RDONLY)

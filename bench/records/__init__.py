@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from bench.records.files import problem, read_bytes, read_json, read_outcome
 from bench.records.flags import Flag, FlagCode
-from bench.records.jobs import (
-    AttackJob,
-    Cell,
-    Job,
-    PlannedTraining,
-    TrainJob,
-    canonical,
-    short,
-)
+from bench.records.jobs import AttackJob, Cell, Job, PlannedTraining, TrainJob, canonical, short
 from bench.records.outcomes import (
     AttackInputs,
     AttackOutcome,

@@ -15,6 +15,7 @@ from bench.protocols.settings import Checkpoint
 from bench.records.files import checked, read_json
 from bench.records.jobs import AttackJob, Cell, Key, PlannedTraining, TrainJob
 from bench.records.older import suite_of_first
+from bench.records.outcomes import Kind
 from bench.suite import AttackSettings, Suite
 
 SCHEMA: Literal[1] = 1
@@ -92,6 +93,12 @@ class Run(RunFacts):
     def cells(self) -> list[Cell]:
         """All attacks, in their order."""
         return [c for t in self.trainings for c in t.cells]
+
+    @property
+    def record_names(self) -> list[tuple[Kind, str]]:
+        """Kind and key of every record that belongs to the run."""
+        trainings: list[tuple[Kind, str]] = [("train", t.key) for t in self.trainings]
+        return trainings + [("attack", c.key) for c in self.cells]
 
     @property
     def seeds(self) -> list[int]:

@@ -18,15 +18,7 @@ from bench.harness.runner import cell_label, label_of
 from bench.harness.runner import check as check_plan
 from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
-from bench.records import (
-    LEADERBOARD,
-    Cell,
-    Row,
-    Run,
-    TrainJob,
-    canonical,
-    read_rows,
-)
+from bench.records import LEADERBOARD, Cell, Row, Run, TrainJob, canonical, read_rows
 from bench.registry import Registry, discover
 from bench.report.files import Files
 from bench.seeding import generator
@@ -175,9 +167,7 @@ def rerun(
         raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
     trainings = trainings_of(sampled)
     plan = Plan(
-        suite=opened.run.suite,
-        trainings=tuple(trainings),
-        cells=tuple(c.job for c in sampled),
+        suite=opened.run.suite, trainings=tuple(trainings), cells=tuple(c.job for c in sampled)
     )
     env = Environment(device=device, data_dir=data_dir, plugins=opened.files)
     check_plan(plan, opened.registry, env)

@@ -1,6 +1,6 @@
 """How far the lookup's estimates are off on what comes along with leakbench.
 
-    python -m tests.benchmarks.cost_error
+python -m tests.benchmarks.cost_error
 """
 
 from __future__ import annotations

@@ -149,13 +149,7 @@ class Table:
         return self._told[known]
 
     def estimate(
-        self,
-        kind: Kind,
-        features: Features,
-        *,
-        work: float,
-        size: float,
-        reference: bool = False,
+        self, kind: Kind, features: Features, *, work: float, size: float, reference: bool = False
     ) -> Estimate:
         """The median over the costs that are nearest in kind."""
         found = self._nearest(kind, features)

@@ -9,12 +9,7 @@ from typing import Literal, overload
 
 from bench.errors import UserError
 from bench.harness.costs.cost import Cost, Point, joined
-from bench.harness.costs.features import (
-    attack_features,
-    round_size,
-    threat_size,
-    training_features,
-)
+from bench.harness.costs.features import attack_features, round_size, threat_size, training_features
 from bench.records import (
     AttackInputs,
     AttackJob,
