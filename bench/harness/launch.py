@@ -138,23 +138,43 @@ def executor_of(
         name: local or ray.
         jobs: Of local: worker processes, None for the machine's default.
         memory: Of local: GB that one worker may hold.
-        ray_address: Of ray, as the next two: see `cluster`.
+        ray_address: Of ray, as the next two: the cluster's; None for RAY_ADDRESS, or one that is
+            started here.
         cell_cpus: CPUs of each job.
-        cell_gpus: GPUs of each job.
+        cell_gpus: GPUs of each job; None for one where the device is cuda, else none.
 
     Raises:
         UserError: For settings that are out of range, or of the other executor.
     """
     check_executor(name)
-    if name == "ray":
-        if jobs is not None or memory is not None:
-            raise UserError(
-                "jobs and memory are for the local executor: a cluster has as many "
-                "workers as its CPUs and GPUs allow."
-            )
-        return cluster(plan, keys, address=ray_address, cell_cpus=cell_cpus, cell_gpus=cell_gpus)
-    workers = default_workers(keys.env.device) if jobs is None else jobs
-    return local(plan, keys.env, workers=workers, memory=memory)
+    device = keys.env.device
+    if name == "local":
+        workers = default_workers(device) if jobs is None else jobs
+        return local(plan, keys.env, workers=workers, memory=memory)
+    if jobs is not None or memory is not None:
+        raise UserError(
+            "jobs and memory are for the local executor: a cluster has as many "
+            "workers as its CPUs and GPUs allow."
+        )
+    gpus = float(device == "cuda") if cell_gpus is None else cell_gpus
+    if not cell_cpus > 0:
+        raise UserError(f"cell_cpus must be > 0, got {cell_cpus:g}.")
+    if not (0 <= gpus <= 1):
+        raise UserError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
+    if (gpus > 0) != (device == "cuda"):
+        raise UserError(
+            f"cell_gpus {gpus:g} does not go with device {device}: it must be > 0 with "
+            "cuda and 0 with cpu."
+        )
+    return Cluster(
+        address=ray_address or os.environ.get("RAY_ADDRESS"),
+        cpus=cell_cpus,
+        gpus=gpus,
+        timeout_s=plan.suite.timeout_s,
+        env=keys.env,
+        plugins=tuple(sorted(plugins_of(plan))),
+        code=keys.code(plan),
+    )
 
 
 def check_executor(name: str) -> None:
@@ -187,42 +207,6 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
         timeout_s=plan.suite.timeout_s,
         memory=share_of(workers) if memory is None else int(memory * 1e9),
         gpus=_gpus() if env.device == "cuda" else (),
-    )
-
-
-def cluster(
-    plan: Plan, keys: Keys, *, address: str | None, cell_cpus: float, cell_gpus: float | None
-) -> Executor:
-    """Runs jobs on a Ray cluster.
-
-    Args:
-        plan: What is run.
-        keys: Of its jobs.
-        address: The cluster's; None for RAY_ADDRESS, or one that is started here.
-        cell_cpus: CPUs of each job.
-        cell_gpus: GPUs of each job; None for one where the device is cuda, else none.
-
-    Raises:
-        UserError: For numbers out of range.
-    """
-    gpus = float(keys.env.device == "cuda") if cell_gpus is None else cell_gpus
-    if not cell_cpus > 0:
-        raise UserError(f"cell_cpus must be > 0, got {cell_cpus:g}.")
-    if not (0 <= gpus <= 1):
-        raise UserError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
-    if (gpus > 0) != (keys.env.device == "cuda"):
-        raise UserError(
-            f"cell_gpus {gpus:g} does not go with device {keys.env.device}: it must be > 0 with "
-            "cuda and 0 with cpu."
-        )
-    return Cluster(
-        address=address or os.environ.get("RAY_ADDRESS"),
-        cpus=cell_cpus,
-        gpus=gpus,
-        timeout_s=plan.suite.timeout_s,
-        env=keys.env,
-        plugins=tuple(sorted(plugins_of(plan))),
-        code=keys.code(plan),
     )
 
 

@@ -221,11 +221,13 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
     Attacks on a training that failed in one folder and is done in another are left out: a run
     there makes them anew.
     """
-    trained = [(s, r) for s in stores if (r := s.usable("train", training.key)) is not None]
+    read = [(s, s.read("train", training.key, lenient=True)) for s in stores]
+    trained = [(s, r) for s, r in read if r is not None]
     kept = [s for s, r in trained if settled(r)]
     _copy("train", training.key, _settled(trained), target)
     for cell in training.cells:
-        found = [(s, a) for s in kept or stores if (a := s.usable("attack", cell.key)) is not None]
+        tried = [(s, s.read("attack", cell.key, lenient=True)) for s in kept or stores]
+        found = [(s, a) for s, a in tried if a is not None]
         _copy("attack", cell.key, _settled(found) if kept else found, target, compare=bool(kept))
 
 

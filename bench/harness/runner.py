@@ -212,10 +212,13 @@ class _Run:
         """Take what is finished of a training and its attacks, and queue the attacks that are not;
         False if the training must be run, and then all of them."""
         key = self.keys.train(job)
-        record = self.store.usable("train", key)
+        record = self.store.read("train", key, lenient=True)
         if record is None or not settled(record):
             return False
-        found = [(c, self.store.usable("attack", self.keys.attack(c))) for c in self.cells[job]]
+        found = [
+            (c, self.store.read("attack", self.keys.attack(c), lenient=True))
+            for c in self.cells[job]
+        ]
         missing = [c for c, r in found if not settled(r)]
         if missing and not self.store.intact(key, record):
             return False  # its observations are gone or cut short, as by a full disk

@@ -181,27 +181,31 @@ class Store:
         return True
 
     @overload
-    def read(self, kind: Literal["train"], key: str) -> TrainOutcome | None: ...
+    def read(
+        self, kind: Literal["train"], key: str, *, lenient: bool = False
+    ) -> TrainOutcome | None: ...
     @overload
-    def read(self, kind: Literal["attack"], key: str) -> AttackOutcome | None: ...
-    def read(self, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
+    def read(
+        self, kind: Literal["attack"], key: str, *, lenient: bool = False
+    ) -> AttackOutcome | None: ...
+    def read(
+        self, kind: Kind, key: str, *, lenient: bool = False
+    ) -> TrainOutcome | AttackOutcome | None:
         """The record of a training or attack, None if there is none.
 
+        Args:
+            kind: Of its job.
+            key: Its name.
+            lenient: Whether a file that is no record counts as none, so that its job is run again.
+
         Raises:
-            UserError: If its file is no such record.
+            UserError: For such a file otherwise.
         """
         try:
             return read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
             return None
-
-    @overload
-    def usable(self, kind: Literal["train"], key: str) -> TrainOutcome | None: ...
-    @overload
-    def usable(self, kind: Literal["attack"], key: str) -> AttackOutcome | None: ...
-    def usable(self, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
-        """The same; None for a file that is no record too, so that its job is run again."""
-        try:
-            return self.read(kind, key)
         except UserError:
-            return None
+            if lenient:
+                return None
+            raise

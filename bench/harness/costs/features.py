@@ -60,9 +60,7 @@ def attack_features(job: AttackJob, device: str) -> dict[str, str]:
 
 def round_size(job: TrainJob, steps: float) -> float:
     """Samples of all clients' steps in a round."""
-    protocol = job.protocol
-    taking_part = max(1, round(protocol.participation * protocol.clients))
-    return float(taking_part * steps * protocol.batch)
+    return float(job.protocol.participants * steps * job.protocol.batch)
 
 
 def threat_size(threat: ThreatSettings) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, overload
 
 from bench.errors import UserError
 from bench.harness.costs.cost import Cost, Point, joined
 from bench.harness.costs.features import attack_features, round_size, threat_size, training_features
+from bench.harness.store import Store
 from bench.records import (
     AttackInputs,
     AttackJob,
@@ -19,7 +19,6 @@ from bench.records import (
     TrainJob,
     TrainOutcome,
     TrainRecord,
-    read_outcome,
     settled,
 )
 
@@ -41,17 +40,24 @@ def finished(folder: Path) -> Finished:
     """What a result folder's finished jobs tell; nothing if it is none."""
     jobs: dict[str, tuple[TrainJob, str]] = {}
     trainings: dict[str, Cost | None] = {}
-    for path, training in _settled(folder, "train"):
+    store = Store(folder)
+    for path in _files(folder, "train"):
+        training = store.read("train", path.stem, lenient=True)
+        if training is None or not settled(training):
+            continue
         trainings[path.stem] = None
         if isinstance(training.inputs, TrainJob):
             device = training.device if isinstance(training, TrainRecord) else "cpu"
             jobs[path.stem] = training.inputs, device
             trainings[path.stem] = _of_training(path, training, training.inputs, device)
     attacks: dict[str, Cost | None] = {}
-    for path, attack in _settled(folder, "attack"):
+    for path in _files(folder, "attack"):
+        attack = store.read("attack", path.stem, lenient=True)
+        if attack is None or not settled(attack):
+            continue
         attacks[path.stem] = None
         inputs, trained = attack.inputs, jobs.get(attack.train or "")
-        if isinstance(inputs, AttackInputs) and trained and _observed(inputs, trained[0]):
+        if isinstance(inputs, AttackInputs) and trained and _has(trained[0], inputs.threat):
             attacks[path.stem] = _of_attack(path, attack, inputs.on(trained[0]), trained[1])
     return Finished(trainings=trainings, attacks=attacks)
 
@@ -75,23 +81,12 @@ def measure(folder: Path, found: Finished | None = None) -> list[Cost]:
     return joined(c for c in (*found.trainings.values(), *found.attacks.values()) if c is not None)
 
 
-@overload
-def _settled(folder: Path, kind: Literal["train"]) -> Iterator[tuple[Path, TrainOutcome]]: ...
-@overload
-def _settled(folder: Path, kind: Literal["attack"]) -> Iterator[tuple[Path, AttackOutcome]]: ...
-def _settled(folder: Path, kind: Kind) -> Iterator[tuple[Path, TrainOutcome | AttackOutcome]]:
-    """File and record of every job that need not be made again."""
-    for path in sorted((folder / "records" / kind).glob("*.json")):
-        try:
-            record = read_outcome(path, kind)
-        except (FileNotFoundError, UserError):
-            continue  # as in a run: what is unreadable is made again
-        if settled(record):
-            yield path, record
+def _files(folder: Path, kind: Kind) -> list[Path]:
+    return sorted((folder / "records" / kind).glob("*.json"))
 
 
-def _observed(inputs: AttackInputs, train: TrainJob) -> bool:
-    return inputs.threat in {t.name for t in train.threats}
+def _has(train: TrainJob, threat: str) -> bool:
+    return threat in {t.name for t in train.threats}
 
 
 def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -> Cost:
