@@ -24,11 +24,10 @@ from typing import Any, Literal, overload
 from bench.errors import UserError
 from bench.records import (
     AttackOutcome,
-    AttackRecord,
+    DoneRecord,
     Kind,
     Record,
     TrainOutcome,
-    TrainRecord,
     read_outcome,
     to_json,
 )
@@ -153,7 +152,7 @@ class Store:
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
         files = {}
-        if isinstance(record, (TrainRecord, AttackRecord)) and scratch.is_dir():
+        if isinstance(record, DoneRecord) and scratch.is_dir():
             for path in sorted(scratch.iterdir()):
                 files[path.name] = path.stat().st_size
                 _to_disk(path)

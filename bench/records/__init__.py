@@ -16,6 +16,7 @@ from bench.records.outcomes import (
     AttackRecord,
     AuditFailure,
     AuditSummary,
+    DoneRecord,
     DoubledRun,
     Kind,
     LedgerEntry,

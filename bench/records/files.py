@@ -56,13 +56,11 @@ def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
                 return file.read()
         finally:
             os.close(handle)
-    except FileNotFoundError:
+    except (FileNotFoundError, UserError):
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(f"{path} does not exist.") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"cannot read {path} ({getattr(error, 'strerror', error)}).") from error
 
 

@@ -220,20 +220,9 @@ class Cell:
     @property
     def words(self) -> frozenset[str]:
         """Whatever a reader may call it by."""
-        return frozenset(
-            (
-                self.protocol,
-                self.dataset,
-                self.model,
-                self.defense,
-                self.setting,
-                self.label,
-                self.attack,
-                self.checkpoint,
-                self.threat,
-                f"seed={self.seed}",
-            )
-        )
+        where = (self.protocol, self.dataset, self.model, self.defense, self.setting)
+        what = (self.label, self.attack, self.checkpoint, self.threat, f"seed={self.seed}")
+        return frozenset(where + what)
 
 
 @dataclass(frozen=True, kw_only=True)

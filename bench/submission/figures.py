@@ -7,9 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.records import AttackOutcome, AttackRecord, AuditSummary, TrainOutcome, TrainRecord
+from bench.records import (
+    AttackOutcome,
+    AttackRecord,
+    AuditSummary,
+    DoneRecord,
+    TrainOutcome,
+    TrainRecord,
+)
 
-_DONE = (TrainRecord, AttackRecord)
 _EPSILON = 1e-6
 """Of what is computed from public numbers alone."""
 _SPENDING = 0.2
@@ -65,7 +71,7 @@ def compare(
         A comparison per figure; one that only one of them has differs. Of records that are not
         both done, the status.
     """
-    if not (isinstance(submitted, _DONE) and isinstance(rerun, _DONE)):
+    if not (isinstance(submitted, DoneRecord) and isinstance(rerun, DoneRecord)):
         one, other = ("none" if r is None else r.status for r in (submitted, rerun))
         yield Comparison(
             what=what,
