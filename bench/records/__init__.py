@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bench.records.files import problem, read_bytes, read_json, read_outcome
 from bench.records.flags import Flag, FlagCode
-from bench.records.jobs import AttackJob, Cell, Job, PlannedTraining, TrainJob, canonical, short
+from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (
     AttackInputs,
     AttackOutcome,
@@ -40,5 +40,5 @@ from bench.records.rows import (
     read_rows,
     rows_to_json,
 )
-from bench.records.run import RUN, SCHEMA, Run, attack_job, labels
+from bench.records.run import RUN, SCHEMA, Cell, PlannedTraining, Run, attack_job, labels
 from bench.records.text import plain, sound_text, to_json

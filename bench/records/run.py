@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
 from bench.protocols.settings import Checkpoint
 from bench.records.files import checked, read_json
-from bench.records.jobs import AttackJob, Cell, Key, PlannedTraining, TrainJob
+from bench.records.jobs import AttackJob, TrainJob
 from bench.records.older import suite_of_first
 from bench.records.outcomes import Kind
 from bench.suite import AttackSettings, Suite
@@ -21,6 +21,90 @@ from bench.suite import AttackSettings, Suite
 SCHEMA: Literal[1] = 1
 """Of run.json and of records."""
 RUN = "run.json"
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+"""Names a record, and so becomes a file's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """An attack of a run: its record's key, and what it is.
+
+    Attributes:
+        key: Of its record.
+        train_key: Of its training's record.
+        job: The attack, with its training.
+    """
+
+    key: str
+    train_key: str
+    job: AttackJob
+
+    @property
+    def protocol(self) -> str:
+        return self.job.train.protocol.name
+
+    @property
+    def dataset(self) -> str:
+        return self.job.train.task.dataset
+
+    @property
+    def model(self) -> str:
+        return self.job.train.task.model
+
+    @property
+    def defense(self) -> str:
+        return self.job.train.defense
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The defense's."""
+        return self.job.train.settings
+
+    @property
+    def setting(self) -> str:
+        """spm(epsilon=1.5)."""
+        return self.job.train.setting
+
+    @property
+    def seed(self) -> int:
+        return self.job.train.seed
+
+    @property
+    def attack(self) -> str:
+        return self.job.attack
+
+    @property
+    def label(self) -> str:
+        return self.job.label
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.job.checkpoint
+
+    @property
+    def threat(self) -> str:
+        return self.job.threat.name
+
+    @property
+    def name(self) -> str:
+        """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
+        return self.job.name
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Whatever a reader may call it by."""
+        where = (self.protocol, self.dataset, self.model, self.defense, self.setting)
+        what = (self.label, self.attack, self.checkpoint, self.threat, f"seed={self.seed}")
+        return frozenset(where + what)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTraining:
+    """A training of a run: its record's key, what it is, and the attacks on it."""
+
+    key: str
+    job: TrainJob
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
