@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
+from bench.harness.attack import truth_of
 from bench.harness.environment import Environment, dataset_of
 from bench.harness.store import Store, write_whole
 from bench.metrics.intervals import Interval, bootstrap
@@ -135,8 +136,8 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
         raise UserError(f"--out must be a file name without dots, such as seen, got '{out}'.")
     base = out.with_name(name)
     chosen = find(Run.read(folder).cells, cell)
-    stem, samples = _observation(folder, chosen)
-    seen = load_seen(stem.with_name(f"{stem.name}-seen"))
+    files, samples = _observation(folder, chosen)
+    seen = load_seen(files.with_name(f"{files.name}-seen"))
     dataset = dataset_of(chosen.job.train, env)
     threat = chosen.job.threat
     facts = {
@@ -193,21 +194,12 @@ def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) 
         UserError: With one sentence for anything else.
     """
     chosen = find(Run.read(folder).cells, _cell_text(cell))
-    stem, _ = _observation(folder, chosen)
+    files, _ = _observation(folder, chosen)
     dataset = dataset_of(chosen.job.train, env)
-    truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
-    threat = chosen.job.threat
-    aux = slice(None, threat.aux)
-    answer = _answer(_tensors(reconstruction), truth.x, truth.y, dataset.classes)
-    known: dict[str, Any] = {
-        "x": truth.x,
-        "y": truth.y,
-        "classes": dataset.classes,
-        "aux_x": dataset.aux_x[aux],
-        "categorical": dataset.categorical,
-    }
-    scores = score(answer, **known)
-    lowest = floors(**known, aux_y=dataset.aux_y[aux])
+    truth = truth_of(chosen.job, dataset, _truth_beside(files))
+    answer = _answer(_tensors(reconstruction), truth["x"], truth["y"], dataset.classes)
+    scores = score(answer, **truth)
+    lowest = floors(**truth, aux_y=dataset.aux_y[: chosen.job.threat.aux])
     record = Store(folder).read("attack", chosen.key)
     own = record.values if record and record.status == "done" else {}
     figures = {}
@@ -221,7 +213,7 @@ def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) 
             own=_mean(own.get(name)),
         )
     shown = {k: v for k, v in lowest.items() if k.removesuffix(FLOOR_SUFFIX) in scores.values}
-    victims, samples = truth.y.shape
+    victims, samples = truth["y"].shape
     return Scored(
         cell=chosen,
         victims=victims,
@@ -231,6 +223,10 @@ def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) 
         floors=shown,
         figures=figures,
     )
+
+
+def _truth_beside(stem: Path) -> Path:
+    return stem.with_name(f"{stem.name}-truth.safetensors")
 
 
 def _mean(values: list[float] | None) -> float | None:
@@ -266,7 +262,7 @@ def _observation(folder: Path, cell: Cell) -> tuple[Path, int]:
         reason = "its training's record names none" if look is None else look.reason
         raise UserError(f"cell {cell.name} has no observation: {reason}.")
     stem = Store(folder).artifacts(key) / f"{cell.checkpoint}-{cell.threat}"
-    path = stem.with_name(f"{stem.name}-truth.safetensors")
+    path = _truth_beside(stem)
     if not path.is_file():
         raise UserError(
             f"{folder} holds no artifacts of cell {cell.name} ({path.name} is missing)."

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import suite as suites
 from bench.errors import UserError
-from bench.harness import launch
+from bench.harness import launch, runner
 from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
@@ -94,10 +94,10 @@ def run(
     store.prepare()
     shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
     with _progress(plan, shown) as on_progress:
-        launch.execute(
+        runner.run(
             plan,
-            keys,
             store,
+            keys,
             executor=chosen,
             fresh=fresh,
             command=_command(suite, plan.suite.name, only, overrides, shard),
@@ -470,7 +470,7 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
 
 
 @contextmanager
-def _progress(plan: Plan, shown: bool) -> Iterator[launch.OnProgress]:
+def _progress(plan: Plan, shown: bool) -> Iterator[runner.OnProgress]:
     if not shown:
         yield lambda progress: None
         return

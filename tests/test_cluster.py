@@ -68,7 +68,7 @@ def plugins(tmp_path: Path) -> tuple[Path, ...]:
 
 
 def on_cluster(plan: Plan, keys: runner.Keys, address: str) -> launch.Executor:
-    return launch.cluster(plan, keys, address=address, cell_cpus=1.0, cell_gpus=None)
+    return launch.executor_of(plan, keys, "ray", ray_address=address)
 
 
 def test_a_lost_node_costs_no_record_and_all_are_those_of_local_workers(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bench import suite as suites
-from bench.harness.attack import run_attack
+from bench.harness.attack import Attacking
 from bench.harness.environment import Environment
 from bench.harness.plan import expand
-from bench.harness.train import run_training
+from bench.harness.train import Training
 from bench.records import AttackRecord
 
 pytestmark = [
@@ -26,10 +26,13 @@ def test_quick_leaks_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
     plan = expand(suites.read_suite("quick", ["protocol.rounds=2"]), only)
     for device in ("cpu", "cuda"):
         env = Environment(device=device)
-        trained = run_training(plan.trainings[0], env, tmp_path / device)
+        seen = tmp_path / device
+        trained = Training(job=plan.trainings[0], env=env, artifacts=seen)()
         for cell in plan.cells:
-            place = tmp_path / device / f"{cell.label}-{cell.checkpoint}"
-            record = run_attack(cell, env, trained, tmp_path / device, place)
+            place = seen / f"{cell.label}-{cell.checkpoint}"
+            record = Attacking(
+                cell=cell, env=env, trained=trained, observed=seen, artifacts=place
+            )()
             applies = cell.attack != "analytic"  # LeNet does not begin with a linear layer
             assert record.status == ("done" if applies else "not_applicable")
             if cell.attack in ("dlg", "idlg") and cell.checkpoint == "init":

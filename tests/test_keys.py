@@ -363,9 +363,9 @@ import json, sys, threading
 from pathlib import Path
 from bench import suite
 from bench.harness import plan
-from bench.harness.attack import run_attack
+from bench.harness.attack import Attacking
 from bench.harness.environment import Environment, registry_for
-from bench.harness.train import run_training
+from bench.harness.train import Training
 
 called = set()
 
@@ -373,12 +373,12 @@ def on_call(frame, event, argument):
     if frame.f_code.co_name != "<module>":
         called.add(frame.f_code.co_filename)
 
-def traced(work, *arguments):
+def traced(work):
     called.clear()
     threading.settrace(on_call)
     sys.settrace(on_call)
     try:
-        record = work(*arguments)
+        record = work()
     finally:
         sys.settrace(None)
         threading.settrace(None)
@@ -391,11 +391,14 @@ cells = [cell for one in made for cell in one.cells]
 for place, job in enumerate(job for one in made for job in one.trainings):
     folder = out / str(place)
     folder.mkdir()
-    record, files = traced(run_training, job, env, folder)
+    record, files = traced(Training(job=job, env=env, artifacts=folder))
     print(json.dumps([record.status, job.defense, None, files]))
     for cell in cells:
         if cell.train is job:
-            result, files = traced(run_attack, cell, env, record, folder, folder / "out")
+            work = Attacking(
+                cell=cell, env=env, trained=record, observed=folder, artifacts=folder / "out"
+            )
+            result, files = traced(work)
             print(json.dumps([result.status, job.defense, cell.attack, files]))
 """
 

@@ -326,7 +326,7 @@ def test_a_script_without_a_main_guard_is_told_so(
     def reached(*arguments: object, **named: object) -> None:
         raise RuntimeError("workers start here")
 
-    monkeypatch.setattr("bench.harness.launch.execute", reached)
+    monkeypatch.setattr("bench.harness.runner.run", reached)
     script, out = tmp_path / "script.py", tmp_path / "out"
     guard = 'if __name__ == "__main__":\n    ' if guarded else ""
     script.write_text(SCRIPT.format(guard=guard, space="    ", tiny=TINY, out=str(out)))

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from bench.cli import plugins, runs
+from bench.harness.runner import cell_label
 from bench.records import AuditSummary, DoubledRun, to_json
 from bench.report.files import Files
 from bench.submission.authoring import write_new
@@ -514,15 +515,15 @@ def test_a_submission_whose_hashes_are_of_files_as_before_still_opens(submitted:
 def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitted: Path) -> None:
     opened = open_submission(submitted)
     drawn = sample(opened, count=9, seed=0)
-    assert len({s.label for s in drawn}) == len(drawn) == len(candidates(opened)) == 4
-    assert {s.training.job.defense for s in drawn} == {"none", "my_defense"}
+    assert len({s.name for s in drawn}) == len(drawn) == len(candidates(opened)) == 4
+    assert {s.defense for s in drawn} == {"none", "my_defense"}
     assert len(trainings_of(drawn)) == 2
-    drawn = {sample(opened, count=1, seed=s)[0].label for s in range(8)}
+    drawn = {sample(opened, count=1, seed=s)[0].name for s in range(8)}
     assert len(drawn) == 2
-    assert all("my_defense" in label for label in drawn)
+    assert all("my_defense" in name for name in drawn)
     both = [sample(opened, count=2, seed=s) for s in range(8)]
-    assert any(s.training.job.defense == "none" for pair in both for s in pair)
-    assert sample(opened, count=1, seed=3)[0].label == sample(opened, count=1, seed=3)[0].label
+    assert any(s.defense == "none" for pair in both for s in pair)
+    assert sample(opened, count=1, seed=3) == sample(opened, count=1, seed=3)
     with pytest.raises(ValueError, match="--sample must be >= 1"):
         sample(opened, count=0, seed=0)
 
@@ -578,7 +579,7 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
     quick_check(monkeypatch)
     copy = copied(workshop, tmp_path)
     folder = submit(request(copy, tmp_path / "subs"))
-    labels = [s.label for s in sample(open_submission(folder), count=2, seed=0)]
+    labels = [cell_label(c.job) for c in sample(open_submission(folder), count=2, seed=0)]
     statuses = [
         Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
         for what in labels

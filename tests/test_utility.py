@@ -9,7 +9,7 @@ import pytest
 from bench import suite as suites
 from bench.harness.environment import Environment
 from bench.harness.plan import expand
-from bench.harness.train import run_training
+from bench.harness.train import Training
 from bench.records import TrainRecord
 
 
@@ -23,7 +23,7 @@ def accuracy(
     ]  # fmt: skip
     only = {"defense": "none", "dataset": dataset, "model": model}
     (job,) = expand(suites.read_suite("quick", overrides), only).trainings
-    record = run_training(job, Environment(), tmp_path)
+    record = Training(job=job, env=Environment(), artifacts=tmp_path)()
     assert isinstance(record, TrainRecord)
     assert record.diverged is None
     assert record.correct is not None

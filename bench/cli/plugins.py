@@ -140,6 +140,7 @@ def verify(
     """Check a submission's files, rerun a random sample of its cells, and compare."""
     with plain_errors():
         from bench.errors import UserError
+        from bench.harness.runner import cell_label
         from bench.submission import verification
 
         try:
@@ -168,8 +169,8 @@ def verify(
             f" seed {seed}. To rerun: {_count(trainings, 'training')} and "
             f"{_count(len(drawn), 'attack')}."
         )
-        for item in drawn:
-            say(f"  {item.label}")
+        for cell in drawn:
+            say(f"  {cell_label(cell.job)}")
         found = verification.rerun(
             opened,
             drawn,
@@ -181,7 +182,7 @@ def verify(
     same = verification.same_environment(opened, env.device)
     differing = sum(c.verdict == "differs" for c in found)
     near = sum(c.verdict == "within tolerance" for c in found)
-    labels = {s.label for s in drawn}
+    labels = {cell_label(c.job) for c in drawn}
     bare = sum(c.figure == "status" and c.what in labels for c in found)
     if as_json:
         from dataclasses import asdict

@@ -12,7 +12,8 @@ from bench.cli.options import AsJson, DefenseSet, PluginFile, console, plain_err
 from bench.errors import UserError
 
 if TYPE_CHECKING:
-    from bench.contract.events import Formula
+    from bench.contract.defense import Defense
+    from bench.contract.events import Facts, Formula
     from bench.privacy.ledger import Entry
 
 
@@ -42,12 +43,13 @@ def ledger(
         built = setting_of(defense, set_, plugin)
         known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
         try:
+            _accepted(built, known, name=defense)
             entry = account(built, known)
             formulas = built.paper_formulas(known) if paper else ()
-        except UserError:
-            raise
-        except (ArithmeticError, ValueError) as error:
-            raise UserError(f"{defense} has no ledger at these facts: {error}") from error
+        except ArithmeticError as error:
+            raise UserError(
+                f"epsilon cannot be computed at settings or facts this extreme ({error})."
+            ) from error
     document = {"defense": defense, "variant": built.variant, "facts": asdict(known)}
     document |= asdict(entry) | ({"paper": [asdict(f) for f in formulas]} if paper else {})
     if as_json:
@@ -55,6 +57,16 @@ def ledger(
         return
     for line in _formula_lines(formulas) if paper else _entry_lines(entry):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _accepted(built: Defense, facts: Facts, *, name: str) -> None:
+    """Raises UserError if the defense refuses the facts, which a plugin does by a ValueError."""
+    try:
+        built.guarantee(facts)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{name} has no ledger at these facts: {error}") from error
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:

@@ -65,7 +65,7 @@ def run(
 ) -> None:
     """Run a suite, continue where it stopped, and print its leaderboard."""
     with plain_errors():
-        from bench.harness import launch
+        from bench.harness import launch, runner
 
         launch.check_executor(executor)
         env = chosen_environment(device, data_dir, download, plugin, here=executor == "local")
@@ -85,10 +85,10 @@ def run(
         )
         with launch.live(plan, console) as on_progress:
             try:
-                report = launch.execute(
+                report = runner.run(
                     plan,
-                    keys,
                     store,
+                    keys,
                     executor=chosen,
                     fresh=fresh,
                     command=recorded(sys.argv[1:]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from bench.seeding import generator
 
 @dataclass(frozen=True, kw_only=True)
 class Attacking:
-    """`run_attack` as executors carry it out.
+    """One attack, as executors carry it out.
 
     Attributes:
         cell: The attack.
@@ -47,7 +46,7 @@ class Attacking:
         trained: What became of its training.
         observed: The training's artifact folder.
         artifacts: Folder for what it rebuilds.
-        dataset: As `dataset_of` gives it, or None to load it where the job runs.
+        dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
     cell: AttackJob
@@ -62,38 +61,18 @@ class Attacking:
         return self.cell.train
 
     def __call__(self) -> AttackOutcome:
-        return run_attack(
-            self.cell, self.env, self.trained, self.observed, self.artifacts, dataset=self.dataset
-        )
+        return run_attack(self)
 
 
-def run_attack(
-    cell: AttackJob,
-    env: Environment,
-    trained: TrainOutcome,
-    observed: Path,
-    artifacts: Path,
-    *,
-    dataset: Dataset | None = None,
-) -> AttackOutcome:
-    """Attack one observation and score the answer.
+def run_attack(work: Attacking) -> AttackOutcome:
+    """Attack one observation and score the answer; see `docs/records.md` for the record.
 
     The attack gets the reloaded export; the truth is read after it returns. One that spends
     gradient evaluations on images of the reference defense runs a second time at twice its budget,
     scored under `doubled`: whether it had converged. The record's other figures, `seconds`
     included, are those of the first run.
-
-    Args:
-        cell: The attack.
-        env: Where it runs.
-        trained: What became of its training.
-        observed: The training's artifact folder.
-        artifacts: Folder for what is rebuilt.
-        dataset: As `dataset_of` gives it, or None to load it.
-
-    Returns:
-        Its record; see `docs/records.md`.
     """
+    cell, env, trained = work.cell, work.env, work.trained
     if trained.status != "done":
         return not_applicable(f"the training is {trained.status}: {trained.reason}")
     look = trained.observations[cell.checkpoint][cell.threat.name]
@@ -103,12 +82,12 @@ def run_attack(
     found = registry_for(env.plugins)
     attack = found.attack(cell.attack, cell.settings)
     defense = found.defense(cell.train.defense, cell.train.settings)
-    stem = observed / look.stem
-    seen = load_seen(stem.with_name(f"{stem.name}-seen"))
+    place = work.observed / f"{look.stem}-seen"
+    seen = load_seen(place)
     reason = attack.applies(seen)
     if reason is not None:
         return not_applicable(reason)
-    dataset = dataset_of(cell.train, env) if dataset is None else dataset
+    dataset = dataset_of(cell.train, env) if work.dataset is None else work.dataset
     answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget)
     seconds = time.perf_counter() - began
     began = time.perf_counter()
@@ -117,10 +96,9 @@ def run_attack(
     if defense.is_reference and not attack.is_floor and optimises:
         # All is rebuilt, so that the second run differs from the first in its budget alone.
         anew = found.attack(cell.attack, cell.settings)
-        seen = load_seen(stem.with_name(f"{stem.name}-seen"))
-        again = _answer(cell, env, dataset, anew, seen, budget=2 * cell.budget)
+        again = _answer(cell, env, dataset, anew, load_seen(place), budget=2 * cell.budget)
     again_seconds = time.perf_counter() - began
-    truth = _truth(cell, dataset, stem)
+    truth = truth_of(cell, dataset, work.observed / f"{look.stem}-truth.safetensors")
     doubled = None
     if again is not None:
         doubled = DoubledRun(
@@ -129,8 +107,30 @@ def run_attack(
             gradient_evaluations=again.evaluations,
             seconds=again_seconds,
         )
-    record = _scored(cell, env, attack, answer, dataset, truth, artifacts)
-    return replace(record, doubled=doubled, seconds=seconds)
+    scores = score(answer, **truth)
+    victims, samples = truth["y"].shape
+    if scores.images is not None:
+        work.artifacts.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {"images": scores.images.contiguous(), "truth": truth["x"].contiguous()},
+            work.artifacts / "reconstruction.safetensors",
+        )
+    return AttackRecord(
+        victims=victims,
+        samples=samples,
+        failed=scores.failed,
+        is_floor=attack.is_floor,
+        budget=cell.budget,
+        values=scores.values,
+        floors=floors(**truth, aux_y=dataset.aux_y[: cell.threat.aux]),
+        loss=None if answer.loss is None else [float(v) for v in answer.loss],
+        gradient_evaluations=int(answer.evaluations),
+        notes=tuple(sound_text(str(note)) for note in answer.notes),
+        device=env.device,
+        versions=versions(),
+        seconds=seconds,
+        doubled=doubled,
+    )
 
 
 def _answer(
@@ -179,9 +179,9 @@ def _context(
     )
 
 
-def _truth(cell: AttackJob, dataset: Dataset, stem: Path) -> dict[str, Any]:
-    """What `score` compares an answer with: the truth, and the attacker's public data."""
-    truth = load_truth(stem.with_name(f"{stem.name}-truth.safetensors"))
+def truth_of(cell: AttackJob, dataset: Dataset, file: Path) -> dict[str, Any]:
+    """What `score` compares an answer with: the truth in a file, and the attacker's public data."""
+    truth = load_truth(file)
     return {
         "x": truth.x,
         "y": truth.y,
@@ -189,38 +189,3 @@ def _truth(cell: AttackJob, dataset: Dataset, stem: Path) -> dict[str, Any]:
         "aux_x": dataset.aux_x[: cell.threat.aux],
         "categorical": dataset.categorical,
     }
-
-
-def _scored(
-    cell: AttackJob,
-    env: Environment,
-    attack: Attack,
-    answer: Reconstruction,
-    dataset: Dataset,
-    truth: Mapping[str, Any],
-    artifacts: Path,
-) -> AttackRecord:
-    scores = score(answer, **truth)
-    floor = floors(**truth, aux_y=dataset.aux_y[: cell.threat.aux])
-    victims, samples = truth["y"].shape
-    if scores.images is not None:
-        artifacts.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {"images": scores.images.contiguous(), "truth": truth["x"].contiguous()},
-            artifacts / "reconstruction.safetensors",
-        )
-    return AttackRecord(
-        victims=victims,
-        samples=samples,
-        failed=scores.failed,
-        is_floor=attack.is_floor,
-        budget=cell.budget,
-        values=scores.values,
-        floors=floor,
-        loss=None if answer.loss is None else [float(v) for v in answer.loss],
-        gradient_evaluations=int(answer.evaluations),
-        notes=tuple(sound_text(str(note)) for note in answer.notes),
-        device=env.device,
-        versions=versions(),
-        seconds=0.0,
-    )

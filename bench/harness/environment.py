@@ -48,14 +48,10 @@ def registry_for(files: tuple[Path, ...]) -> registry.Registry:
 
 @lru_cache(maxsize=DATASETS_KEPT)
 def _dataset(
-    name: str,
-    settings: tuple[tuple[str, Any], ...],
-    seed: int,
-    data_dir: Path | None,
-    download: bool,
-) -> Dataset:  # fmt: skip
+    name: str, options: tuple[Any, ...], seed: int, data_dir: Path | None, download: bool
+) -> Dataset:
     return data.load_dataset(
-        name, seed=seed, data_dir=data_dir, download=download, options=dict(settings)
+        name, seed=seed, data_dir=data_dir, download=download, options=dict(options)
     )
 
 

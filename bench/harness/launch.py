@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from bench.harness.store import Store
 if TYPE_CHECKING:
     from rich.console import Console
 
-OnProgress = Callable[[runner.Progress], None]
 _LINUX = sys.platform == "linux"
 
 
@@ -73,10 +72,7 @@ def environment(
 
 
 def planned(
-    suite: suites.Suite,
-    only: Mapping[str, Any],
-    env: Environment,
-    shard: tuple[int, int] = (1, 1),
+    suite: suites.Suite, only: Mapping[str, Any], env: Environment, shard: tuple[int, int] = (1, 1)
 ) -> tuple[Plan, Keys]:
     """The checked plan and the keys of its jobs.
 
@@ -142,23 +138,43 @@ def executor_of(
         name: local or ray.
         jobs: Of local: worker processes, None for the machine's default.
         memory: Of local: GB that one worker may hold.
-        ray_address: Of ray, as the next two: see `cluster`.
+        ray_address: Of ray, as the next two: the cluster's; None for RAY_ADDRESS, or one that is
+            started here.
         cell_cpus: CPUs of each job.
-        cell_gpus: GPUs of each job.
+        cell_gpus: GPUs of each job; None for one where the device is cuda, else none.
 
     Raises:
         UserError: For settings that are out of range, or of the other executor.
     """
     check_executor(name)
-    if name == "ray":
-        if jobs is not None or memory is not None:
-            raise UserError(
-                "jobs and memory are for the local executor: a cluster has as many "
-                "workers as its CPUs and GPUs allow."
-            )
-        return cluster(plan, keys, address=ray_address, cell_cpus=cell_cpus, cell_gpus=cell_gpus)
-    workers = default_workers(keys.env.device) if jobs is None else jobs
-    return local(plan, keys.env, workers=workers, memory=memory)
+    device = keys.env.device
+    if name == "local":
+        workers = default_workers(device) if jobs is None else jobs
+        return local(plan, keys.env, workers=workers, memory=memory)
+    if jobs is not None or memory is not None:
+        raise UserError(
+            "jobs and memory are for the local executor: a cluster has as many "
+            "workers as its CPUs and GPUs allow."
+        )
+    gpus = float(device == "cuda") if cell_gpus is None else cell_gpus
+    if not cell_cpus > 0:
+        raise UserError(f"cell_cpus must be > 0, got {cell_cpus:g}.")
+    if not (0 <= gpus <= 1):
+        raise UserError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
+    if (gpus > 0) != (device == "cuda"):
+        raise UserError(
+            f"cell_gpus {gpus:g} does not go with device {device}: it must be > 0 with "
+            "cuda and 0 with cpu."
+        )
+    return Cluster(
+        address=ray_address or os.environ.get("RAY_ADDRESS"),
+        cpus=cell_cpus,
+        gpus=gpus,
+        timeout_s=plan.suite.timeout_s,
+        env=keys.env,
+        plugins=tuple(sorted(plugins_of(plan))),
+        code=keys.code(plan),
+    )
 
 
 def check_executor(name: str) -> None:
@@ -194,94 +210,20 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
     )
 
 
-def cluster(
-    plan: Plan,
-    keys: Keys,
-    *,
-    address: str | None,
-    cell_cpus: float,
-    cell_gpus: float | None,
-) -> Executor:
-    """Runs jobs on a Ray cluster.
-
-    Args:
-        plan: What is run.
-        keys: Of its jobs.
-        address: The cluster's; None for RAY_ADDRESS, or one that is started here.
-        cell_cpus: CPUs of each job.
-        cell_gpus: GPUs of each job; None for one where the device is cuda, else none.
-
-    Raises:
-        UserError: For numbers out of range.
-    """
-    gpus = float(keys.env.device == "cuda") if cell_gpus is None else cell_gpus
-    if not cell_cpus > 0:
-        raise UserError(f"cell_cpus must be > 0, got {cell_cpus:g}.")
-    if not (0 <= gpus <= 1):
-        raise UserError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
-    if (gpus > 0) != (keys.env.device == "cuda"):
-        raise UserError(
-            f"cell_gpus {gpus:g} does not go with device {keys.env.device}: it must be > 0 with "
-            "cuda and 0 with cpu."
-        )
-    return Cluster(
-        address=address or os.environ.get("RAY_ADDRESS"),
-        cpus=cell_cpus,
-        gpus=gpus,
-        timeout_s=plan.suite.timeout_s,
-        env=keys.env,
-        plugins=tuple(sorted(plugins_of(plan))),
-        code=keys.code(plan),
-    )
-
-
 def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
-    with _one_thread():
-        yield from run_here(tasks)
-
-
-def execute(
-    plan: Plan,
-    keys: Keys,
-    store: Store,
-    *,
-    executor: Executor,
-    fresh: bool,
-    command: Sequence[str],
-    on_progress: OnProgress,
-) -> runner.Report:
-    """Make what is missing while holding the folder; see `runner.run` for the arguments.
-
-    Raises:
-        UserError: If another driver holds it.
-    """
-    with store.locked():
-        return runner.run(
-            plan,
-            store,
-            keys,
-            executor=executor,
-            fresh=fresh,
-            command=command,
-            on_progress=on_progress,
-        )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
     """One thread as in a worker, so that figures do not depend on the number of jobs."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        yield from run_here(tasks)
     finally:
         torch.set_num_threads(before)
 
 
 @contextmanager
-def live(plan: Plan, console: Console) -> Iterator[OnProgress]:
+def live(plan: Plan, console: Console) -> Iterator[runner.OnProgress]:
     """Progress with time left on a terminal, a line every tenth of the way elsewhere."""
     from rich.progress import (
         BarColumn,

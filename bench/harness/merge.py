@@ -5,7 +5,6 @@ from __future__ import annotations
 import filecmp
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from bench.errors import UserError
 from bench.harness.plan import expand
-from bench.harness.store import Store, write_whole
+from bench.harness.store import Store, staged, write_whole
 from bench.records import (
     RUN,
     AttackOutcome,
@@ -81,33 +80,17 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
     parts = [_Part(folder=f, run=Run.read(f)) for f in folders]
     run = _joined(parts)
     stores = [Store(p.folder) for p in parts]
-    target = _new_folder(out)
-    try:
+    with staged(out) as target:
         for training in run.trainings:
             _copy_all(training, stores, Store(target))
         write_whole(target / RUN, to_json(run))
-        if out.exists():
-            out.rmdir()
-        target.chmod(0o755)
-        target.rename(out)
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
+        _check_empty(out)
     return Merged(trainings=len(run.trainings), cells=len(run.cells), notes=_notes(run))
 
 
 def _check_empty(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty: give --out a new folder.")
-
-
-def _new_folder(out: Path) -> Path:
-    """A folder beside `out`, to become it by one rename."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    except OSError as error:
-        raise UserError(f"cannot write {out} ({error.strerror or error}).") from error
 
 
 # --- run.json -----------------------------------------------------------------------------------
@@ -119,7 +102,7 @@ def _joined(parts: Sequence[_Part]) -> Run:
     for part in parts[1:]:
         _check_alike(parts[0], part)
     runs = [p.run for p in parts]
-    seeds = [list(r.suite.seeds) for r in runs]
+    seeds = [r.suite.seeds for r in runs]
     suite = first.suite.model_copy(
         update={
             "seeds": seeds[0] if all(s == seeds[0] for s in seeds) else sorted(set().union(*seeds)),
@@ -238,11 +221,13 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
     Attacks on a training that failed in one folder and is done in another are left out: a run
     there makes them anew.
     """
-    trained = [(s, r) for s in stores if (r := s.usable("train", training.key)) is not None]
+    read = [(s, s.read("train", training.key, lenient=True)) for s in stores]
+    trained = [(s, r) for s, r in read if r is not None]
     kept = [s for s, r in trained if settled(r)]
     _copy("train", training.key, _settled(trained), target)
     for cell in training.cells:
-        found = [(s, a) for s in kept or stores if (a := s.usable("attack", cell.key)) is not None]
+        tried = [(s, s.read("attack", cell.key, lenient=True)) for s in kept or stores]
+        found = [(s, a) for s, a in tried if a is not None]
         _copy("attack", cell.key, _settled(found) if kept else found, target, compare=bool(kept))
 
 

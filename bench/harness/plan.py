@@ -54,9 +54,7 @@ class Plan:
         mine = self.trainings[number - 1 :: of]
         kept = set(mine)
         return Plan(
-            suite=self.suite,
-            trainings=mine,
-            cells=tuple(c for c in self.cells if c.train in kept),
+            suite=self.suite, trainings=mine, cells=tuple(c for c in self.cells if c.train in kept)
         )
 
 

@@ -56,18 +56,19 @@ class Progress:
     label: str
 
 
+OnProgress = Callable[[Progress], None]
+
+
 @dataclass(kw_only=True)
 class Report:
-    """Counts of a finished run.
+    """Counts of a run.
 
     Attributes:
-        done: Jobs that ended, or were finished before.
-        ran: Those that were run.
+        ran: Jobs that were run.
         cached: Those that were finished before.
         failures: (label, reason) of failed and timed-out jobs.
     """
 
-    done: int = 0
     ran: int = 0
     cached: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -121,6 +122,11 @@ def label_of(job: TrainJob) -> str:
     return f"{job.task.dataset}/{job.task.model}/{job.defense}({settings})/seed {job.seed}"
 
 
+def cell_label(cell: AttackJob) -> str:
+    """The same of an attack: ... dlg at final."""
+    return f"{label_of(cell.train)} {cell.label} at {cell.checkpoint}"
+
+
 def run(
     plan: Plan,
     store: Store,
@@ -129,9 +135,10 @@ def run(
     executor: Executor,
     fresh: bool = False,
     command: Sequence[str] = (),
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: OnProgress = lambda progress: None,
 ) -> Report:
-    """Make every missing record, each training's attacks as soon as it is done.
+    """Make every missing record while holding the folder, each training's attacks as soon as it is
+    done.
 
     Records are written as jobs finish, so a killed run continues where it stopped.
 
@@ -148,23 +155,24 @@ def run(
         Counts and failures.
 
     Raises:
-        UserError: If a record or a job's files cannot be written: the run ends, what is finished
-            is kept.
+        UserError: If another driver holds the folder; if a record or a job's files cannot be
+            written: the run ends, what is finished is kept.
     """
-    store.sweep()
-    with _writing(store):
-        write_whole(store.folder / RUN, to_json(planned_run(plan, keys, command)))
-    going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress)
-    with closing(executor(going.queue)) as outcomes:
-        for outcome in outcomes:
-            if outcome.no_space:
-                raise UserError(
-                    f"{store.folder}: {outcome.task.label} could not write its files "
-                    f"({outcome.record.reason}). What is finished is kept; make room and run "
-                    "the same command to go on."
-                )
-            with _writing(store):
-                going.take(outcome)
+    with store.locked():
+        store.sweep()
+        with _writing(store):
+            write_whole(store.folder / RUN, to_json(planned_run(plan, keys, command)))
+        going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress)
+        with closing(executor(going.queue)) as outcomes:
+            for outcome in outcomes:
+                if outcome.no_space:
+                    raise UserError(
+                        f"{store.folder}: {outcome.task.label} could not write its files "
+                        f"({outcome.record.reason}). What is finished is kept; make room and run "
+                        "the same command to go on."
+                    )
+                with _writing(store):
+                    going.take(outcome)
     return going.report
 
 
@@ -187,13 +195,7 @@ class _Run:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        keys: Keys,
-        *,
-        fresh: bool,
-        on_progress: Callable[[Progress], None],
+        self, plan: Plan, store: Store, keys: Keys, *, fresh: bool, on_progress: OnProgress
     ) -> None:
         self.store, self.keys, self.on_progress = store, keys, on_progress
         self.total = len(plan.trainings) + len(plan.cells)
@@ -210,10 +212,13 @@ class _Run:
         """Take what is finished of a training and its attacks, and queue the attacks that are not;
         False if the training must be run, and then all of them."""
         key = self.keys.train(job)
-        record = self.store.usable("train", key)
+        record = self.store.read("train", key, lenient=True)
         if record is None or not settled(record):
             return False
-        found = [(c, self.store.usable("attack", self.keys.attack(c))) for c in self.cells[job]]
+        found = [
+            (c, self.store.read("attack", self.keys.attack(c), lenient=True))
+            for c in self.cells[job]
+        ]
         missing = [c for c, r in found if not settled(r)]
         if missing and not self.store.intact(key, record):
             return False  # its observations are gone or cut short, as by a full disk
@@ -222,7 +227,7 @@ class _Run:
         for cell, done in found:
             if done is not None and settled(done):
                 self.report.cached += 1
-                self._advance(_cell_label(cell), done)
+                self._advance(cell_label(cell), done)
         self.queue.extend(self._attack(cell, record) for cell in missing)
         return True
 
@@ -257,7 +262,7 @@ class _Run:
             observed=self.store.artifacts(self.keys.train(cell.train)),
             artifacts=self.store.scratch(self.keys.attack(cell)),
         )
-        return self._numbered(cell, _cell_label(cell), work)
+        return self._numbered(cell, cell_label(cell), work)
 
     def _numbered(self, job: TrainJob | AttackJob, label: str, work: Work) -> Task:
         task = Task(id=next(self.numbers), label=label, work=work)
@@ -266,16 +271,12 @@ class _Run:
 
     def _advance(self, label: str, record: TrainOutcome | AttackOutcome) -> None:
         report = self.report
-        report.done += 1
         if not settled(record):
             report.failures.append((label, f"{record.status}: {record.reason}"))
+        done = report.ran + report.cached
         self.on_progress(
-            Progress(total=self.total, done=report.done, failed=len(report.failures), label=label)
+            Progress(total=self.total, done=done, failed=len(report.failures), label=label)
         )
-
-
-def _cell_label(cell: AttackJob) -> str:
-    return f"{label_of(cell.train)} {cell.label} at {cell.checkpoint}"
 
 
 def planned_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:

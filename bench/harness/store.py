@@ -24,11 +24,10 @@ from typing import Any, Literal, overload
 from bench.errors import UserError
 from bench.records import (
     AttackOutcome,
-    AttackRecord,
+    DoneRecord,
     Kind,
     Record,
     TrainOutcome,
-    TrainRecord,
     read_outcome,
     to_json,
 )
@@ -55,6 +54,33 @@ def write_whole(path: Path, text: str) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     _to_disk(path.parent)
+
+
+@contextmanager
+def staged(place: Path) -> Iterator[Path]:
+    """A folder that becomes `place` by one rename; nothing is left of it where filling it fails.
+
+    A folder that is there already is replaced.
+
+    Raises:
+        UserError: If none can be made there.
+    """
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+    except OSError as error:
+        raise UserError(f"cannot write to {place} ({error.strerror or error}).") from error
+    try:
+        yield stage
+        stage.chmod(0o755)
+        old = stage.with_name(f"{stage.name}.old")
+        if place.exists():
+            os.replace(place, old)
+        os.replace(stage, place)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
 
 
 def _to_disk(path: Path) -> None:
@@ -126,7 +152,7 @@ class Store:
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
         files = {}
-        if isinstance(record, (TrainRecord, AttackRecord)) and scratch.is_dir():
+        if isinstance(record, DoneRecord) and scratch.is_dir():
             for path in sorted(scratch.iterdir()):
                 files[path.name] = path.stat().st_size
                 _to_disk(path)
@@ -154,27 +180,31 @@ class Store:
         return True
 
     @overload
-    def read(self, kind: Literal["train"], key: str) -> TrainOutcome | None: ...
+    def read(
+        self, kind: Literal["train"], key: str, *, lenient: bool = False
+    ) -> TrainOutcome | None: ...
     @overload
-    def read(self, kind: Literal["attack"], key: str) -> AttackOutcome | None: ...
-    def read(self, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
+    def read(
+        self, kind: Literal["attack"], key: str, *, lenient: bool = False
+    ) -> AttackOutcome | None: ...
+    def read(
+        self, kind: Kind, key: str, *, lenient: bool = False
+    ) -> TrainOutcome | AttackOutcome | None:
         """The record of a training or attack, None if there is none.
 
+        Args:
+            kind: Of its job.
+            key: Its name.
+            lenient: Whether a file that is no record counts as none, so that its job is run again.
+
         Raises:
-            UserError: If its file is no such record.
+            UserError: For such a file otherwise.
         """
         try:
             return read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
             return None
-
-    @overload
-    def usable(self, kind: Literal["train"], key: str) -> TrainOutcome | None: ...
-    @overload
-    def usable(self, kind: Literal["attack"], key: str) -> AttackOutcome | None: ...
-    def usable(self, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
-        """The same; None for a file that is no record too, so that its job is run again."""
-        try:
-            return self.read(kind, key)
         except UserError:
-            return None
+            if lenient:
+                return None
+            raise

@@ -34,7 +34,7 @@ from bench.protocols.export import save_seen, save_truth
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.settings import ThreatSettings
 from bench.protocols.split import start_federation
 from bench.records import (
     AuditFailure,
@@ -54,13 +54,13 @@ value that is not finite."""
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """`run_training` as executors carry it out.
+    """One training, as executors carry it out.
 
     Attributes:
         job: The training.
         env: Where it runs.
-        artifacts: Folder for its files.
-        dataset: As `dataset_of` gives it, or None to load it where the job runs.
+        artifacts: Folder for what the server saw, and for the truth.
+        dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
     job: TrainJob
@@ -69,39 +69,29 @@ class Training:
     dataset: Dataset | None = None
 
     def __call__(self) -> TrainOutcome:
-        return run_training(self.job, self.env, self.artifacts, dataset=self.dataset)
+        return run_training(self)
 
 
-def run_training(
-    job: TrainJob, env: Environment, artifacts: Path, *, dataset: Dataset | None = None
-) -> TrainOutcome:
-    """Train, observe at each checkpoint, account.
-
-    Args:
-        job: The training.
-        env: Where it runs.
-        artifacts: Folder for what the server saw, and for the truth.
-        dataset: As `dataset_of` gives it, or None to load it.
-
-    Returns:
-        Its record; see `docs/records.md`.
-    """
+def run_training(work: Training) -> TrainOutcome:
+    """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""
     began = time.perf_counter()
-    dataset = dataset_of(job, env) if dataset is None else dataset
+    job, env = work.job, work.env
+    dataset = dataset_of(job, env) if work.dataset is None else work.dataset
     network = network_of(job, dataset)
     defense = registry_for(env.plugins).defense(job.defense, job.settings)
     device = torch.device(env.device)
-    missing = defense.requires - ({"smashed"} if job.protocol.cuts else set())
+    protocol = job.protocol
+    missing = defense.requires - ({"smashed"} if protocol.cuts else set())
     if missing:
         return not_applicable(f"no {', '.join(sorted(missing))} data leaves the client")
-    if "mix" in defense.owns and len(set(job.protocol.cuts)) > 1:
+    if "mix" in defense.owns and len(set(protocol.cuts)) > 1:
         return not_applicable("clients that are cut at different places cannot be mixed")
     shares = _shares(job, dataset)
     federation = start_federation(
-        job.protocol.name,
+        protocol.name,
         network=network,
-        cuts=job.protocol.cuts,
-        labels=job.protocol.labels,
+        cuts=protocol.cuts,
+        labels=protocol.labels,
         defense=defense,
         data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares],
         seed=job.seed,
@@ -112,14 +102,13 @@ def run_training(
     def look(checkpoint: str) -> None:
         if checkpoint in job.checkpoints:
             observations[checkpoint] = {
-                t.name: _observe(federation, job, t, checkpoint, dataset, artifacts)
+                t.name: _observe(federation, job, t, checkpoint, dataset, work.artifacts)
                 for t in job.threats
             }
 
     look("init")
     norm_before = _norm(federation.state)
-    protocol = job.protocol
-    work = LocalWork(
+    local = LocalWork(
         protocol=protocol.name,
         batch=protocol.batch,
         lr=protocol.lr,
@@ -134,7 +123,7 @@ def run_training(
     sampling = generator(job.seed, "participation")
     rounds = 0
     for _ in range(protocol.rounds):
-        result = federation.play(work, _sample(federation, protocol, sampling))
+        result = federation.play(local, _sample(federation, protocol.participants, sampling))
         rounds += 1
         up += result.wire.bytes_up
         down += result.wire.bytes_down
@@ -167,22 +156,16 @@ def run_training(
         participation=protocol.participation,
         batch=protocol.batch,
         records=min(len(s) for s in shares),
-        local_steps=max(work.steps(len(s)) for s in shares),
+        local_steps=max(local.steps(len(s)) for s in shares),
         participations=max(federation.uploads.values(), default=0),
         fewest=federation.fewest,
-        split=bool(job.protocol.cuts),
+        split=bool(protocol.cuts),
         broadcast=any(t.hears_broadcast for t in job.threats),
         delta=job.delta,
     )
     return TrainRecord(
         variant=defense.variant,
-        correct=utility.correct,
-        test_samples=utility.test_samples,
-        class_chance=utility.class_chance,
-        personal_accuracy=utility.personal_accuracy,
-        personal_accuracies=tuple(utility.personal_accuracies),
-        personal_chance=utility.personal_chance,
-        keeping_clients=utility.keeping_clients,
+        **utility.to_dict() | {"personal_accuracies": tuple(utility.personal_accuracies)},
         diverged=diverged,
         rounds_played=rounds,
         bytes_up=up / rounds,
@@ -239,10 +222,10 @@ def check_company(job: TrainJob, defense: Defense) -> None:
     protocol = job.protocol
     if "smashed" in defense.requires and not protocol.cuts:
         return  # not applicable, which is no error
-    present = _participants(protocol)
-    if present < defense.together:
+    if protocol.participants < defense.together:
         raise UserError(
-            f"{job.defense} needs {defense.together} clients in every round, but {present} of "
+            f"{job.defense} needs {defense.together} clients in every round, but "
+            f"{protocol.participants} of "
             f"{protocol.clients} take part (participation {protocol.participation:g})."
         )
     for threat in job.threats:
@@ -253,15 +236,9 @@ def check_company(job: TrainJob, defense: Defense) -> None:
             )
 
 
-def _participants(protocol: ProtocolSettings) -> int:
-    """Clients that the server samples per round."""
-    return max(1, round(protocol.participation * protocol.clients))
-
-
-def _sample(federation: Federation, protocol: ProtocolSettings, rng: torch.Generator) -> list[str]:
+def _sample(federation: Federation, count: int, rng: torch.Generator) -> list[str]:
     """The round's clients, drawn without replacement."""
     ids = [c.id for c in federation.clients]
-    count = _participants(protocol)
     return [ids[i] for i in torch.randperm(len(ids), generator=rng)[:count].sort().values]
 
 

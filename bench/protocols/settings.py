@@ -76,6 +76,11 @@ class ProtocolSettings(BaseModel):
     labels: Literal["private", "shared"] = "private"
 
     @property
+    def participants(self) -> int:
+        """Clients that the server samples per round."""
+        return max(1, round(self.participation * self.clients))
+
+    @property
     def cuts(self) -> tuple[str, ...]:
         """Cuts of the clients, in turn; none but under splitfed."""
         return tuple([self.cut] if isinstance(self.cut, str) else self.cut or ())

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import os
 import stat
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError
+from bench.records.outcomes import (
+    AttackOutcome,
+    AttackRecord,
+    Kind,
+    NoResult,
+    TrainOutcome,
+    TrainRecord,
+)
 from bench.records.text import sound_text
 
 MOST_BYTES = 2**29
@@ -47,13 +56,11 @@ def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
                 return file.read()
         finally:
             os.close(handle)
-    except FileNotFoundError:
+    except (FileNotFoundError, UserError):
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(f"{path} does not exist.") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"cannot read {path} ({getattr(error, 'strerror', error)}).") from error
 
 
@@ -109,6 +116,41 @@ def checked(adapter: TypeAdapter[T], value: Any, place: Path | str) -> T:
         raise UserError(f"{place}: {problem(error)}") from error
     except (OverflowError, RecursionError) as error:
         raise UserError(f"{place} holds a value that is out of range ({error}).") from error
+
+
+@cache
+def _adapter(kind: Kind, done: bool) -> TypeAdapter[Any]:
+    return TypeAdapter((TrainRecord if kind == "train" else AttackRecord) if done else NoResult)
+
+
+@overload
+def read_outcome(path: Path | str, kind: Literal["train"]) -> TrainOutcome: ...
+@overload
+def read_outcome(path: Path | str, kind: Literal["attack"]) -> AttackOutcome: ...
+def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
+    """The record in a file of this or an older version.
+
+    Args:
+        path: The file.
+        kind: Of its job.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        UserError: If it is no such record.
+    """
+    content = read_bytes(path)
+    found: TrainOutcome | AttackOutcome
+    for done in (True, False):
+        try:
+            found = _adapter(kind, done).validate_json(content)
+        except ValidationError:
+            continue
+        return found
+    value = read_json(path)  # also holds what the quick way cannot: halves of characters
+    if not isinstance(value, dict) or "status" not in value:
+        raise UserError(f"{path} is no record of leakbench.")
+    adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
+    return checked(adapter, value, path)
 
 
 def problem(error: ValidationError) -> str:

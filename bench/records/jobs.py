@@ -1,4 +1,4 @@
-"""What a run consists of: trainings and the attacks on them, and in a run their keys."""
+"""What a run consists of: trainings and the attacks on them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from bench.protocols.settings import Checkpoint, ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records.text import plain
-
-Key = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
-"""Names a record, and so becomes a file's name."""
 
 
 def canonical(value: Any) -> str:
@@ -150,96 +145,3 @@ class AttackJob(Job):
         """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
         task = self.train.task
         return "/".join((task.dataset, task.model, self.train.setting, self.label, self.checkpoint))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """An attack of a run: its record's key, and what it is.
-
-    Attributes:
-        key: Of its record.
-        train_key: Of its training's record.
-        job: The attack, with its training.
-    """
-
-    key: str
-    train_key: str
-    job: AttackJob
-
-    @property
-    def protocol(self) -> str:
-        return self.job.train.protocol.name
-
-    @property
-    def dataset(self) -> str:
-        return self.job.train.task.dataset
-
-    @property
-    def model(self) -> str:
-        return self.job.train.task.model
-
-    @property
-    def defense(self) -> str:
-        return self.job.train.defense
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The defense's."""
-        return self.job.train.settings
-
-    @property
-    def setting(self) -> str:
-        """spm(epsilon=1.5)."""
-        return self.job.train.setting
-
-    @property
-    def seed(self) -> int:
-        return self.job.train.seed
-
-    @property
-    def attack(self) -> str:
-        return self.job.attack
-
-    @property
-    def label(self) -> str:
-        return self.job.label
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.job.checkpoint
-
-    @property
-    def threat(self) -> str:
-        return self.job.threat.name
-
-    @property
-    def name(self) -> str:
-        """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
-        return self.job.name
-
-    @property
-    def words(self) -> frozenset[str]:
-        """Whatever a reader may call it by."""
-        return frozenset(
-            (
-                self.protocol,
-                self.dataset,
-                self.model,
-                self.defense,
-                self.setting,
-                self.label,
-                self.attack,
-                self.checkpoint,
-                self.threat,
-                f"seed={self.seed}",
-            )
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedTraining:
-    """A training of a run: its record's key, what it is, and the attacks on it."""
-
-    key: str
-    job: TrainJob
-    cells: tuple[Cell, ...]

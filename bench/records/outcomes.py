@@ -85,25 +85,12 @@ class AttackInputs:
     @staticmethod
     def of(job: AttackJob) -> AttackInputs:
         """Those of an attack."""
-        return AttackInputs(
-            attack=job.attack,
-            settings=job.settings,
-            threat=job.threat.name,
-            checkpoint=job.checkpoint,
-            budget=job.budget,
-        )
+        return AttackInputs(**job.inputs())
 
     def on(self, train: TrainJob) -> AttackJob:
         """The attack on that training. Raises KeyError if it lacks the threat."""
-        return AttackJob(
-            train=train,
-            attack=self.attack,
-            label=self.attack,
-            settings=self.settings,
-            threat=train.threat(self.threat),
-            checkpoint=self.checkpoint,
-            budget=self.budget,
-        )
+        threat = train.threat(self.threat)
+        return AttackJob(**vars(self) | {"train": train, "label": self.attack, "threat": threat})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +130,24 @@ class NoResult(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRecord(Record):
+class DoneRecord(Record):
+    """What every record with figures has.
+
+    Attributes:
+        seconds: Of the job.
+        device: Where it ran.
+        versions: Of the packages that move numbers.
+    """
+
+    seconds: float
+    device: str
+    versions: Mapping[str, str]
+    status: Literal["done"] = "done"
+    reason: None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecord(DoneRecord):
     """A training that is done.
 
     Attributes:
@@ -160,9 +164,6 @@ class TrainRecord(Record):
         ledger: Claim and proof.
         observations: Checkpoint -> threat -> what became of observing it.
         parameters: Of the network.
-        seconds: Of the job.
-        device: Where it ran.
-        versions: Of the packages that move numbers.
         personal_accuracy: Mean of the next; None in older records.
         personal_accuracies: Per client, None for one none of whose classes is tested.
         personal_chance: Of always guessing a client's commonest class.
@@ -184,11 +185,6 @@ class TrainRecord(Record):
     ledger: LedgerEntry
     observations: Mapping[str, Mapping[str, Observation]]
     parameters: Count
-    seconds: float
-    device: str
-    versions: Mapping[str, str]
-    status: Literal["done"] = "done"
-    reason: None = None
     personal_accuracy: float | None = None
     personal_accuracies: tuple[float | None, ...] = ()
     personal_chance: float | None = None
@@ -208,7 +204,7 @@ class DoubledRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackRecord(Record):
+class AttackRecord(DoneRecord):
     """An attack that is done.
 
     Attributes:
@@ -219,11 +215,8 @@ class AttackRecord(Record):
         values: Metric -> one figure per victim.
         floors: Metric -> per victim, what needs no leak; _class_mean: given the true label.
         gradient_evaluations: What it spent.
-        seconds: Of the job.
         notes: What the attack says of its own run.
         loss: The attack's own, per victim.
-        device: Where it ran.
-        versions: Of the packages that move numbers.
         budget: Gradient evaluations allowed per start; None in older records.
         doubled: The same at twice the budget, None where that was not run.
         inputs: Of the job; None in older records.
@@ -237,13 +230,8 @@ class AttackRecord(Record):
     values: VictimScores
     floors: VictimScores
     gradient_evaluations: Count
-    seconds: float
     notes: tuple[str, ...]
     loss: list[float] | None
-    device: str
-    versions: Mapping[str, str]
-    status: Literal["done"] = "done"
-    reason: None = None
     budget: int | None = None
     doubled: DoubledRun | None = None
     inputs: AttackInputs | None = None

@@ -3,23 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
 from bench.protocols.settings import Checkpoint
 from bench.records.files import checked, read_json
-from bench.records.jobs import AttackJob, Cell, Key, PlannedTraining, TrainJob
+from bench.records.jobs import AttackJob, TrainJob
 from bench.records.older import suite_of_first
+from bench.records.outcomes import Kind
 from bench.suite import AttackSettings, Suite
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 """Of run.json and of records."""
 RUN = "run.json"
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+"""Names a record, and so becomes a file's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """An attack of a run: its record's key, and what it is.
+
+    Attributes:
+        key: Of its record.
+        train_key: Of its training's record.
+        job: The attack, with its training.
+    """
+
+    key: str
+    train_key: str
+    job: AttackJob
+
+    @property
+    def protocol(self) -> str:
+        return self.job.train.protocol.name
+
+    @property
+    def dataset(self) -> str:
+        return self.job.train.task.dataset
+
+    @property
+    def model(self) -> str:
+        return self.job.train.task.model
+
+    @property
+    def defense(self) -> str:
+        return self.job.train.defense
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The defense's."""
+        return self.job.train.settings
+
+    @property
+    def setting(self) -> str:
+        """spm(epsilon=1.5)."""
+        return self.job.train.setting
+
+    @property
+    def seed(self) -> int:
+        return self.job.train.seed
+
+    @property
+    def attack(self) -> str:
+        return self.job.attack
+
+    @property
+    def label(self) -> str:
+        return self.job.label
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.job.checkpoint
+
+    @property
+    def threat(self) -> str:
+        return self.job.threat.name
+
+    @property
+    def name(self) -> str:
+        """digits/lenet/spm(epsilon=1.5)/dlg/final, unique up to protocol and seed."""
+        return self.job.name
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Whatever a reader may call it by."""
+        where = (self.protocol, self.dataset, self.model, self.defense, self.setting)
+        what = (self.label, self.attack, self.checkpoint, self.threat, f"seed={self.seed}")
+        return frozenset(where + what)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTraining:
+    """A training of a run: its record's key, what it is, and the attacks on it."""
+
+    key: str
+    job: TrainJob
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,32 +127,11 @@ class TrainingEntry(TrainJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFile:
-    """run.json as it stands in the file."""
-
-    suite: Suite
-    trainings: tuple[TrainingEntry, ...]
-    schema: Literal[1] = 1
-    command: str = ""
-    commands: tuple[str, ...] = ()
-    device: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    plugins: tuple[str, ...] = ()
-    code: Mapping[str, str] = field(default_factory=dict)
-
-
-@cache
-def _adapter() -> TypeAdapter[RunFile]:
-    return TypeAdapter(RunFile)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run of a suite, of a part of one, or of parts that were merged.
+class RunFacts:
+    """How a run was made.
 
     Attributes:
         suite: What was asked for.
-        trainings: What belongs to the run, with keys, in the plan's order.
         command: How to make it again.
         commands: Those of merged parts; empty without them.
         device: Where it ran: cpu, cuda, or both of merged parts.
@@ -77,7 +141,6 @@ class Run:
     """
 
     suite: Suite
-    trainings: tuple[PlannedTraining, ...]
     command: str = ""
     commands: tuple[str, ...] = ()
     device: str = ""
@@ -85,10 +148,41 @@ class Run:
     plugins: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
 
+    def facts(self) -> dict[str, Any]:
+        """The same by name, without the trainings."""
+        return {f.name: getattr(self, f.name) for f in fields(RunFacts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile(RunFacts):
+    """run.json as it stands in the file."""
+
+    trainings: tuple[TrainingEntry, ...]
+    schema: Literal[1] = SCHEMA
+
+
+@cache
+def _adapter() -> TypeAdapter[RunFile]:
+    return TypeAdapter(RunFile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(RunFacts):
+    """A run of a suite, of a part of one, or of parts that were merged: its trainings, with keys,
+    in the plan's order."""
+
+    trainings: tuple[PlannedTraining, ...]
+
     @property
     def cells(self) -> list[Cell]:
         """All attacks, in their order."""
         return [c for t in self.trainings for c in t.cells]
+
+    @property
+    def record_names(self) -> list[tuple[Kind, str]]:
+        """Kind and key of every record that belongs to the run."""
+        trainings: list[tuple[Kind, str]] = [("train", t.key) for t in self.trainings]
+        return trainings + [("attack", c.key) for c in self.cells]
 
     @property
     def seeds(self) -> list[int]:
@@ -124,44 +218,27 @@ class Run:
         Raises:
             UserError: If that is no run, or not one of its own suite.
         """
-        if isinstance(value, dict) and not {"suite", "trainings"} <= value.keys():
-            raise UserError(f"{place} must hold a suite and its trainings.")
         if isinstance(value, dict):
+            if not {"suite", "trainings"} <= value.keys():
+                raise UserError(f"{place} must hold a suite and its trainings.")
             value = value | {"suite": suite_of_first(value["suite"])}
         found = checked(_adapter(), value, place)
-        same = {f.name: getattr(found, f.name) for f in fields(cls) if f.name != "trainings"}
-        return cls(trainings=tuple(_planned(found, place)), **same)
+        return cls(trainings=tuple(_planned(found, place)), **found.facts())
 
     def to_json_value(self) -> dict[str, Any]:
         """As run.json holds it."""
-        return {
-            "schema": SCHEMA,
-            "suite": self.suite.model_dump(),
-            "command": self.command,
-            **({"commands": self.commands} if self.commands else {}),
-            "device": self.device,
-            "versions": self.versions,
-            "plugins": self.plugins,
-            "code": self.code,
-            "trainings": [
-                {
-                    "key": t.key,
-                    **t.job.inputs(),
-                    "cells": [asdict(_entry(c)) for c in t.cells],
-                }
-                for t in self.trainings
-            ],
-        }
+        facts = self.facts()
+        if not self.commands:
+            del facts["commands"]
+        trainings = [
+            {"key": t.key, **t.job.inputs(), "cells": [_listed(c) for c in t.cells]}
+            for t in self.trainings
+        ]
+        return {"schema": SCHEMA, **facts, "trainings": trainings}
 
 
-def _entry(cell: Cell) -> CellEntry:
-    return CellEntry(
-        key=cell.key,
-        label=cell.label,
-        attack=cell.attack,
-        checkpoint=cell.checkpoint,
-        threat=cell.threat,
-    )
+def _listed(cell: Cell) -> dict[str, Any]:
+    return {f.name: getattr(cell, f.name) for f in fields(CellEntry)}
 
 
 def _planned(found: RunFile, place: Path) -> Iterable[PlannedTraining]:

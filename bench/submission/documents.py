@@ -145,7 +145,6 @@ def read_submission(folder: Path) -> Submission:
 
 def check_records(folder: Path, run: Run) -> None:
     """Raises UserError if the run names a record that the folder lacks."""
-    named = [("train", t.key) for t in run.trainings] + [("attack", c.key) for c in run.cells]
-    for kind, key in named:
+    for kind, key in run.record_names:
         if not (folder / "records" / kind / f"{key}.json").is_file():
             raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")

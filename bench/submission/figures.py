@@ -7,9 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.records import AttackOutcome, AttackRecord, AuditSummary, TrainOutcome, TrainRecord
+from bench.records import (
+    AttackOutcome,
+    AttackRecord,
+    AuditSummary,
+    DoneRecord,
+    TrainOutcome,
+    TrainRecord,
+)
 
-_DONE = (TrainRecord, AttackRecord)
 _EPSILON = 1e-6
 """Of what is computed from public numbers alone."""
 _SPENDING = 0.2
@@ -65,18 +71,14 @@ def compare(
         A comparison per figure; one that only one of them has differs. Of records that are not
         both done, the status.
     """
-    if not (isinstance(submitted, _DONE) and isinstance(rerun, _DONE)):
-        status = ["none" if r is None else r.status for r in (submitted, rerun)]
-        shown = [
-            s if r is None or not r.reason else f"{s} ({r.reason})"
-            for s, r in zip(status, (submitted, rerun), strict=True)
-        ]
+    if not (isinstance(submitted, DoneRecord) and isinstance(rerun, DoneRecord)):
+        one, other = ("none" if r is None else r.status for r in (submitted, rerun))
         yield Comparison(
             what=what,
             figure="status",
-            submitted=shown[0],
-            rerun=shown[1],
-            verdict="equal" if status[0] == status[1] else "differs",
+            submitted=f"{one} ({submitted.reason})" if submitted and submitted.reason else one,
+            rerun=f"{other} ({rerun.reason})" if rerun and rerun.reason else other,
+            verdict="equal" if one == other else "differs",
         )
         return
     first, again = ({f.name: f for f in _figures(r)} for r in (submitted, rerun))
@@ -97,18 +99,13 @@ def _figures(record: TrainRecord | AttackRecord) -> Iterator[ComparedFigure]:
 
 def _of_training(record: TrainRecord) -> Iterator[ComparedFigure]:
     """Utility, cost, ledger and audit."""
-    correct, total = record.correct, record.test_samples
-    yield ComparedFigure(
-        name="accuracy", value=None if correct is None else correct / max(1, total)
-    )
+    accuracy = None if record.correct is None else record.correct / max(1, record.test_samples)
+    yield ComparedFigure(name="accuracy", value=accuracy)
     yield ComparedFigure(name="own accuracy", value=record.personal_accuracy)
     yield ComparedFigure(name="diverged", value="no" if record.diverged is None else "yes")
-    for name in ("test_samples", "rounds_played", "keeping_clients", "variant"):
-        yield ComparedFigure(
-            name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0
-        )
-    for name in ("class_chance", "personal_chance", "bytes_up", "bytes_down"):
-        yield ComparedFigure(name=name.replace("_", " "), value=getattr(record, name))
+    exact = ("test_samples", "rounds_played", "keeping_clients", "variant")
+    yield from _named(record, *exact, tolerance=0.0)
+    yield from _named(record, "class_chance", "personal_chance", "bytes_up", "bytes_down")
     ledger = record.ledger
     yield ComparedFigure(name="eps claimed", value=ledger.eps_claimed, tolerance=_EPSILON)
     yield ComparedFigure(name="eps proven", value=ledger.eps_record, tolerance=_EPSILON)
@@ -126,15 +123,19 @@ def _of_training(record: TrainRecord) -> Iterator[ComparedFigure]:
 def _of_attack(record: AttackRecord) -> Iterator[ComparedFigure]:
     """Scores, their floors, and its spending."""
     yield ComparedFigure(name="failed victims", value=record.failed, tolerance=0.0)
-    for name in ("victims", "samples", "budget", "is_floor"):
-        yield ComparedFigure(
-            name=name.replace("_", " "), value=getattr(record, name), tolerance=0.0
-        )
-    spent = record.gradient_evaluations
-    yield ComparedFigure(name="gradient evaluations", value=spent, tolerance=_SPENDING)
+    yield from _named(record, "victims", "samples", "budget", "is_floor", tolerance=0.0)
+    yield from _named(record, "gradient_evaluations", tolerance=_SPENDING)
     yield from _scores(record.values, "")
     yield from _scores(record.floors, " floor")
     yield from _scores(record.doubled.values if record.doubled else {}, " at twice the budget")
+
+
+def _named(
+    record: TrainRecord | AttackRecord, *names: str, tolerance: float | None = None
+) -> Iterator[ComparedFigure]:
+    for name in names:
+        value = getattr(record, name)
+        yield ComparedFigure(name=name.replace("_", " "), value=value, tolerance=tolerance)
 
 
 def _scores(values: Mapping[str, Sequence[float]], suffix: str) -> Iterator[ComparedFigure]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import platform
 import re
 import shlex
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from bench import __version__
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code, Keys
-from bench.harness.store import Store
+from bench.harness.store import Store, staged
 from bench.records import (
     LEADERBOARD,
     RUN,
@@ -109,12 +107,16 @@ def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None)
     check_suite(run)
     choice = choose(run, kind, name, registry)
     _check_data(choice)
-    check_unchanged(choice, keys, name, kind)
+    check_unchanged(choice, keys, kind)
     _check_attacks(registry, request.attacks, choice)
     failed = _check_finished(Store(request.run), choice, kind, name)
-    for settings in _settings(choice, kind, name):
+    tried = _settings(choice, kind, name)
+    for settings in tried:
         tell(f"Checking {name} with {settings or 'its defaults'}.")
-        _check_conformance(registry, kind, name, settings)
+        findings = check(registry, kind, name, settings).findings
+        wrong = next((f for f in findings if f.status == "failed"), None)
+        if wrong is not None:
+            raise UserError(f"{name} does not pass `leakbench check`: {wrong.name}: {wrong.reason}")
     submission = Submission(
         schema=SCHEMA,
         kind=kind,
@@ -123,12 +125,15 @@ def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None)
         date=day,
         leakbench=__version__,
         command=_without_paths(run.command),
-        settings=_settings(choice, kind, name),
+        settings=tried,
         plugins=_sources(registry, choice, files),
         failed_cells=failed,
         environment=_environment(run),
     )
-    return _write(request, folder, run, submission, choice, files)
+    with staged(folder) as stage:
+        _fill(stage, request.run, run, submission, choice, files)
+        _refuse_private(stage, request, run)
+    return folder
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -223,17 +228,6 @@ def _settings(choice: Choice, kind: str, name: str) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _check_conformance(
-    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any]
-) -> None:
-    result = check(registry, kind, name, settings)
-    wrong = [f for f in result.findings if f.status == "failed"]
-    if wrong:
-        raise UserError(
-            f"{name} does not pass `leakbench check`: {wrong[0].name}: {wrong[0].reason}"
-        )
-
-
 # --- what is written ------------------------------------------------------------------------------
 
 
@@ -282,37 +276,6 @@ def _last(text: str) -> str:
     return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
 
 
-def _write(
-    request: Request,
-    folder: Path,
-    run: Run,
-    submission: Submission,
-    choice: Choice,
-    files: Sequence[Path],
-) -> Path:
-    """The whole folder under another name, then renamed."""
-    try:
-        request.out.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(dir=request.out, prefix=f".{submission.name}."))
-    except OSError as error:
-        raise UserError(f"cannot write to {request.out} ({error.strerror or error}).") from error
-    try:
-        _fill(stage, request.run, run, submission, choice, files)
-        _refuse_private(stage, request, run)
-        stage.chmod(0o755)
-        if folder.exists():
-            old = stage.with_name(stage.name + ".old")
-            os.replace(folder, old)
-            os.replace(stage, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(stage, folder)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise
-    return folder
-
-
 def _fill(
     stage: Path,
     result: Path,
@@ -325,11 +288,6 @@ def _fill(
         (stage / "source").mkdir()
     for file in files:
         shutil.copyfile(file, stage / "source" / file.name)
-    store, copy = Store(result), Store(stage)
-    for training in choice.all():
-        _copy(store.read("train", training.key), copy.path("train", training.key))
-        for cell in training.cells:
-            _copy(store.read("attack", cell.key), copy.path("attack", cell.key))
     part = replace(
         run,
         command=submission.command,
@@ -337,6 +295,8 @@ def _fill(
         plugins=tuple(f"source/{f.name}" for f in files),
         trainings=tuple(choice.all()),
     )
+    for kind, key in part.record_names:
+        _copy(Store(result).read(kind, key), Store(stage).path(kind, key))
     _text(stage / RUN, to_json(part))
     made = Files(stage)
     _text(stage / LEADERBOARD, made.text("json"))

@@ -89,24 +89,18 @@ def _is_known(training: PlannedTraining, registry: Registry) -> bool:
     return all(("defense", part) in registry.usable for part in training.job.defense.split("+"))
 
 
-def check_unchanged(choice: Choice, keys: Keys, name: str, kind: str) -> None:
+def check_unchanged(choice: Choice, keys: Keys, kind: str) -> None:
     """Raises UserError if a record was made by other source than is here now."""
-    for training in choice.reference:
-        if training in choice.own and kind == "defense":
-            continue
+    for training in [t for t in choice.reference if kind == "attack" or t not in choice.own]:
         if keys.train(training.job) != training.key:
             raise UserError(
                 "leakbench itself, its device or its data set's files are not those of the run; "
                 "run the suite again with this version."
             )
+    changed = "the source of '{}' has changed since the run; run the suite again."
     for training in choice.own:
         if keys.train(training.job) != training.key:
-            raise UserError(
-                f"the source of '{training.job.defense}' has changed since the run; run the suite "
-                "again."
-            )
+            raise UserError(changed.format(training.job.defense))
         for cell in training.cells:
             if keys.attack(cell.job) != cell.key:
-                raise UserError(
-                    f"the source of '{cell.attack}' has changed since the run; run the suite again."
-                )
+                raise UserError(changed.format(cell.attack))

@@ -14,19 +14,11 @@ from bench.harness.environment import Environment, versions
 from bench.harness.keys import Code, Keys
 from bench.harness.launch import local
 from bench.harness.plan import Plan
+from bench.harness.runner import cell_label, label_of
 from bench.harness.runner import check as check_plan
-from bench.harness.runner import label_of
 from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
-from bench.records import (
-    LEADERBOARD,
-    Cell,
-    PlannedTraining,
-    Row,
-    Run,
-    canonical,
-    read_rows,
-)
+from bench.records import LEADERBOARD, Cell, Row, Run, TrainJob, canonical, read_rows
 from bench.registry import Registry, discover
 from bench.report.files import Files
 from bench.seeding import generator
@@ -51,18 +43,6 @@ class Opened:
     run: Run
     registry: Registry
     files: tuple[Path, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """A cell to rerun, with its training."""
-
-    training: PlannedTraining
-    cell: Cell
-
-    @property
-    def label(self) -> str:
-        return f"{label_of(self.training.job)} {self.cell.label} at {self.cell.checkpoint}"
 
 
 def sources(folder: Path) -> list[str]:
@@ -116,16 +96,14 @@ def open_submission(folder: Path) -> Opened:
     return Opened(folder=folder, submission=submission, run=run, registry=registry, files=files)
 
 
-def candidates(opened: Opened) -> list[Sampled]:
+def candidates(opened: Opened) -> list[Cell]:
     """All cells that a sample is drawn from, whatever their status: those of an attack, or those
     of a defense and of the undefended rows that it is compared with."""
     kind, name = opened.submission.kind, opened.submission.name
-    return [
-        Sampled(training=t, cell=c) for t in opened.run.trainings for c in cells_of(t, kind, name)
-    ]
+    return [c for t in opened.run.trainings for c in cells_of(t, kind, name)]
 
 
-def sample(opened: Opened, *, count: int, seed: int) -> list[Sampled]:
+def sample(opened: Opened, *, count: int, seed: int) -> list[Cell]:
     """Candidates drawn without replacement, in their order; the first draw is a row of the plugin
     itself.
 
@@ -141,7 +119,7 @@ def sample(opened: Opened, *, count: int, seed: int) -> list[Sampled]:
         raise UserError(f"--sample must be >= 1 (cells to rerun), got {count}.")
     kind, name = opened.submission.kind, opened.submission.name
     cells = candidates(opened)
-    own = [i for i, s in enumerate(cells) if kind == "attack" or s.training.job.defense == name]
+    own = [i for i, c in enumerate(cells) if kind == "attack" or c.defense == name]
     if not own:
         raise UserError(
             f"the submission holds no cell of '{name}' to rerun, so nothing of it can be verified."
@@ -152,14 +130,14 @@ def sample(opened: Opened, *, count: int, seed: int) -> list[Sampled]:
     return [cells[i] for i in sorted([first, *others[: count - 1]])]
 
 
-def trainings_of(sampled: Sequence[Sampled]) -> list[PlannedTraining]:
-    """The trainings that a sample's cells need, each once."""
-    return list({s.training.key: s.training for s in sampled}.values())
+def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
+    """The trainings that a sample's cells need, each once, and the keys of their records."""
+    return {c.job.train: c.train_key for c in sampled}
 
 
 def rerun(
     opened: Opened,
-    sampled: Sequence[Sampled],
+    sampled: Sequence[Cell],
     *,
     device: str,
     data_dir: Path | None,
@@ -189,9 +167,7 @@ def rerun(
         raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
     trainings = trainings_of(sampled)
     plan = Plan(
-        suite=opened.run.suite,
-        trainings=tuple(t.job for t in trainings),
-        cells=tuple(s.cell.job for s in sampled),
+        suite=opened.run.suite, trainings=tuple(trainings), cells=tuple(c.job for c in sampled)
     )
     env = Environment(device=device, data_dir=data_dir, plugins=opened.files)
     check_plan(plan, opened.registry, env)
@@ -203,14 +179,12 @@ def rerun(
         executor = local(plan, env, workers=workers)
         run_plan(plan, again, keys, executor=executor, on_progress=lambda p: tell(p.label))
         first = Store(opened.folder)
-        for training in trainings:
-            job, key = training.job, training.key
+        for job, key in trainings.items():
             made = first.read("train", key), again.read("train", keys.train(job))
             found += compare(label_of(job), *made, tolerance)
-        for item in sampled:
-            cell = item.cell
+        for cell in sampled:
             scored = first.read("attack", cell.key), again.read("attack", keys.attack(cell.job))
-            found += compare(item.label, *scored, tolerance)
+            found += compare(cell_label(cell.job), *scored, tolerance)
     return found
 
 

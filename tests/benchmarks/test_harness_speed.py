@@ -25,7 +25,8 @@ from bench.harness import launch, runner
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan
 from bench.harness.store import Store
-from bench.records import SCHEMA
+from bench.records import AttackInputs, to_json
+from tests.made_records import attacked, trained
 
 SIZES = [int(n) for n in os.environ.get("LEAKBENCH_CELLS", "1000,10000,100000").split(",")]
 PER_TRAINING = 4  # two attacks at two checkpoints
@@ -42,13 +43,11 @@ def fill(plan: Plan, keys: runner.Keys, place: Store) -> None:
         (place.folder / "records" / kind).mkdir(parents=True)
     values = {m: [0.123456789012345] * 8 for m in ("ssim", "mse", "psnr", "success", "lnacc")}
     for job in plan.trainings:
-        record = {"schema": SCHEMA, "status": "done", "reason": None, "inputs": job.inputs(),
-                  "files": {}, "observations": {}}  # fmt: skip
-        place.path("train", keys.train(job)).write_text(json.dumps(record, indent=1))
+        record = trained(inputs=job, files={})
+        place.path("train", keys.train(job)).write_text(to_json(record))
     for cell in plan.cells:
-        record = {"schema": SCHEMA, "status": "done", "reason": None, "inputs": cell.inputs(),
-                  "files": {}, "values": values, "floors": values}  # fmt: skip
-        place.path("attack", keys.attack(cell)).write_text(json.dumps(record, indent=1))
+        scored = attacked(inputs=AttackInputs.of(cell), files={}, values=values, floors=values)
+        place.path("attack", keys.attack(cell)).write_text(to_json(scored))
 
 
 @pytest.mark.timeout(3600)

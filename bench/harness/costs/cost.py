@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from bench.harness.costs.features import Features, Stage
+from bench.harness.costs.features import Features
+from bench.records import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Cost:
         runs: How many were joined.
     """
 
-    stage: Stage
+    stage: Kind
     features: Features
     points: tuple[Point, ...]
     grows: bool
@@ -106,10 +107,8 @@ class Cost:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cost:
-        points = tuple(
-            Point(work=p[0], seconds=p[1], again=p[2] if len(p) > 2 else None)
-            for p in data["points"]
-        )
+        names = ("work", "seconds", "again")
+        points = tuple(Point(**dict(zip(names, p, strict=False))) for p in data["points"])
         return Cost(**{**data, "points": points})
 
 

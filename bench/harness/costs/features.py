@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.protocols.settings import ThreatSettings
-from bench.records import AttackJob, Kind, TrainJob
+from bench.records import AttackJob, TrainJob
 
-Stage = Kind
 Features = Mapping[str, str]
 
 
@@ -61,9 +60,7 @@ def attack_features(job: AttackJob, device: str) -> dict[str, str]:
 
 def round_size(job: TrainJob, steps: float) -> float:
     """Samples of all clients' steps in a round."""
-    protocol = job.protocol
-    taking_part = max(1, round(protocol.participation * protocol.clients))
-    return float(taking_part * steps * protocol.batch)
+    return float(job.protocol.participants * steps * job.protocol.batch)
 
 
 def threat_size(threat: ThreatSettings) -> float:

@@ -1,6 +1,6 @@
 """What a job costs that was not measured: as the nearest that was.
 
-`_TRAININGS` and `_ATTACKS` say what is given up, step by step, until something was measured. Times
+`_STEPS` says what is given up, step by step, until something was measured. Times
 between networks are scaled by the measured seconds of one local step, bytes by the number of
 parameters.
 """
@@ -16,17 +16,15 @@ from importlib.resources import files
 from statistics import median
 from typing import Any, Literal
 
-from bench.errors import UserError
 from bench.harness.costs.cost import Cost, most
 from bench.harness.costs.features import (
     Features,
-    Stage,
     attack_features,
     round_size,
     threat_size,
     training_features,
 )
-from bench.records import AttackJob, TrainJob, canonical
+from bench.records import AttackJob, Kind, TrainJob, canonical
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,26 +46,28 @@ def _steps(*steps: tuple[str, str]) -> tuple[Relaxation, ...]:
 
 
 _NETWORK = frozenset({"model", "data"})
-_TRAININGS = _steps(
-    ("", "the same job"),
-    ("settings audit", "the same defense with other settings"),
-    ("data", "the same network on other data"),
-    ("clients participation batch local threats checkpoints", "other clients and threats"),
-    ("protocol", "another protocol"),
-    ("defense", "another defense"),
-    ("model channel", "another network or cut"),
-)
-_ATTACKS = _steps(
-    ("", "the same job"),
-    ("settings", "the same defense with other settings"),
-    ("checkpoint", "the other checkpoint"),
-    ("data", "the same network on other data"),
-    ("protocol", "another protocol that hides as much of the network"),
-    ("defense", "another defense"),
-    ("threat options", "another threat or other settings of the attack"),
-    ("channel", "any protocol"),
-    ("model", "another network"),
-)
+_STEPS: dict[Kind, tuple[Relaxation, ...]] = {
+    "train": _steps(
+        ("", "the same job"),
+        ("settings audit", "the same defense with other settings"),
+        ("data", "the same network on other data"),
+        ("clients participation batch local threats checkpoints", "other clients and threats"),
+        ("protocol", "another protocol"),
+        ("defense", "another defense"),
+        ("model channel", "another network or cut"),
+    ),
+    "attack": _steps(
+        ("", "the same job"),
+        ("settings", "the same defense with other settings"),
+        ("checkpoint", "the other checkpoint"),
+        ("data", "the same network on other data"),
+        ("protocol", "another protocol that hides as much of the network"),
+        ("defense", "another defense"),
+        ("threat options", "another threat or other settings of the attack"),
+        ("channel", "any protocol"),
+        ("model", "another network"),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +149,10 @@ class Table:
         return self._told[known]
 
     def estimate(
-        self,
-        stage: Stage,
-        features: Features,
-        *,
-        work: float,
-        size: float,
-        reference: bool = False,
+        self, kind: Kind, features: Features, *, work: float, size: float, reference: bool = False
     ) -> Estimate:
         """The median over the costs that are nearest in kind."""
-        found = self._nearest(stage, features)
+        found = self._nearest(kind, features)
         if found is None:
             return Estimate()
         step, costs = found
@@ -178,37 +172,29 @@ class Table:
             why=step.why,
         )
 
-    def _nearest(self, stage: Stage, features: Features) -> tuple[Relaxation, list[Cost]] | None:
-        known = (stage, tuple(features.values()))
+    def _nearest(self, kind: Kind, features: Features) -> tuple[Relaxation, list[Cost]] | None:
+        known = (kind, tuple(features.values()))
         if known not in self._found:
-            self._found[known] = self._look(stage, features)
+            near = (
+                (step, [c for c in costs if self._comparable(c, features, step)])
+                for step, index in zip(_STEPS[kind], self._indices[kind], strict=True)
+                if (costs := index.get(_key(features, step)))
+            )
+            self._found[known] = next(((step, costs) for step, costs in near if costs), None)
         return self._found[known]
 
-    def _look(self, stage: Stage, features: Features) -> tuple[Relaxation, list[Cost]] | None:
-        for position, step in enumerate(_TRAININGS if stage == "train" else _ATTACKS):
-            costs = self._index(stage, position).get(_key(features, step), [])
-            costs = [c for c in costs if self._comparable(c, features, step)]
-            if costs:
-                return step, costs
-        return None
-
-    def _index(self, stage: Stage, position: int) -> dict[Any, list[Cost]]:
-        return self._indices[stage][position]
-
     @cached_property
-    def _indices(self) -> dict[Stage, list[dict[Any, list[Cost]]]]:
-        out: dict[Stage, list[dict[Any, list[Cost]]]] = {"train": [], "attack": []}
-        for stage, steps in (("train", _TRAININGS), ("attack", _ATTACKS)):
-            for step in steps:
-                index: dict[Any, list[Cost]] = defaultdict(list)
-                for cost in self.costs:
-                    # That a job does not apply says nothing of another defense or network.
-                    if cost.stage == stage and not (
-                        cost.skipped and step.drops & {"defense", "channel", "model"}
-                    ):
-                        index[_key(cost.features, step)].append(cost)
-                out[stage].append(dict(index))  # type: ignore[index]
-        return out
+    def _indices(self) -> dict[Kind, list[dict[Any, list[Cost]]]]:
+        return {kind: [self._index(kind, s) for s in steps] for kind, steps in _STEPS.items()}
+
+    def _index(self, kind: Kind, step: Relaxation) -> dict[Any, list[Cost]]:
+        # That a job does not apply says nothing of another defense or network.
+        far = step.drops & {"defense", "channel", "model"}
+        index: dict[Any, list[Cost]] = defaultdict(list)
+        for cost in self.costs:
+            if cost.stage == kind and not (cost.skipped and far):
+                index[_key(cost.features, step)].append(cost)
+        return dict(index)
 
     @cached_property
     def _networks(self) -> dict[tuple[str, str, str], tuple[float, int]]:
@@ -271,34 +257,3 @@ def shipped() -> list[Cost]:
     """The costs that come with leakbench; `shipped.json` says where and how they were measured."""
     data = json.loads((files("bench.harness.costs") / "shipped.json").read_text())
     return [Cost.from_dict(c) for source in data["sources"] for c in source["costs"]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Error:
-    """How far estimates are off.
-
-    Attributes:
-        jobs: Of at least `least_s` seconds.
-        median: Of |estimate / measured - 1| over them.
-        total: Sum of estimates over sum of measured seconds.
-    """
-
-    jobs: int
-    median: float
-    total: float
-
-
-def left_out_error(costs: Sequence[Cost], stage: Stage, *, least_s: float = 0.1) -> Error:
-    """The lookup's error on jobs whose own measurement is left out."""
-    off, told, took = [], 0.0, 0.0
-    mine = [c for c in costs if c.stage == stage and not c.skipped]
-    for cost in mine:
-        table = Table([c for c in costs if c is not cost])
-        point = cost.points[0]
-        guess = table.estimate(stage, cost.features, work=point.work, size=cost.size)
-        if guess.match != "none" and point.seconds >= least_s:
-            off.append(abs(guess.seconds / point.seconds - 1))
-            told, took = told + guess.seconds, took + point.seconds
-    if not off:
-        raise UserError(f"no {stage} of at least {least_s} s can be told from the others.")
-    return Error(jobs=len(off), median=median(off), total=told / took)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, overload
 
 from bench.errors import UserError
 from bench.harness.costs.cost import Cost, Point, joined
-from bench.harness.costs.features import (
-    attack_features,
-    round_size,
-    threat_size,
-    training_features,
-)
+from bench.harness.costs.features import attack_features, round_size, threat_size, training_features
+from bench.harness.store import Store
 from bench.records import (
     AttackInputs,
     AttackJob,
@@ -23,7 +18,7 @@ from bench.records import (
     Record,
     TrainJob,
     TrainOutcome,
-    read_outcome,
+    TrainRecord,
     settled,
 )
 
@@ -45,17 +40,24 @@ def finished(folder: Path) -> Finished:
     """What a result folder's finished jobs tell; nothing if it is none."""
     jobs: dict[str, tuple[TrainJob, str]] = {}
     trainings: dict[str, Cost | None] = {}
-    for path, training in _settled(folder, "train"):
+    store = Store(folder)
+    for path in _files(folder, "train"):
+        training = store.read("train", path.stem, lenient=True)
+        if training is None or not settled(training):
+            continue
         trainings[path.stem] = None
         if isinstance(training.inputs, TrainJob):
-            device = training.device if training.status == "done" else "cpu"
+            device = training.device if isinstance(training, TrainRecord) else "cpu"
             jobs[path.stem] = training.inputs, device
             trainings[path.stem] = _of_training(path, training, training.inputs, device)
     attacks: dict[str, Cost | None] = {}
-    for path, attack in _settled(folder, "attack"):
+    for path in _files(folder, "attack"):
+        attack = store.read("attack", path.stem, lenient=True)
+        if attack is None or not settled(attack):
+            continue
         attacks[path.stem] = None
         inputs, trained = attack.inputs, jobs.get(attack.train or "")
-        if isinstance(inputs, AttackInputs) and trained and _observed(inputs, trained[0]):
+        if isinstance(inputs, AttackInputs) and trained and _has(trained[0], inputs.threat):
             attacks[path.stem] = _of_attack(path, attack, inputs.on(trained[0]), trained[1])
     return Finished(trainings=trainings, attacks=attacks)
 
@@ -79,43 +81,27 @@ def measure(folder: Path, found: Finished | None = None) -> list[Cost]:
     return joined(c for c in (*found.trainings.values(), *found.attacks.values()) if c is not None)
 
 
-@overload
-def _settled(folder: Path, kind: Literal["train"]) -> Iterator[tuple[Path, TrainOutcome]]: ...
-@overload
-def _settled(folder: Path, kind: Literal["attack"]) -> Iterator[tuple[Path, AttackOutcome]]: ...
-def _settled(folder: Path, kind: Kind) -> Iterator[tuple[Path, TrainOutcome | AttackOutcome]]:
-    """File and record of every job that need not be made again."""
-    for path in sorted((folder / "records" / kind).glob("*.json")):
-        try:
-            record = read_outcome(path, kind)
-        except (FileNotFoundError, UserError):
-            continue  # as in a run: what is unreadable is made again
-        if settled(record):
-            yield path, record
+def _files(folder: Path, kind: Kind) -> list[Path]:
+    return sorted((folder / "records" / kind).glob("*.json"))
 
 
-def _observed(inputs: AttackInputs, train: TrainJob) -> bool:
-    return inputs.threat in {t.name for t in train.threats}
+def _has(train: TrainJob, threat: str) -> bool:
+    return threat in {t.name for t in train.threats}
 
 
 def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -> Cost:
-    done = record.status == "done"
-    steps = record.facts.local_steps if record.status == "done" else 1
+    done = record if isinstance(record, TrainRecord) else None
+    steps = done.facts.local_steps if done else 1
     return Cost(
         stage="train",
         features=training_features(job, device),
-        points=(
-            Point(
-                work=job.protocol.rounds,
-                seconds=record.seconds if record.status == "done" else 0.0,
-            ),
-        ),
-        grows=done,
+        points=(Point(work=job.protocol.rounds, seconds=done.seconds if done else 0.0),),
+        grows=done is not None,
         size=round_size(job, steps),
         n_bytes=_bytes(path, record),
-        skipped=not done,
-        step_s=record.client_seconds / steps if record.status == "done" else None,
-        parameters=record.parameters if record.status == "done" else None,
+        skipped=done is None,
+        step_s=done.client_seconds / steps if done else None,
+        parameters=done.parameters if done else None,
         host=record.memory.get("host"),
         device=record.memory.get("device"),
     )
@@ -124,12 +110,13 @@ def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -
 def _of_attack(path: Path, record: AttackOutcome, job: AttackJob, device: str) -> Cost:
     points = [Point(work=job.budget, seconds=0.0)]
     if record.status == "done":
+        points = [Point(work=job.budget, seconds=record.seconds)]
         again = record.doubled
-        points = [
-            Point(work=job.budget, seconds=record.seconds, again=again.seconds if again else None)
-        ]
         if again is not None:  # the second run tells what twice the budget takes
-            points.append(Point(work=again.budget, seconds=again.seconds))
+            points = [
+                replace(points[0], again=again.seconds),
+                Point(work=again.budget, seconds=again.seconds),
+            ]
     return Cost(
         stage="attack",
         features=attack_features(job, device),

@@ -317,10 +317,10 @@ class _Shelf:
         return _recent(self.seen, folder)
 
 
-def _recent(shelf: OrderedDict[Any, Any], name: Any) -> Any:
-    """The reference of that name, which is now the last to go."""
+def _recent(shelf: OrderedDict[Any, Any], name: Any, kept: int = _KEPT) -> Any:
+    """What has that name, which is now the last to go."""
     shelf.move_to_end(name)
-    while len(shelf) > _KEPT:
+    while len(shelf) > kept:
         shelf.popitem(last=False)
     return shelf[name]
 
@@ -384,7 +384,4 @@ class _Runner:
         name = reference.hex()
         if name not in self.datasets:
             self.datasets[name] = ray.get(reference)
-        self.datasets.move_to_end(name)
-        while len(self.datasets) > DATASETS_KEPT:
-            self.datasets.popitem(last=False)
-        return self.datasets[name]
+        return _recent(self.datasets, name, DATASETS_KEPT)
