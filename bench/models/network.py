@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from bench.contract.messages import State
 from bench.contract.network import Layer
+from bench.errors import UserError
 
 Stages = OrderedDict[str, nn.Module]
 _EPSILON = 1e-5
@@ -21,6 +22,28 @@ _EPSILON = 1e-5
 def chain(**layers: nn.Module) -> nn.Sequential:
     """Named layers, one after another."""
     return nn.Sequential(OrderedDict(layers))
+
+
+def image_sides(model: str, shape: tuple[int, ...], *, multiple: int = 1) -> tuple[int, int, int]:
+    """(channels, height, width) of samples that a model can take.
+
+    Raises:
+        UserError: For samples that are no images, or whose sides are no multiples.
+    """
+    if len(shape) != 3 or shape[1] % multiple or shape[2] % multiple:
+        sides = f" with sides divisible by {multiple}" if multiple > 1 else ""
+        raise UserError(
+            f"model {model} takes images [channels, height, width]{sides}, got samples of shape "
+            f"{list(shape)}."
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def positive(model: str, **settings: int) -> None:
+    """Raises UserError for a setting below 1."""
+    for name, value in settings.items():
+        if value < 1:
+            raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
 
 
 class StaticBatchNorm(nn.Module):

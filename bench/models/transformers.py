@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import UserError
-from bench.models.network import Initial, Stages, chain
+from bench.models.network import Initial, Stages, chain, image_sides, positive
 
 _STD = 0.02
 _PIT_DEPTHS, _PIT_HEADS, _PIT_WIDTH_PER_HEAD = (2, 6, 4), (2, 4, 8), 32
@@ -129,8 +129,8 @@ def _vit(
     model: str, shape: tuple[int, ...], *, dim: int, depth: int, heads: int, patch: int
 ) -> Stages:
     """The stages embed (tokens [B, N, dim] of N patches), block1 and so on, pool and head."""
-    _positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
-    channels, height, width = _image(model, shape)
+    positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
+    channels, height, width = image_sides(model, shape)
     if height % patch or width % patch:
         raise UserError(
             f"model {model} needs image sides divisible by its patch {patch}, got samples of "
@@ -164,8 +164,8 @@ def pit_tiny(
     stages. Source: Heo et al., arXiv:2103.16302.
     """
     stride = patch if stride is None else stride
-    _positive("pit_tiny", patch=patch, stride=stride)
-    channels, *sides = _image("pit_tiny", shape)
+    positive("pit_tiny", patch=patch, stride=stride)
+    channels, *sides = image_sides("pit_tiny", shape)
     if any(side < patch or (side - patch) % stride for side in sides):
         raise UserError(
             f"model pit_tiny needs image sides of its patch {patch} plus a multiple of its "
@@ -202,21 +202,6 @@ def pit_tiny(
     stages["pool"] = chain(first=FirstToken(), norm=nn.LayerNorm(width, eps=1e-6))
     stages["head"] = nn.Identity()
     return stages
-
-
-def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise UserError(
-            f"model {model} takes images [channels, height, width], got samples of shape "
-            f"{list(shape)}."
-        )
-    return shape[0], shape[1], shape[2]
-
-
-def _positive(model: str, **settings: int) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
 
 
 def _twice_differentiable(block: nn.Module) -> nn.Module:
