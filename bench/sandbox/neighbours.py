@@ -23,8 +23,15 @@ from bench.models import build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.sandbox.hooked import HookError, named
-from bench.sandbox.pairs import NeighbourPair, Release, Skipped
-from bench.sandbox.received import Received, columns_of, row_of, tabulate
+from bench.sandbox.pairs import (
+    NeighbourPair,
+    Received,
+    Release,
+    Skipped,
+    columns_of,
+    row_of,
+    tabulate,
+)
 from bench.sandbox.stage import (
     CPU,
     VICTIM,

@@ -33,7 +33,7 @@ from bench.sandbox.conformance.findings import (
     skipped,
 )
 from bench.sandbox.conformance.playground import Ground, seen_of
-from bench.sandbox.conformance.snapshots import (
+from bench.sandbox.conformance.watching import (
     Snapshot,
     attributes,
     changed_attribute,

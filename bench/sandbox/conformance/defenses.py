@@ -36,8 +36,7 @@ from bench.sandbox.conformance.playground import (
 )
 from bench.sandbox.conformance.probes import Probes, mechanisms_of
 from bench.sandbox.conformance.rounds import Examination, examine_rounds
-from bench.sandbox.conformance.snapshots import attributes, changed_attribute
-from bench.sandbox.conformance.spying import Watch
+from bench.sandbox.conformance.watching import Watch, attributes, changed_attribute
 from bench.sandbox.hooked import PluginFault
 
 AUDIT_DRAWS, AUDIT_CONFIDENCE = 500, 1 - 1e-6

@@ -23,7 +23,7 @@ from torch import Tensor
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
 from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, guarded
-from bench.sandbox.conformance.spying import flat
+from bench.sandbox.conformance.watching import flat
 
 FALSE_ALARM = 1e-6
 """Chance that an honest plugin fails any test of this file."""

@@ -19,7 +19,7 @@ from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
-from bench.sandbox.conformance.spying import Watch, watched
+from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.hooked import HookError, WrongAnswer
 from bench.sandbox.stage import CPU, play_round
 from bench.seeding import generator

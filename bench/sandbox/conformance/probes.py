@@ -25,7 +25,7 @@ from bench.sandbox.conformance.playground import (
     play,
     private_data,
 )
-from bench.sandbox.conformance.spying import Watch, watched
+from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.hooked import PluginFault
 from bench.sandbox.stage import CPU, Uploader, client_alone
 from bench.seeding import generator

@@ -36,8 +36,7 @@ from bench.sandbox.conformance.playground import (
     play,
     seen_of,
 )
-from bench.sandbox.conformance.snapshots import same
-from bench.sandbox.conformance.spying import Watch
+from bench.sandbox.conformance.watching import Watch, same
 from bench.sandbox.rehearsal import play_shadow
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
