@@ -27,10 +27,7 @@ from bench.errors import UserError
 from bench.names import did_you_mean
 
 PluginKind = Literal["defense", "attack"]
-GROUPS: Mapping[PluginKind, str] = {
-    "defense": "leakbench.defenses",
-    "attack": "leakbench.attacks",
-}
+GROUPS: Mapping[PluginKind, str] = {"defense": "leakbench.defenses", "attack": "leakbench.attacks"}
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
 FILE_MODULE = "leakbench_plugin_"
 """How the module of a plugin that is given by its file is named, with the file's name after it."""

@@ -100,10 +100,7 @@ def _clipped(v: Tensor, softness: float) -> tuple[Tensor, Tensor]:
     if softness == 0:
         return v.clamp(-1, 1), (v.abs() <= 1).to(v)
     up, down = (v + 1) / softness, (v - 1) / softness
-    return (
-        softness * (softplus(up) - softplus(down)) - 1,
-        torch.sigmoid(up) - torch.sigmoid(down),
-    )
+    return (softness * (softplus(up) - softplus(down)) - 1, torch.sigmoid(up) - torch.sigmoid(down))
 
 
 @dataclass(frozen=True, kw_only=True)

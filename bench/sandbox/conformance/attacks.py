@@ -80,10 +80,7 @@ class Scene:
         """What the attack is to rebuild."""
         victims, samples = self.truth.y.shape
         return Question(
-            victims=victims,
-            samples=samples,
-            shape=self.dataset.shape,
-            classes=self.dataset.classes,
+            victims=victims, samples=samples, shape=self.dataset.shape, classes=self.dataset.classes
         )
 
 

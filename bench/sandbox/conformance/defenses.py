@@ -16,14 +16,7 @@ from bench.contract.messages import UPLOAD_KINDS
 from bench.privacy.ledger import account
 from bench.sandbox.audit import audit
 from bench.sandbox.conformance.contract import check_class, check_roles
-from bench.sandbox.conformance.findings import (
-    Broken,
-    Finding,
-    NotChecked,
-    failed,
-    passed,
-    skipped,
-)
+from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, failed, passed, skipped
 from bench.sandbox.conformance.noise import check_mechanisms
 from bench.sandbox.conformance.playground import (
     BATCH,

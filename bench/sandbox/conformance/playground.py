@@ -193,12 +193,7 @@ def noise_dataset() -> Dataset:
 
 
 def seen_of(
-    defense: Defense,
-    ground: Ground,
-    dataset: Dataset,
-    *,
-    batch: int = 1,
-    victims: int = 2,
+    defense: Defense, ground: Ground, dataset: Dataset, *, batch: int = 1, victims: int = 2
 ) -> tuple[Seen, Truth, Network]:
     """One observed round on a data set, as a run's first checkpoint has it."""
     network = ground.network(dataset.shape, dataset.classes)

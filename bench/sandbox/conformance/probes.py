@@ -17,14 +17,7 @@ from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part
 from bench.protocols.federation import Federation
 from bench.sandbox.conformance.noise import Pair, upload_pair
-from bench.sandbox.conformance.playground import (
-    BATCH,
-    CLASSES,
-    Ground,
-    company,
-    play,
-    private_data,
-)
+from bench.sandbox.conformance.playground import BATCH, CLASSES, Ground, company, play, private_data
 from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.hooked import PluginFault
 from bench.sandbox.stage import CPU, Uploader, client_alone

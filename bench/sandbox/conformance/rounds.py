@@ -28,14 +28,7 @@ from bench.sandbox.conformance.findings import (
     skipped,
 )
 from bench.sandbox.conformance.leaks import check_leaks, check_sealed
-from bench.sandbox.conformance.playground import (
-    LR,
-    Ground,
-    Played,
-    noise_dataset,
-    play,
-    seen_of,
-)
+from bench.sandbox.conformance.playground import LR, Ground, Played, noise_dataset, play, seen_of
 from bench.sandbox.conformance.watching import Watch, same
 from bench.sandbox.rehearsal import play_shadow
 from bench.sandbox.stage import CPU
