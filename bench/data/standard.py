@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ TORCHVISION = {
 }
 
 
-def _standard(
+def standard(
     name: str,
     *,
     seed: int,
@@ -96,9 +95,3 @@ def _read(
         ) from error
     train, test = ((np.asarray(p.data), np.asarray(p.targets)) for p in parts)
     return *train, *test, tuple(str(c) for c in parts[0].classes)
-
-
-mnist = partial(_standard, "mnist")
-fashion_mnist = partial(_standard, "fashion_mnist")
-cifar10 = partial(_standard, "cifar10")
-cifar100 = partial(_standard, "cifar100")

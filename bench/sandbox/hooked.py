@@ -18,11 +18,7 @@ Around = Callable[[Hook, Callable[..., Any], tuple[Any, ...]], Any]
 
 
 class PluginFault(Exception):
-    """A plugin's own mistake.
-
-    Attributes:
-        hook: Name of the hook that made it.
-    """
+    """A plugin's own mistake, and the name of the hook that made it."""
 
     hook: str
 

@@ -42,13 +42,7 @@ def check_defense(
     settings: Mapping[str, Any],
     rebuild: Callable[[Mapping[str, Any]], Defense] | None,
 ) -> list[Finding]:
-    """All findings on a defense.
-
-    Args:
-        defense: Built from the settings.
-        settings: Of its constructor.
-        rebuild: Builds it from other settings, None for a composed one.
-    """
+    """All findings on a defense; `rebuild` is as in `Examination`."""
     own = Examination(defense=defense, rebuild=rebuild, settings=settings)
     if not isinstance(defense, Composed):
         own.findings += check_class(type(defense), Defense, settings)

@@ -12,13 +12,7 @@ Status = Literal["passed", "failed", "skipped"]
 
 
 class Broken(Exception):
-    """A check that a plugin fails.
-
-    Attributes:
-        reason: What is wrong, one sentence.
-        change: What to change.
-        hook: Where, "" for the class.
-    """
+    """A check that a plugin fails: what is wrong, what to change and where, as in `Finding`."""
 
     def __init__(self, reason: str, change: str, hook: str = "") -> None:
         super().__init__(reason)
@@ -51,15 +45,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """All findings on one plugin with one setting.
-
-    Attributes:
-        kind: defense or attack.
-        name: The plugin's.
-        settings: Of its constructor.
-        findings: In the order of the checks.
-        seconds: That the checks took.
-    """
+    """All findings on one plugin with one setting, in the order of the checks."""
 
     kind: str
     name: str

@@ -50,13 +50,7 @@ _CHANGE = "Declare what is drawn, or draw what is declared: mechanisms() is what
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What entered a hook and what left it.
-
-    Attributes:
-        given: What entered, by name.
-        sent: What left.
-        base: Variables that an upload is relative to.
-    """
+    """What entered a hook and what left it, by name; base: variables an upload is relative to."""
 
     given: Mapping[str, Part]
     sent: Mapping[str, Part]

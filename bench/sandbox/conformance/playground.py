@@ -31,14 +31,7 @@ LR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """A protocol with a network.
-
-    Attributes:
-        protocol: Its name.
-        model: The network's.
-        cut: Last stage on the clients, of splitfed.
-        labels: Whether the server learns them, of splitfed.
-    """
+    """A protocol with a network; cut (the last stage on the clients) and labels are splitfed's."""
 
     protocol: Literal["fedsgd", "fedavg", "splitfed"]
     model: str = "lenet"
@@ -88,12 +81,10 @@ def grounds(cut: tuple[str, str] = CUTS[0]) -> tuple[Ground, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """Some rounds of one federation.
+    """Some rounds of one federation: state and clients as they are after them.
 
     Attributes:
         seen: What the server received, round by round.
-        state: The state after them.
-        clients: As they are after them.
         used: Each client's samples in the last round.
         defense: The watched copy that played.
     """

@@ -39,10 +39,8 @@ class Probes:
     """Pairs of a defense by what its mechanisms act on; each kind is made once.
 
     Attributes:
-        defense: The defense itself.
         split: The ground on which smashed data and labels are sent.
         whole: The one of whole rounds.
-        made: Pairs so far.
     """
 
     defense: Defense

@@ -43,10 +43,7 @@ class Examination:
     """One defense setting under examination.
 
     Attributes:
-        defense: The defense itself.
         rebuild: Builds it from other settings, None for a composed one.
-        settings: Of its constructor.
-        findings: So far.
         played: The runs of the grounds that worked.
     """
 
