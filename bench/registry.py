@@ -38,11 +38,7 @@ class Plugin:
     """A plugin that was found.
 
     Attributes:
-        name: By which suites ask for it.
-        kind: Defense or attack.
         origin: Its entry point with the package that has it, or its file.
-        cls: Its class; None if it could not be loaded.
-        broken: Why it cannot be used, or None.
     """
 
     name: str

@@ -40,8 +40,6 @@ def load_dataset(
     Args:
         name: Name of the data set, `folder:PATH` or `npz:PATH`.
         seed: Decides every split that is not the publisher's.
-        data_dir: Folder of what is not embedded.
-        download: Whether torchvision may fetch a missing set.
         options: Settings of the loader, such as size=16.
 
     Raises:

@@ -66,11 +66,6 @@ def from_arrays(
     """Make a data set of images [N, H, W] or [N, H, W, 1 or 3], uint8 or float in [0, 1].
 
     Args:
-        name: Name of the data set.
-        train: The clients' images and labels.
-        test: Images and labels for tests.
-        aux: Public images and labels.
-        class_names: Names of the classes.
         size: Side to resize to (antialiased bilinear), or None to keep.
 
     Raises:
@@ -140,9 +135,7 @@ def carve(
     """Part indices class by class.
 
     Args:
-        y: Labels [N].
         fractions: About the share of every class in each part.
-        rng: The stream of the split.
 
     Returns:
         Disjoint index arrays, one per fraction, and last one of the rest.

@@ -24,10 +24,6 @@ def dirichlet(
     Source: Hsu, Qi, Brown, arXiv:1909.06335.
 
     Args:
-        labels: Labels [N].
-        clients: Number of clients.
-        alpha: Concentration.
-        rng: The stream of the partition.
         minimum: Fewest samples of a client.
 
     Returns:
@@ -63,10 +59,7 @@ def shards(
     Source: McMahan et al., arXiv:1602.05629.
 
     Args:
-        labels: Labels [N].
-        clients: Number of clients.
         each: Shards per client.
-        rng: The stream of the partition.
     """
     _check(labels, clients * each)
     order = rng.permutation(len(labels))

@@ -38,13 +38,7 @@ def standard(
     The auxiliary part has at most 5000 samples.
 
     Args:
-        name: Name of the data set.
         seed: Decides which samples are auxiliary or kept.
-        data_dir: Folder of the files.
-        download: Whether torchvision may fetch them.
-        size: Side to resize to, or None to keep.
-        train_size: Samples to keep of the training part.
-        test_size: Samples to keep of the test part.
     """
     x, y, tx, ty, names = _read(name, data_dir, download)
     rng = numpy_generator(seed, "split", name)

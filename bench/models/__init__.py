@@ -36,9 +36,6 @@ def build(
     """Build a network.
 
     Args:
-        name: Name of the model.
-        shape: Shape of one sample.
-        classes: Number of classes.
         settings: The builder's settings, and `init`: absent for the network's own default
             (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see `INITIAL`), or a for U(-a, a).
 

@@ -120,11 +120,6 @@ class Network:
     The modules live on the meta device and hold no numbers: parameters are always passed in.
 
     Args:
-        name: Name of the model.
-        settings: The settings that it was built with.
-        shape: Shape of one sample.
-        classes: Number of classes.
-        build: Makes the stages.
         initial: How kinds of modules begin where that is not PyTorch's default,
             U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a normalisation, weight 1 and bias 0.
 
@@ -251,12 +246,6 @@ class Network:
 
         From them follow per-sample weight gradients of a shared network without one copy of the
         weights per sample.
-
-        Args:
-            params: Parameters by name.
-            x: Samples [B, *shape].
-            mode: As in `run`.
-            buffers: As in `run`.
 
         Raises:
             ValueError: For train mode with batch normalisation, which ties a batch's samples.

@@ -50,9 +50,6 @@ def evaluate(
     """Evaluate every client's network; clients that withheld nothing share one evaluation.
 
     Args:
-        federation: The federation after training.
-        test_x: Test samples [N, ...].
-        test_y: Their labels, int64 [N].
         aux_x: Public samples, from which normalisation statistics come.
         has_global: Whether the run's uploads made one model (`Reached`).
     """
@@ -93,12 +90,7 @@ class Reached:
     missing: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, client: Client, held: Sequence[str]) -> None:
-        """Count a client's last upload.
-
-        Args:
-            client: Who uploaded.
-            held: Names of what it trains.
-        """
+        """Count a client's last upload."""
         for name in held:
             kept = (client.kept or {}).get(name)
             if kept is None:

@@ -33,8 +33,6 @@ class RoundResult:
 
     Attributes:
         wire: Its messages and their bytes.
-        before: The state that was broadcast.
-        joined: The clients that took part.
         used: Indices of the samples of every step, int64 [steps, B], by client.
         client_seconds: Time spent on what clients do.
     """
@@ -81,11 +79,7 @@ class Federation(LocalTraining):
         """A federation at round 0.
 
         Args:
-            network: The network to train.
-            defense: The defense that is deployed.
             data: Samples and labels (x, y), one pair per client.
-            seed: From which every random stream of the run is derived.
-            device: Where the tensors live.
             params: Initial weights, or None to draw them from the seed (the same for every
                 defense).
             more: Fields that a protocol adds.
@@ -163,8 +157,6 @@ class Federation(LocalTraining):
         """Play one round in which the server samples the clients `sampled`, and advance.
 
         Args:
-            work: What each client does.
-            sampled: Ids of the clients that the server asks.
             observed: Whether the result's wire keeps a log of the messages.
         """
         joined = [c for c in self.clients if self._joins(c, c.id in sampled)]

@@ -99,11 +99,6 @@ class LocalTraining:
     """What clients start from, and the training that they do; a federation stands on it.
 
     Attributes:
-        network: The network that is trained.
-        defense: Whose hooks decide what is drawn, descended and sent.
-        state: Variables that the server broadcasts.
-        const: Public constants, which nobody trains.
-        device: Where the tensors live.
         buffers: Normalisation statistics of public data for eval mode.
         queues: Samples of each client's present epoch that are still to come, by client.
         pinned: Whether it is given who takes part and with which samples, as in an observed
@@ -135,7 +130,6 @@ class LocalTraining:
         """Where a client starts: what it received, but its own values in what it kept.
 
         Args:
-            client: Whose start is asked for.
             names: Names of the variables, or None for those that the client holds.
 
         Returns:

@@ -44,11 +44,8 @@ def start_federation(
     """A federation of a protocol.
 
     Args:
-        protocol: Name of the protocol.
-        network: The network to train.
         cuts: Under splitfed, the cuts that clients have in turn.
         labels: Under splitfed, whether labels are private or shared.
-        more: What `Federation.start` takes.
 
     Raises:
         UserError: For a cut that the network lacks.
@@ -64,7 +61,6 @@ class Split:
     """Where the network is cut.
 
     Attributes:
-        network: The network.
         cuts: The last stages on the clients; client i has cuts[i % len(cuts)].
         labels: "private" (head and loss on the clients) or "shared" (labels sent with every batch).
 

@@ -121,7 +121,6 @@ def audit(
         defense: It is copied; its hooks are the real ones.
         draws: Per input and pair, at least 100.
         confidence: That no finding is wrong, over all pairs.
-        seed: Of everything that is drawn.
         parameters: Coordinates of the audited tensors, at least 2.
 
     Raises:

@@ -60,8 +60,6 @@ def neighbours(
 
     Args:
         defense: A `guarded` one.
-        parameters: Size D of the tensors.
-        seed: Of everything that is drawn.
 
     Raises:
         HookError: For a hook that raised.
