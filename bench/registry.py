@@ -93,19 +93,19 @@ class Registry:
             return self._make("defense", name, settings, where)
         members: dict[str, Defense] = {}
         names = name.split("+")
-        for setting in settings:
-            if setting.split(".", 1)[0] not in names or "." not in setting:
+        own: dict[str, dict[str, Any]] = {member: {} for member in names}
+        for setting, value in settings.items():
+            member, dot, key = setting.partition(".")
+            if not dot or member not in own:
                 raise UserError(
                     f"setting '{setting}' of {name} must be written MEMBER.key with a member of "
                     f"{', '.join(names)}."
                 )
+            own[member][key] = value
         for member in names:
-            own = {
-                k.split(".", 1)[1]: v for k, v in settings.items() if k.split(".", 1)[0] == member
-            }
             if member in members:
                 raise UserError(f"defense '{name}' names '{member}' twice.")
-            members[member] = self._make("defense", member, own, where)
+            members[member] = self._make("defense", member, own[member], where)
         return Composed(members)
 
     def attack(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Attack:

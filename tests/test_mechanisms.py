@@ -33,7 +33,7 @@ from bench.api import (
 )
 from bench.sandbox.conformance.noise import check_mechanisms
 from bench.sandbox.conformance.playground import Ground
-from bench.sandbox.conformance.probes import Probes, mechanisms_of
+from bench.sandbox.conformance.probes import Probes
 from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise, SunAdaptive
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.pm_sfl_noised import NoisedPMSFL
@@ -297,7 +297,7 @@ DECLARED: Mapping[str, Any] = {
 def test_a_defenses_own_output_follows_its_declared_mechanism(name: str) -> None:
     split = Ground(protocol="splitfed", cut="block1", labels="shared")
     probes = Probes(defense=DECLARED[name], split=split, whole=Ground(protocol="fedavg"))
-    told = mechanisms_of(probes)
+    told = probes.mechanisms()
     found = check_mechanisms(told, probes.pairs)
     assert told
     for mechanism, finding in zip(told, found, strict=True):

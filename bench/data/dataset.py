@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -52,6 +53,15 @@ class Dataset:
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+
+def data_folder(name: str, folder: Path | None) -> Path:
+    """The folder of what is not embedded, without which the data set cannot be loaded."""
+    if folder is None:
+        raise UserError(
+            f"dataset {name} needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
+        )
+    return folder
 
 
 def from_arrays(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve, from_arrays
+from bench.data.dataset import Dataset, carve, data_folder, from_arrays
 from bench.data.files import read_npz
 from bench.errors import UserError
 from bench.seeding import numpy_generator
@@ -67,10 +67,7 @@ def _first(indices: np.ndarray, count: int | None, what: str) -> np.ndarray:
 def _read(
     name: str, data_dir: Path | None, download: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-    if data_dir is None:
-        raise UserError(
-            f"dataset {name} needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
-        )
+    data_dir = data_folder(name, data_dir)
     packaged = data_dir / name / f"{name}.npz"
     if packaged.exists():
         return read_npz(packaged)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from bench.models.network import Stages, StaticBatchNorm, chain, image_sides, positive
+from bench.models.network import Shape, Stages, StaticBatchNorm, chain, image_sides, positive
 
 
 def _halved(inputs: int, outputs: int, **norm: nn.Module) -> nn.Module:
@@ -15,7 +15,7 @@ def _halved(inputs: int, outputs: int, **norm: nn.Module) -> nn.Module:
     return chain(conv=conv, **norm, relu=nn.ReLU(), pool=nn.MaxPool2d(2))
 
 
-def lenet(*, shape: tuple[int, ...], classes: int) -> Stages:
+def lenet(*, shape: Shape, classes: int) -> Stages:
     """LeNet of DLG: three 5x5 convolutions of 12 channels with sigmoids, strides 2, 2, 1.
 
     Source: Zhu, Liu, Han, arXiv:1906.08935 (twice differentiable; weights U(-0.5, 0.5) there,
@@ -35,7 +35,7 @@ def lenet(*, shape: tuple[int, ...], classes: int) -> Stages:
     )
 
 
-def cnn_selective_shield(*, shape: tuple[int, ...], classes: int) -> Stages:
+def cnn_selective_shield(*, shape: Shape, classes: int) -> Stages:
     """Convolutions of 32 and 64 channels with BN, hidden layer of 256.
 
     Source: SelectiveShield, Table 7. Its BatchNorm2d is static here (see StaticBatchNorm).
@@ -51,7 +51,7 @@ def cnn_selective_shield(*, shape: tuple[int, ...], classes: int) -> Stages:
     )
 
 
-def cnn_spm(*, shape: tuple[int, ...], classes: int) -> Stages:
+def cnn_spm(*, shape: Shape, classes: int) -> Stages:
     """Convolutions of 64 and 128 channels, hidden layers of 384 and 192.
 
     Source: SPM, Sec. 5.1, Model 1 (kernel size is not given there; 3x3 with padding makes its
@@ -73,7 +73,7 @@ _VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
 """Channels of each block, as a multiple of the first's, and its convolutions."""
 
 
-def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:
+def vgg16(*, shape: Shape, classes: int, width: int = 64) -> Stages:
     """VGG-16 for small images: five blocks of 3x3 convolutions with static BN, one linear layer.
 
     The convolutions of torchvision's vgg16_bn. Its classifier of three layers is made for
@@ -119,7 +119,7 @@ class BasicBlock(nn.Module):
         return (out + (x if self.project is None else self.project(x))).relu()
 
 
-def resnet18(*, shape: tuple[int, ...], classes: int, width: int = 64) -> Stages:
+def resnet18(*, shape: Shape, classes: int, width: int = 64) -> Stages:
     """ResNet-18 for small images: 3x3 stem without pooling, four stages of two blocks.
 
     torchvision's resnet18 takes a norm_layer, but its 7x7 stem and pooling are made for

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from bench.contract.messages import State
-from bench.contract.network import Layer
+from bench.contract.network import Layer, LayerKind
 from bench.errors import UserError
 
 Stages = OrderedDict[str, nn.Module]
+Shape = tuple[int, ...]
+"""Of one sample."""
 _EPSILON = 1e-5
 
 
@@ -24,7 +26,7 @@ def chain(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def image_sides(model: str, shape: tuple[int, ...], *, multiple: int = 1) -> tuple[int, int, int]:
+def image_sides(model: str, shape: Shape, *, multiple: int = 1) -> tuple[int, int, int]:
     """(channels, height, width) of samples that a model can take.
 
     Raises:
@@ -82,14 +84,11 @@ class StaticBatchNorm(nn.Module):
         return (x - self.mean[:, None, None]) * torch.rsqrt(self.var + _EPSILON)[:, None, None]
 
 
-LayerKind = Literal["linear", "conv", "affine", "other"]
-_KINDS: dict[type[nn.Module], LayerKind] = {
+_KINDS: Mapping[type[nn.Module], LayerKind] = {
     nn.Linear: "linear",
     nn.Conv2d: "conv",
     StaticBatchNorm: "affine",
 }
-
-
 Draw = Callable[[nn.Module, str, torch.Generator], Tensor]
 """Makes the initial value of a module's own parameter of that name."""
 Initial = Mapping[type[nn.Module], Draw]
@@ -133,7 +132,7 @@ class Network:
         *,
         name: str,
         settings: Mapping[str, Any],
-        shape: tuple[int, ...],
+        shape: Shape,
         classes: int,
         build: Callable[[], Stages],
         initial: Initial | None = None,

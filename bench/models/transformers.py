@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import UserError
-from bench.models.network import Initial, Stages, chain, image_sides, positive
+from bench.models.network import Initial, Shape, Stages, chain, image_sides, positive
 
 _STD = 0.02
 _PIT_DEPTHS, _PIT_HEADS, _PIT_WIDTH_PER_HEAD = (2, 6, 4), (2, 4, 8), 32
@@ -92,13 +92,7 @@ PIT_INITIAL: Initial = {Positions: _truncated_normal, ClassToken: _truncated_nor
 
 
 def vit_small(
-    *,
-    shape: tuple[int, ...],
-    classes: int,
-    dim: int = 64,
-    depth: int = 3,
-    heads: int = 2,
-    patch: int = 4,
+    *, shape: Shape, classes: int, dim: int = 64, depth: int = 3, heads: int = 2, patch: int = 4
 ) -> Stages:
     """Small ViT for quick runs: three blocks of width 64 on 4x4 patches, mean of the tokens.
 
@@ -108,13 +102,7 @@ def vit_small(
 
 
 def vit_tiny(
-    *,
-    shape: tuple[int, ...],
-    classes: int,
-    dim: int = 192,
-    depth: int = 12,
-    heads: int = 3,
-    patch: int = 4,
+    *, shape: Shape, classes: int, dim: int = 192, depth: int = 12, heads: int = 3, patch: int = 4
 ) -> Stages:
     """ViT-Tiny of DP-CutMixSL: twelve blocks of width 192, 64 patches on 32x32 images.
 
@@ -125,9 +113,7 @@ def vit_tiny(
     return _vit("vit_tiny", shape, dim=dim, depth=depth, heads=heads, patch=patch)
 
 
-def _vit(
-    model: str, shape: tuple[int, ...], *, dim: int, depth: int, heads: int, patch: int
-) -> Stages:
+def _vit(model: str, shape: Shape, *, dim: int, depth: int, heads: int, patch: int) -> Stages:
     """The stages embed (tokens [B, N, dim] of N patches), block1 and so on, pool and head."""
     positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
     channels, height, width = image_sides(model, shape)
@@ -153,9 +139,7 @@ def _vit(
     return stages
 
 
-def pit_tiny(
-    *, shape: tuple[int, ...], classes: int, patch: int = 4, stride: int | None = None
-) -> Stages:
+def pit_tiny(*, shape: Shape, classes: int, patch: int = 4, stride: int | None = None) -> Stages:
     """PiT-Tiny of DP-CutMixSL: three stages of 2, 6, 4 blocks on a grid that halves in between.
 
     timm's pit_ti with `patch` and `stride` (absent: patch) for its 16 and 8, which 32x32 images

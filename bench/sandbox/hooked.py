@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from bench.contract.defense import Defense, fresh
@@ -69,13 +68,9 @@ def _place(error: BaseException, plugins: tuple[object, ...]) -> str:
     places = [
         f"{Path(frame.f_code.co_filename).name}, line {line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if _package(_module(frame)) in packages
+        if _package(str(frame.f_globals.get("__name__", ""))) in packages
     ]
     return places[-1] if places else ""
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 def _package(module: str) -> str:

@@ -27,7 +27,7 @@ from bench.sandbox.conformance.playground import (
     grounds,
     play,
 )
-from bench.sandbox.conformance.probes import Probes, mechanisms_of
+from bench.sandbox.conformance.probes import Probes
 from bench.sandbox.conformance.rounds import Examination, examine_rounds
 from bench.sandbox.conformance.watching import Watch, attributes, changed_attribute
 from bench.sandbox.hooked import PluginFault
@@ -126,7 +126,7 @@ def _examine_privacy(own: Examination) -> None:
 
 
 def _declared(probes: Probes) -> list[Finding]:
-    mechanisms = mechanisms_of(probes)
+    mechanisms = probes.mechanisms()
     if not mechanisms:
         return [skipped("declared noise", "mechanisms() declares none")]
     return check_mechanisms(mechanisms, probes.pairs)

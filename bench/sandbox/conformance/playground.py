@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Client, Defense
 from bench.contract.messages import SERVER, Message, State
-from bench.data.dataset import Dataset
+from bench.data.dataset import Dataset, from_arrays
 from bench.models import Network, build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
@@ -168,19 +168,12 @@ def fitting(defense: Defense) -> tuple[str, str]:
 def noise_dataset() -> Dataset:
     """Samples of unrelated values as a data set, for rounds in which images do not matter."""
     rng = generator(0, "conformance noise data")
-    x = torch.rand(4 * 64, *SHAPE, generator=rng)
-    y = torch.randint(CLASSES, (len(x),), generator=rng)
-    return Dataset(
-        name="noise",
-        task="image",
-        train_x=x[:128],
-        train_y=y[:128],
-        test_x=x[128:192],
-        test_y=y[128:192],
-        aux_x=x[192:],
-        aux_y=y[192:],
-        class_names=tuple(map(str, range(CLASSES))),
-    )
+    x = torch.rand(4 * 64, *SHAPE, generator=rng)[:, 0].numpy()
+    y = torch.randint(CLASSES, (len(x),), generator=rng).numpy()
+    at = (slice(128), slice(128, 192), slice(192, None))
+    train, test, aux = ((x[part], y[part]) for part in at)
+    names = tuple(map(str, range(CLASSES)))
+    return from_arrays(name="noise", train=train, test=test, aux=aux, class_names=names)
 
 
 def seen_of(
@@ -193,21 +186,19 @@ def seen_of(
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
     data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
     federation = ground.federation(defense, network, data)
-    protocol = ProtocolSettings.model_validate(
-        {
-            "name": ground.protocol,
-            "clients": victims,
-            "lr": 0.5,
-            "batch": BATCH,
-            "local_steps": None if ground.protocol == "fedsgd" else 1,
-            "cut": ground.cut,
-            "labels": ground.labels,
-        }
+    protocol = ProtocolSettings(
+        name=ground.protocol,
+        clients=victims,
+        lr=0.5,
+        batch=BATCH,
+        local_steps=None if ground.protocol == "fedsgd" else 1,
+        cut=ground.cut,
+        labels=ground.labels,
     )
     seen, truth = observe(
         federation,
         protocol=protocol,
-        threat=ThreatSettings.model_validate({"victims": victims, "batch": batch}),
+        threat=ThreatSettings(victims=victims, batch=batch),
         aux_x=dataset.aux_x,
         defense_known={"name": "checked", "settings": {}},
         names=("init",),
