@@ -39,7 +39,7 @@ def _expecting(expected: str, holds: Callable[[Any], bool]) -> Check:
     )
 
 
-def _each(container: type, kinds: type | tuple[type, ...], result: Any) -> bool:
+def _each(container: Any, kinds: type | tuple[type, ...], result: Any) -> bool:
     return isinstance(result, container) and all(isinstance(entry, kinds) for entry in result)
 
 

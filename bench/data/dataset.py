@@ -22,15 +22,8 @@ class Dataset:
     [N, features], standardised by the mean and std of the public part. Labels are int64 [N].
 
     Attributes:
-        name: Name of the data set.
-        task: What the samples are.
         train_x: The clients' samples.
-        train_y: Their labels.
-        test_x: Samples for tests.
-        test_y: Their labels.
         aux_x: Public samples, which the attacker has.
-        aux_y: Their labels.
-        class_names: Names of the classes.
         categorical: Groups of one-hot columns of tabular data, as (first, last + 1).
     """
 

@@ -36,9 +36,6 @@ def standard(
     """The publisher's or the packaged split; a fifth of its training part is auxiliary.
 
     The auxiliary part has at most 5000 samples.
-
-    Args:
-        seed: Decides which samples are auxiliary or kept.
     """
     x, y, tx, ty, names = _read(name, data_dir, download)
     rng = numpy_generator(seed, "split", name)

@@ -32,7 +32,6 @@ class RoundResult:
     """One round that was played.
 
     Attributes:
-        wire: Its messages and their bytes.
         used: Indices of the samples of every step, int64 [steps, B], by client.
         client_seconds: Time spent on what clients do.
     """
@@ -49,11 +48,7 @@ class Federation(LocalTraining):
     """State of a run between rounds. `fork` copies it, so an observed round disturbs nothing.
 
     Attributes:
-        clients: All of them, whether they take part in a round or not.
-        initial: Parameters at the start.
         seed: From which every random stream of the run is derived.
-        parties: Third parties by name.
-        round: Rounds played.
         uploads: How often each client has uploaded, by client.
     """
 

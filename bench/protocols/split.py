@@ -92,9 +92,6 @@ class Split:
         stages = self.network.stages
         return stages[: stages.index(cut) + 1] + (() if self.labels == "shared" else stages[-1:])
 
-    def deepest(self) -> str:
-        return max(self.cuts, key=self.network.stages.index)
-
     def above(self, cut: str) -> str:
         """The stage after a cut."""
         stages = self.network.stages
@@ -129,7 +126,7 @@ class SplitFederation(Federation):
     @classmethod
     def client_stages(cls, network: Network, **more: Split) -> Sequence[str]:
         split = more["split"]
-        return split.held(split.deepest())
+        return split.held(max(split.cuts, key=network.stages.index))
 
     def held(self, client: Client) -> list[str]:
         assert client.cut is not None

@@ -56,10 +56,7 @@ _RECORD: frozenset[Unit] = frozenset({"record"})
 def neighbours(
     defense: Defense, *, parameters: int, seed: int
 ) -> tuple[tuple[NeighbourPair, ...], tuple[Skipped, ...]]:
-    """All pairs that a defense setting can be audited on.
-
-    Args:
-        defense: A `guarded` one.
+    """All pairs that a defense setting, a `guarded` one, can be audited on.
 
     Raises:
         HookError: For a hook that raised.

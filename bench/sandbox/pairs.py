@@ -29,11 +29,8 @@ class NeighbourPair:
     """Two neighbouring inputs of one channel.
 
     Attributes:
-        name: As findings call it.
-        channel: By which the server receives them.
         units: For which the inputs are neighbours; a record or coordinate is replaced, a client
             is added or removed (the update is 0 in its place).
-        what: How they differ.
         release: (second, draws, rng) -> what the server received of the first or second input,
             one row per draw.
         parameters: Coordinates of the release, a fact of the ledger, as are the next two.

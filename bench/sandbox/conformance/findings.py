@@ -28,8 +28,6 @@ class Finding:
     """One check.
 
     Attributes:
-        name: Of the check.
-        status: How it ended.
         reason: Of a failure or skip, one sentence; of a pass, what was seen if that tells
             something.
         change: What to change after a failure.
@@ -84,7 +82,6 @@ def guarded(
     """A check's findings; a fault of the plugin is a failure of that name, never a traceback.
 
     Args:
-        name: Of the check.
         check: Returns what was seen, or findings of its own; raises Broken or NotChecked.
         plugins: Whose lines are named where their code raises outside of a hook.
     """

@@ -63,10 +63,7 @@ def check_leaks(ground: Ground, played: Played) -> str:
 
 
 def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
-    """Whether boxes that the server gets are ciphertexts.
-
-    Args:
-        boxes: With the plain values of the client that sealed them.
+    """Whether boxes that the server gets, each with its client's plain values, are ciphertexts.
 
     Raises:
         Broken: For a box that shows its client's values.

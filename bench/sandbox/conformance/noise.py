@@ -69,12 +69,7 @@ def upload_pair(message: Message, out: Message, *, base: State, lr: float, kind:
 def check_mechanisms(
     mechanisms: Sequence[Mechanism], pairs_of: Callable[[str], Sequence[Pair]]
 ) -> list[Finding]:
-    """One finding per declared mechanism.
-
-    Args:
-        mechanisms: All that the defense declares, in the order in which they act.
-        pairs_of: Many uploads, smashed data or labels, by what a mechanism acts on.
-    """
+    """One finding per declared mechanism; `pairs_of` gives many pairs by what one acts on."""
     layers = Counter(_channel(m) for m in mechanisms if not _scales(m))
 
     def check(mechanism: Mechanism) -> str:

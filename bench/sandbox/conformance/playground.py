@@ -122,10 +122,6 @@ def play(
     """Play a few rounds with a watched copy of the defense.
 
     Args:
-        defense: It is copied.
-        ground: Where.
-        watch: Told of every hook.
-        rounds: How many.
         draws: Which randomness the clients' "defense" stream has, everything else being the same.
 
     Raises:
