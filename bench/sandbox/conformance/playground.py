@@ -182,19 +182,21 @@ def seen_of(
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
     data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
     federation = ground.federation(defense, network, data)
-    protocol = ProtocolSettings(
-        name=ground.protocol,
-        clients=victims,
-        lr=0.5,
-        batch=BATCH,
-        local_steps=None if ground.protocol == "fedsgd" else 1,
-        cut=ground.cut,
-        labels=ground.labels,
+    protocol = ProtocolSettings.model_validate(
+        {
+            "name": ground.protocol,
+            "clients": victims,
+            "lr": 0.5,
+            "batch": BATCH,
+            "local_steps": None if ground.protocol == "fedsgd" else 1,
+            "cut": ground.cut,
+            "labels": ground.labels,
+        }
     )
     seen, truth = observe(
         federation,
         protocol=protocol,
-        threat=ThreatSettings(victims=victims, batch=batch),
+        threat=ThreatSettings.model_validate({"victims": victims, "batch": batch}),
         aux_x=dataset.aux_x,
         defense_known={"name": "checked", "settings": {}},
         names=("init",),
