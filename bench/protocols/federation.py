@@ -29,7 +29,7 @@ STREAMS = ("joins", "batch", "defense")
 
 @dataclass(kw_only=True)
 class RoundResult:
-    """One round that was played.
+    """One round that was played; `before` is the state that was broadcast.
 
     Attributes:
         used: Indices of the samples of every step, int64 [steps, B], by client.
