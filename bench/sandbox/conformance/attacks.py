@@ -28,7 +28,7 @@ from bench.sandbox.conformance.findings import (
     Finding,
     NotChecked,
     failed,
-    guarded,
+    findings_of,
     passed,
     skipped,
 )
@@ -124,9 +124,9 @@ def check_attack(build: Callable[[], Attack], *, settings: Mapping[str, Any]) ->
     """All findings on an attack, which `build` makes anew with the settings."""
     cls, own = type(build()), Examined(build=build)
     findings = check_class(cls, Attack, settings)
-    findings += guarded("device", lambda: _device(cls), cls)
+    findings += findings_of("device", lambda: _device(cls), cls)
     for scene in scenes():
-        findings += guarded(f"runs on {scene.name}", partial(_run, own, scene), cls)
+        findings += findings_of(f"runs on {scene.name}", partial(_run, own, scene), cls)
     if not own.ran:
         if all(f.status != "failed" for f in findings):
             findings.append(
@@ -139,10 +139,10 @@ def check_attack(build: Callable[[], Attack], *, settings: Mapping[str, Any]) ->
             )
         findings.append(skipped("everything else", "it needs a run that works"))
         return findings
-    findings += guarded("same seed, same answer", lambda: _repeats(own), cls)
-    findings += guarded("budget", lambda: _budget(own), cls)
+    findings += findings_of("same seed, same answer", lambda: _repeats(own), cls)
+    findings += findings_of("budget", lambda: _budget(own), cls)
     findings += _noticed(own)
-    findings += guarded("score", lambda: _score(*own.ran[0]), cls)
+    findings += findings_of("score", lambda: _score(*own.ran[0]), cls)
     return findings
 
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from bench.contract.attack import Attack
 from bench.contract.defense import Defense
 from bench.contract.hooks import HOOKS, ROLES, overrides
-from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, guarded
+from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, findings_of
 from bench.sandbox.hooked import HookError, named
 
 REQUIRES = ("smashed",)
@@ -22,10 +22,10 @@ _BAD_NUMBERS = (float("nan"), -1.0, float("-inf"))
 def check_class(cls: type, base: type, settings: Mapping[str, Any]) -> list[Finding]:
     """Docstring, settings, class attributes and refused values of a defense or attack."""
     return [
-        *guarded("docstring", lambda: _docstring(cls), cls),
-        *guarded("settings", lambda: _settings(cls), cls),
-        *guarded("declarations", lambda: _declarations(cls, base), cls),
-        *guarded("bad settings", lambda: _refusals(cls, settings), cls),
+        *findings_of("docstring", lambda: _docstring(cls), cls),
+        *findings_of("settings", lambda: _settings(cls), cls),
+        *findings_of("declarations", lambda: _declarations(cls, base), cls),
+        *findings_of("bad settings", lambda: _refusals(cls, settings), cls),
     ]
 
 
@@ -192,8 +192,6 @@ def _takes_setting(cls: type, settings: Mapping[str, Any], key: str, bad: float)
 
 
 def _is_float(annotation: Any) -> bool:
-    if annotation is float:
-        return True
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True))
     except PydanticUserError:  # an annotation for no number

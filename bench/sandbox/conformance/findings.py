@@ -76,7 +76,7 @@ def skipped(name: str, reason: str) -> Finding:
     return Finding(name=name, status="skipped", reason=reason)
 
 
-def guarded(
+def findings_of(
     name: str, check: Callable[[], str | Sequence[Finding]], *plugins: object
 ) -> list[Finding]:
     """A check's findings; a fault of the plugin is a failure of that name, never a traceback.

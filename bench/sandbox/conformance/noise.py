@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
-from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, guarded
+from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, findings_of
 from bench.sandbox.conformance.watching import flat
 
 FALSE_ALARM = 1e-6
@@ -90,7 +90,7 @@ def check_mechanisms(
     return [
         finding
         for m in mechanisms
-        for finding in guarded(f"declared {type(m).__name__} of {m.of}", partial(check, m))
+        for finding in findings_of(f"declared {type(m).__name__} of {m.of}", partial(check, m))
     ]
 
 

@@ -23,7 +23,7 @@ from bench.sandbox.conformance.findings import (
     Finding,
     NotChecked,
     failed,
-    guarded,
+    findings_of,
     passed,
     skipped,
 )
@@ -55,7 +55,7 @@ class Examination:
 
     def add(self, name: str, check: Callable[[], str | Sequence[Finding]]) -> None:
         """Run a check, whose fault becomes a finding."""
-        self.findings += guarded(name, check, *members_of(self.defense))
+        self.findings += findings_of(name, check, *members_of(self.defense))
 
 
 def examine_rounds(own: Examination) -> None:
