@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 # A module may import from its own layer and from those after it.
 LAYERS = (
     ("cli",),
+    ("conformance",),
     ("submission", "results", "outside", "harness.merge"),
     ("report",),
     ("harness.launch",),
