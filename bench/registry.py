@@ -27,10 +27,7 @@ from bench.errors import UserError
 from bench.names import did_you_mean
 
 PluginKind = Literal["defense", "attack"]
-GROUPS: Mapping[PluginKind, str] = {
-    "defense": "leakbench.defenses",
-    "attack": "leakbench.attacks",
-}
+GROUPS: Mapping[PluginKind, str] = {"defense": "leakbench.defenses", "attack": "leakbench.attacks"}
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
 FILE_MODULE = "leakbench_plugin_"
 """How the module of a plugin that is given by its file is named, with the file's name after it."""
@@ -41,11 +38,7 @@ class Plugin:
     """A plugin that was found.
 
     Attributes:
-        name: By which suites ask for it.
-        kind: Defense or attack.
         origin: Its entry point with the package that has it, or its file.
-        cls: Its class; None if it could not be loaded.
-        broken: Why it cannot be used, or None.
     """
 
     name: str
@@ -100,19 +93,19 @@ class Registry:
             return self._make("defense", name, settings, where)
         members: dict[str, Defense] = {}
         names = name.split("+")
-        for setting in settings:
-            if setting.split(".", 1)[0] not in names or "." not in setting:
+        own: dict[str, dict[str, Any]] = {member: {} for member in names}
+        for setting, value in settings.items():
+            member, dot, key = setting.partition(".")
+            if not dot or member not in own:
                 raise UserError(
                     f"setting '{setting}' of {name} must be written MEMBER.key with a member of "
                     f"{', '.join(names)}."
                 )
+            own[member][key] = value
         for member in names:
-            own = {
-                k.split(".", 1)[1]: v for k, v in settings.items() if k.split(".", 1)[0] == member
-            }
             if member in members:
                 raise UserError(f"defense '{name}' names '{member}' twice.")
-            members[member] = self._make("defense", member, own, where)
+            members[member] = self._make("defense", member, own[member], where)
         return Composed(members)
 
     def attack(self, name: str, settings: Mapping[str, Any], *, where: str = "") -> Attack:

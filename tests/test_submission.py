@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -143,6 +144,8 @@ def test_new_writes_a_plugin_and_a_test_that_pass_ruff_and_says_what_to_type(
         assert "leakbench run my.toml --plugin" in text
     written = sorted(p.name for p in tmp_path.iterdir())
     assert written == ["my_attack.py", "my_defense.py", "test_my_attack.py", "test_my_defense.py"]
+    for test in tmp_path.glob("test_*.py"):
+        runpy.run_path(str(test))  # all that it imports is there
     config = Path(__file__).parents[1] / "pyproject.toml"
     for command in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--config", str(config), "--no-cache"]

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from bench.contract.messages import State
 
+LayerKind = Literal["linear", "conv", "affine", "other"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
@@ -25,7 +27,7 @@ class Layer:
     """
 
     name: str
-    kind: Literal["linear", "conv", "affine", "other"]
+    kind: LayerKind
     module: torch.nn.Module
     input: Tensor
     output: Tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -32,47 +33,34 @@ def _first(problems: Iterable[Problem]) -> Problem:
 # --- by type --------------------------------------------------------------------------------------
 
 
+def _expecting(expected: str, holds: Callable[[Any], bool]) -> Check:
+    return lambda _, result: (
+        None if holds(result) else f"returned {_kind(result)}, expected {expected}"
+    )
+
+
+def _each(container: Any, kinds: type | tuple[type, ...], result: Any) -> bool:
+    return isinstance(result, container) and all(isinstance(entry, kinds) for entry in result)
+
+
+def _named(kinds: type | tuple[type, ...], result: Any) -> bool:
+    return _each(Mapping, str, result) and all(isinstance(v, kinds) for v in result.values())
+
+
 def instance_of(kind: type) -> Check:
     """The answer is of a type."""
-    return lambda _, result: (
-        None
-        if isinstance(result, kind)
-        else f"returned {_kind(result)}, expected a {kind.__name__}"
-    )
+    return _expecting(f"a {kind.__name__}", lambda result: isinstance(result, kind))
 
 
 def all_of(kind: type) -> Check:
     """The answer is a tuple of a type."""
-    return lambda _, result: (
-        None
-        if isinstance(result, tuple) and all(isinstance(m, kind) for m in result)
-        else f"returned {_kind(result)}, expected a tuple of {kind.__name__}"
-    )
+    return _expecting(f"a tuple of {kind.__name__}", partial(_each, tuple, kind))
 
 
-def _by_name(kinds: type | tuple[type, ...], expected: str) -> Check:
-    return lambda _, result: (
-        None
-        if isinstance(result, Mapping)
-        and all(isinstance(k, str) and isinstance(v, kinds) for k, v in result.items())
-        else f"returned {_kind(result)}, expected {expected} by name"
-    )
-
-
-parties = _by_name(Party, "parties (bench.api.Party)")
-constants = _by_name((int, float, str), "numbers or texts")
-
-
-def nothing(_: tuple[Any, ...], result: Any) -> Problem:
-    """The answer is None."""
-    return None if result is None else f"returned {_kind(result)}, expected None"
-
-
-def plans(_: tuple[Any, ...], result: Any) -> Problem:
-    """The answer is a sequence of plans."""
-    if isinstance(result, Sequence) and all(isinstance(p, Mapping) for p in result):
-        return None
-    return f"returned {_kind(result)}, expected a sequence of plans"
+parties = _expecting("parties (bench.api.Party) by name", partial(_named, Party))
+constants = _expecting("numbers or texts by name", partial(_named, (int, float, str)))
+nothing = _expecting("None", lambda result: result is None)
+plans = _expecting("a sequence of plans", partial(_each, Sequence, Mapping))
 
 
 def claim(_: tuple[Any, ...], result: Any) -> Problem:
@@ -93,7 +81,7 @@ def claim(_: tuple[Any, ...], result: Any) -> Problem:
 
 # --- tensors by name ------------------------------------------------------------------------------
 
-_tensors_by_name = _by_name(Tensor, "tensors")
+_tensors_by_name = _expecting("tensors by name", partial(_named, Tensor))
 
 
 def _state(result: Any, like: Mapping[str, Tensor] | None, what: str = "a state") -> Problem:
@@ -211,7 +199,7 @@ def say(arguments: tuple[Any, ...], result: Any) -> Problem:
 
 
 def _messages(client: str, result: Any) -> Problem:
-    if not isinstance(result, list) or not all(isinstance(m, Message) for m in result):
+    if not _each(list, Message, result):
         return f"returned {_kind(result)}, expected a list of Message"
     for message in result:
         if message.sender != client:
@@ -270,7 +258,7 @@ def mix(arguments: tuple[Any, ...], result: Any) -> Problem:
     """The answer is mixtures in which every client is, or None."""
     if result is None:
         return None
-    if not isinstance(result, list) or not all(isinstance(m, Mixture) for m in result):
+    if not _each(list, Mixture, result):
         return f"returned {_kind(result)}, expected None or a list of Mixture"
     if {client for m in result for client, _ in m.members} != set(arguments[0]):
         return "left clients out of the mixtures, or named clients that sent nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,7 @@ LOADERS: Mapping[str, Loader] = {
     "lfw_subset": builtin.lfw_subset,
     "breast_cancer": tabular.breast_cancer,
     "adult": tabular.adult,
-    "mnist": standard.mnist,
-    "fashion_mnist": standard.fashion_mnist,
-    "cifar10": standard.cifar10,
-    "cifar100": standard.cifar100,
+    **{name: partial(standard.standard, name) for name in standard.TORCHVISION},
 }
 PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz}
 NO_DOWNLOAD = ("digits", "photos", "lfw_subset", "breast_cancer")
@@ -42,8 +40,6 @@ def load_dataset(
     Args:
         name: Name of the data set, `folder:PATH` or `npz:PATH`.
         seed: Decides every split that is not the publisher's.
-        data_dir: Folder of what is not embedded.
-        download: Whether torchvision may fetch a missing set.
         options: Settings of the loader, such as size=16.
 
     Raises:

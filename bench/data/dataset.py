@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,15 +22,8 @@ class Dataset:
     [N, features], standardised by the mean and std of the public part. Labels are int64 [N].
 
     Attributes:
-        name: Name of the data set.
-        task: What the samples are.
         train_x: The clients' samples.
-        train_y: Their labels.
-        test_x: Samples for tests.
-        test_y: Their labels.
         aux_x: Public samples, which the attacker has.
-        aux_y: Their labels.
-        class_names: Names of the classes.
         categorical: Groups of one-hot columns of tabular data, as (first, last + 1).
     """
 
@@ -54,6 +48,15 @@ class Dataset:
         return len(self.class_names)
 
 
+def data_folder(name: str, folder: Path | None) -> Path:
+    """The folder of what is not embedded, without which the data set cannot be loaded."""
+    if folder is None:
+        raise UserError(
+            f"dataset {name} needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
+        )
+    return folder
+
+
 def from_arrays(
     *,
     name: str,
@@ -66,11 +69,6 @@ def from_arrays(
     """Make a data set of images [N, H, W] or [N, H, W, 1 or 3], uint8 or float in [0, 1].
 
     Args:
-        name: Name of the data set.
-        train: The clients' images and labels.
-        test: Images and labels for tests.
-        aux: Public images and labels.
-        class_names: Names of the classes.
         size: Side to resize to (antialiased bilinear), or None to keep.
 
     Raises:
@@ -140,9 +138,7 @@ def carve(
     """Part indices class by class.
 
     Args:
-        y: Labels [N].
         fractions: About the share of every class in each part.
-        rng: The stream of the split.
 
     Returns:
         Disjoint index arrays, one per fraction, and last one of the rest.

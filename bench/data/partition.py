@@ -23,13 +23,6 @@ def dirichlet(
     the packages that offer the partition as a whole bring a data-loading framework with them.
     Source: Hsu, Qi, Brown, arXiv:1909.06335.
 
-    Args:
-        labels: Labels [N].
-        clients: Number of clients.
-        alpha: Concentration.
-        rng: The stream of the partition.
-        minimum: Fewest samples of a client.
-
     Returns:
         Disjoint index arrays that cover all samples, one per client.
 
@@ -61,12 +54,6 @@ def shards(
     Samples sorted by label are cut into clients * each shards, of which every client is dealt
     `each`, so that it has hardly more labels than that. Sizes differ by at most `each`.
     Source: McMahan et al., arXiv:1602.05629.
-
-    Args:
-        labels: Labels [N].
-        clients: Number of clients.
-        each: Shards per client.
-        rng: The stream of the partition.
     """
     _check(labels, clients * each)
     order = rng.permutation(len(labels))

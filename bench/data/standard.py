@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve, from_arrays
+from bench.data.dataset import Dataset, carve, data_folder, from_arrays
 from bench.data.files import read_npz
 from bench.errors import UserError
 from bench.seeding import numpy_generator
@@ -24,7 +23,7 @@ TORCHVISION = {
 }
 
 
-def _standard(
+def standard(
     name: str,
     *,
     seed: int,
@@ -37,15 +36,6 @@ def _standard(
     """The publisher's or the packaged split; a fifth of its training part is auxiliary.
 
     The auxiliary part has at most 5000 samples.
-
-    Args:
-        name: Name of the data set.
-        seed: Decides which samples are auxiliary or kept.
-        data_dir: Folder of the files.
-        download: Whether torchvision may fetch them.
-        size: Side to resize to, or None to keep.
-        train_size: Samples to keep of the training part.
-        test_size: Samples to keep of the test part.
     """
     x, y, tx, ty, names = _read(name, data_dir, download)
     rng = numpy_generator(seed, "split", name)
@@ -74,10 +64,7 @@ def _first(indices: np.ndarray, count: int | None, what: str) -> np.ndarray:
 def _read(
     name: str, data_dir: Path | None, download: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-    if data_dir is None:
-        raise UserError(
-            f"dataset {name} needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
-        )
+    data_dir = data_folder(name, data_dir)
     packaged = data_dir / name / f"{name}.npz"
     if packaged.exists():
         return read_npz(packaged)
@@ -96,9 +83,3 @@ def _read(
         ) from error
     train, test = ((np.asarray(p.data), np.asarray(p.targets)) for p in parts)
     return *train, *test, tuple(str(c) for c in parts[0].classes)
-
-
-mnist = partial(_standard, "mnist")
-fashion_mnist = partial(_standard, "fashion_mnist")
-cifar10 = partial(_standard, "cifar10")
-cifar100 = partial(_standard, "cifar100")

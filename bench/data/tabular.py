@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.data.dataset import Dataset, carve, labels_to_tensor
+from bench.data.dataset import Dataset, carve, data_folder, labels_to_tensor
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -64,11 +64,7 @@ def adult(*, seed: int, data_dir: Path | None, download: bool = False) -> Datase
     """
     import pandas as pd
 
-    if data_dir is None:
-        raise UserError(
-            "dataset adult needs a data folder: give --data-dir DIR or set LEAKBENCH_DATA."
-        )
-    path = data_dir / "adult" / "adult.data"
+    path = data_folder("adult", data_dir) / "adult" / "adult.data"
     if not path.exists():
         raise UserError(
             f"no such file: {path}; leakbench does not download it, fetch adult.data from the "

@@ -9,7 +9,7 @@ from torch import nn
 
 from bench.arguments import checked_arguments
 from bench.errors import UserError
-from bench.models import convolutional, dense, residual, transformers
+from bench.models import convolutional, dense, transformers
 from bench.models.network import Initial, Network, Stages, uniform
 from bench.names import did_you_mean
 
@@ -17,7 +17,7 @@ BUILDERS: Mapping[str, Callable[..., Stages]] = {
     builder.__name__: builder
     for builder in (
         *(dense.logistic, dense.mlp3, dense.mlp_spm, convolutional.lenet),
-        *(convolutional.cnn_selective_shield, convolutional.cnn_spm, residual.resnet18),
+        *(convolutional.cnn_selective_shield, convolutional.cnn_spm, convolutional.resnet18),
         *(convolutional.vgg16, transformers.vit_small, transformers.vit_tiny),
         transformers.pit_tiny,
     )
@@ -36,9 +36,6 @@ def build(
     """Build a network.
 
     Args:
-        name: Name of the model.
-        shape: Shape of one sample.
-        classes: Number of classes.
         settings: The builder's settings, and `init`: absent for the network's own default
             (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see `INITIAL`), or a for U(-a, a).
 

@@ -7,15 +7,15 @@ from math import prod
 
 from torch import nn
 
-from bench.models.network import Stages, chain
+from bench.models.network import Shape, Stages, chain
 
 
-def logistic(*, shape: tuple[int, ...], classes: int) -> Stages:
+def logistic(*, shape: Shape, classes: int) -> Stages:
     """Softmax regression on the flattened sample."""
     return OrderedDict(flatten=nn.Flatten(), head=nn.Identity())
 
 
-def _perceptron(shape: tuple[int, ...], widths: tuple[int, ...]) -> Stages:
+def _perceptron(shape: Shape, widths: tuple[int, ...]) -> Stages:
     stages: Stages = OrderedDict(flatten=nn.Flatten())
     before = prod(shape)
     for i, width in enumerate(widths, start=1):
@@ -25,11 +25,11 @@ def _perceptron(shape: tuple[int, ...], widths: tuple[int, ...]) -> Stages:
     return stages
 
 
-def mlp3(*, shape: tuple[int, ...], classes: int) -> Stages:
+def mlp3(*, shape: Shape, classes: int) -> Stages:
     """Hidden layers of 256 and 128. Source: SelectiveShield, Table 7."""
     return _perceptron(shape, (256, 128))
 
 
-def mlp_spm(*, shape: tuple[int, ...], classes: int) -> Stages:
+def mlp_spm(*, shape: Shape, classes: int) -> Stages:
     """One hidden layer of 256. Source: SPM, Sec. 5.1."""
     return _perceptron(shape, (256,))

@@ -5,22 +5,47 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from bench.contract.messages import State
-from bench.contract.network import Layer
+from bench.contract.network import Layer, LayerKind
+from bench.errors import UserError
 
 Stages = OrderedDict[str, nn.Module]
+Shape = tuple[int, ...]
+"""Of one sample."""
 _EPSILON = 1e-5
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
     """Named layers, one after another."""
     return nn.Sequential(OrderedDict(layers))
+
+
+def image_sides(model: str, shape: Shape, *, multiple: int = 1) -> tuple[int, int, int]:
+    """(channels, height, width) of samples that a model can take.
+
+    Raises:
+        UserError: For samples that are no images, or whose sides are no multiples.
+    """
+    if len(shape) != 3 or shape[1] % multiple or shape[2] % multiple:
+        sides = f" with sides divisible by {multiple}" if multiple > 1 else ""
+        raise UserError(
+            f"model {model} takes images [channels, height, width]{sides}, got samples of shape "
+            f"{list(shape)}."
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def positive(model: str, **settings: int) -> None:
+    """Raises UserError for a setting below 1."""
+    for name, value in settings.items():
+        if value < 1:
+            raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
 
 
 class StaticBatchNorm(nn.Module):
@@ -59,14 +84,11 @@ class StaticBatchNorm(nn.Module):
         return (x - self.mean[:, None, None]) * torch.rsqrt(self.var + _EPSILON)[:, None, None]
 
 
-LayerKind = Literal["linear", "conv", "affine", "other"]
-_KINDS: dict[type[nn.Module], LayerKind] = {
+_KINDS: Mapping[type[nn.Module], LayerKind] = {
     nn.Linear: "linear",
     nn.Conv2d: "conv",
     StaticBatchNorm: "affine",
 }
-
-
 Draw = Callable[[nn.Module, str, torch.Generator], Tensor]
 """Makes the initial value of a module's own parameter of that name."""
 Initial = Mapping[type[nn.Module], Draw]
@@ -97,11 +119,6 @@ class Network:
     The modules live on the meta device and hold no numbers: parameters are always passed in.
 
     Args:
-        name: Name of the model.
-        settings: The settings that it was built with.
-        shape: Shape of one sample.
-        classes: Number of classes.
-        build: Makes the stages.
         initial: How kinds of modules begin where that is not PyTorch's default,
             U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a normalisation, weight 1 and bias 0.
 
@@ -115,7 +132,7 @@ class Network:
         *,
         name: str,
         settings: Mapping[str, Any],
-        shape: tuple[int, ...],
+        shape: Shape,
         classes: int,
         build: Callable[[], Stages],
         initial: Initial | None = None,
@@ -228,12 +245,6 @@ class Network:
 
         From them follow per-sample weight gradients of a shared network without one copy of the
         weights per sample.
-
-        Args:
-            params: Parameters by name.
-            x: Samples [B, *shape].
-            mode: As in `run`.
-            buffers: As in `run`.
 
         Raises:
             ValueError: For train mode with batch normalisation, which ties a batch's samples.

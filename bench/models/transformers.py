@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import UserError
-from bench.models.network import Initial, Stages, chain
+from bench.models.network import Initial, Shape, Stages, chain, image_sides, positive
 
 _STD = 0.02
 _PIT_DEPTHS, _PIT_HEADS, _PIT_WIDTH_PER_HEAD = (2, 6, 4), (2, 4, 8), 32
@@ -92,13 +92,7 @@ PIT_INITIAL: Initial = {Positions: _truncated_normal, ClassToken: _truncated_nor
 
 
 def vit_small(
-    *,
-    shape: tuple[int, ...],
-    classes: int,
-    dim: int = 64,
-    depth: int = 3,
-    heads: int = 2,
-    patch: int = 4,
+    *, shape: Shape, classes: int, dim: int = 64, depth: int = 3, heads: int = 2, patch: int = 4
 ) -> Stages:
     """Small ViT for quick runs: three blocks of width 64 on 4x4 patches, mean of the tokens.
 
@@ -108,13 +102,7 @@ def vit_small(
 
 
 def vit_tiny(
-    *,
-    shape: tuple[int, ...],
-    classes: int,
-    dim: int = 192,
-    depth: int = 12,
-    heads: int = 3,
-    patch: int = 4,
+    *, shape: Shape, classes: int, dim: int = 192, depth: int = 12, heads: int = 3, patch: int = 4
 ) -> Stages:
     """ViT-Tiny of DP-CutMixSL: twelve blocks of width 192, 64 patches on 32x32 images.
 
@@ -125,12 +113,10 @@ def vit_tiny(
     return _vit("vit_tiny", shape, dim=dim, depth=depth, heads=heads, patch=patch)
 
 
-def _vit(
-    model: str, shape: tuple[int, ...], *, dim: int, depth: int, heads: int, patch: int
-) -> Stages:
+def _vit(model: str, shape: Shape, *, dim: int, depth: int, heads: int, patch: int) -> Stages:
     """The stages embed (tokens [B, N, dim] of N patches), block1 and so on, pool and head."""
-    _positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
-    channels, height, width = _image(model, shape)
+    positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
+    channels, height, width = image_sides(model, shape)
     if height % patch or width % patch:
         raise UserError(
             f"model {model} needs image sides divisible by its patch {patch}, got samples of "
@@ -153,9 +139,7 @@ def _vit(
     return stages
 
 
-def pit_tiny(
-    *, shape: tuple[int, ...], classes: int, patch: int = 4, stride: int | None = None
-) -> Stages:
+def pit_tiny(*, shape: Shape, classes: int, patch: int = 4, stride: int | None = None) -> Stages:
     """PiT-Tiny of DP-CutMixSL: three stages of 2, 6, 4 blocks on a grid that halves in between.
 
     timm's pit_ti with `patch` and `stride` (absent: patch) for its 16 and 8, which 32x32 images
@@ -164,8 +148,8 @@ def pit_tiny(
     stages. Source: Heo et al., arXiv:2103.16302.
     """
     stride = patch if stride is None else stride
-    _positive("pit_tiny", patch=patch, stride=stride)
-    channels, *sides = _image("pit_tiny", shape)
+    positive("pit_tiny", patch=patch, stride=stride)
+    channels, *sides = image_sides("pit_tiny", shape)
     if any(side < patch or (side - patch) % stride for side in sides):
         raise UserError(
             f"model pit_tiny needs image sides of its patch {patch} plus a multiple of its "
@@ -202,21 +186,6 @@ def pit_tiny(
     stages["pool"] = chain(first=FirstToken(), norm=nn.LayerNorm(width, eps=1e-6))
     stages["head"] = nn.Identity()
     return stages
-
-
-def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise UserError(
-            f"model {model} takes images [channels, height, width], got samples of shape "
-            f"{list(shape)}."
-        )
-    return shape[0], shape[1], shape[2]
-
-
-def _positive(model: str, **settings: int) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
 
 
 def _twice_differentiable(block: nn.Module) -> nn.Module:

@@ -125,8 +125,7 @@ def _distributed(pure: Sequence[tuple[float, int]], mu: float, delta: float) -> 
     found = None
     for epsilon, count in pure:
         worst = pld.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(epsilon, 0.0),
-            value_discretization_interval=grid,
+            common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=grid
         ).self_compose(count)
         found = worst if found is None else found.compose(worst)
     assert found is not None
@@ -198,10 +197,7 @@ def explain(event: Event) -> str:
     raise TypeError(f"the ledger cannot explain {type(event).__name__} events.")
 
 
-_SMASHED = Unprotected(
-    what="the smashed data of every step",
-    why="the defense does not touch it",
-)
+_SMASHED = Unprotected(what="the smashed data of every step", why="the defense does not touch it")
 
 
 def account(defense: Defense, facts: Facts) -> Entry:

@@ -50,9 +50,6 @@ def evaluate(
     """Evaluate every client's network; clients that withheld nothing share one evaluation.
 
     Args:
-        federation: The federation after training.
-        test_x: Test samples [N, ...].
-        test_y: Their labels, int64 [N].
         aux_x: Public samples, from which normalisation statistics come.
         has_global: Whether the run's uploads made one model (`Reached`).
     """
@@ -64,7 +61,8 @@ def evaluate(
 
     common = right(federation.mean_weights())
     tested = test_y.bincount(minlength=classes)
-    shares = [_label_shares(c, classes) for c in federation.clients]
+    counts = [c.y.cpu().bincount(minlength=classes) for c in federation.clients]
+    shares = [count.double() / count.sum() for count in counts]
     keeping = [c.kept is not None for c in federation.clients]
     personal = [
         _matched(right(federation.weights_of(c)) if keeps else common, tested, share)
@@ -93,12 +91,7 @@ class Reached:
     missing: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, client: Client, held: Sequence[str]) -> None:
-        """Count a client's last upload.
-
-        Args:
-            client: Who uploaded.
-            held: Names of what it trains.
-        """
+        """Count a client's last upload."""
         for name in held:
             kept = (client.kept or {}).get(name)
             if kept is None:
@@ -124,11 +117,6 @@ def _right_by_class(
             hit = logits.nan_to_num(0.0).argmax(dim=-1) == y
             right.scatter_add_(0, y, hit.long())
     return right.cpu()
-
-
-def _label_shares(client: Client, classes: int) -> Tensor:
-    """Share of every class among the client's training labels, float64 [C]."""
-    return client.y.cpu().bincount(minlength=classes).double() / len(client.y)
 
 
 def _matched(right: Tensor, tested: Tensor, share: Tensor) -> float | None:

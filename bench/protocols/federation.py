@@ -29,12 +29,9 @@ STREAMS = ("joins", "batch", "defense")
 
 @dataclass(kw_only=True)
 class RoundResult:
-    """One round that was played.
+    """One round that was played; `before` is the state that was broadcast.
 
     Attributes:
-        wire: Its messages and their bytes.
-        before: The state that was broadcast.
-        joined: The clients that took part.
         used: Indices of the samples of every step, int64 [steps, B], by client.
         client_seconds: Time spent on what clients do.
     """
@@ -51,11 +48,7 @@ class Federation(LocalTraining):
     """State of a run between rounds. `fork` copies it, so an observed round disturbs nothing.
 
     Attributes:
-        clients: All of them, whether they take part in a round or not.
-        initial: Parameters at the start.
         seed: From which every random stream of the run is derived.
-        parties: Third parties by name.
-        round: Rounds played.
         uploads: How often each client has uploaded, by client.
     """
 
@@ -81,11 +74,7 @@ class Federation(LocalTraining):
         """A federation at round 0.
 
         Args:
-            network: The network to train.
-            defense: The defense that is deployed.
             data: Samples and labels (x, y), one pair per client.
-            seed: From which every random stream of the run is derived.
-            device: Where the tensors live.
             params: Initial weights, or None to draw them from the seed (the same for every
                 defense).
             more: Fields that a protocol adds.
@@ -163,8 +152,6 @@ class Federation(LocalTraining):
         """Play one round in which the server samples the clients `sampled`, and advance.
 
         Args:
-            work: What each client does.
-            sampled: Ids of the clients that the server asks.
             observed: Whether the result's wire keeps a log of the messages.
         """
         joined = [c for c in self.clients if self._joins(c, c.id in sampled)]

@@ -57,14 +57,11 @@ class Step:
     """One step of local training of all clients at once.
 
     Attributes:
-        number: Its place in the round, from 0.
         joined: The clients of the round, J of them.
         groups: Rows of `joined` by (batch size, cut).
         used: Indices of each client's last batch.
         now: Variables [J, ...] by name, changed in place.
         grad_sum: Their summed gradients [J, ...] by name, changed in place.
-        work: What the clients do.
-        wire: Where messages of the step go.
     """
 
     number: int
@@ -99,11 +96,6 @@ class LocalTraining:
     """What clients start from, and the training that they do; a federation stands on it.
 
     Attributes:
-        network: The network that is trained.
-        defense: Whose hooks decide what is drawn, descended and sent.
-        state: Variables that the server broadcasts.
-        const: Public constants, which nobody trains.
-        device: Where the tensors live.
         buffers: Normalisation statistics of public data for eval mode.
         queues: Samples of each client's present epoch that are still to come, by client.
         pinned: Whether it is given who takes part and with which samples, as in an observed
@@ -133,10 +125,6 @@ class LocalTraining:
 
     def _begin_at(self, client: Client, names: Sequence[str] | None = None) -> tuple[State, State]:
         """Where a client starts: what it received, but its own values in what it kept.
-
-        Args:
-            client: Whose start is asked for.
-            names: Names of the variables, or None for those that the client holds.
 
         Returns:
             The variables as received, and the variables to start from.

@@ -49,10 +49,6 @@ def observe(
 
     Args:
         federation: The run, which stays as it is.
-        protocol: How it trains.
-        threat: What is observed and granted.
-        aux_x: Public samples, from which normalisation statistics come.
-        defense_known: What is public of the defense.
         names: Names of the random streams, such as the checkpoint.
 
     Returns:

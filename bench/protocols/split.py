@@ -44,11 +44,8 @@ def start_federation(
     """A federation of a protocol.
 
     Args:
-        protocol: Name of the protocol.
-        network: The network to train.
         cuts: Under splitfed, the cuts that clients have in turn.
         labels: Under splitfed, whether labels are private or shared.
-        more: What `Federation.start` takes.
 
     Raises:
         UserError: For a cut that the network lacks.
@@ -64,7 +61,6 @@ class Split:
     """Where the network is cut.
 
     Attributes:
-        network: The network.
         cuts: The last stages on the clients; client i has cuts[i % len(cuts)].
         labels: "private" (head and loss on the clients) or "shared" (labels sent with every batch).
 
@@ -95,9 +91,6 @@ class Split:
         """The stages that a client with this cut holds."""
         stages = self.network.stages
         return stages[: stages.index(cut) + 1] + (() if self.labels == "shared" else stages[-1:])
-
-    def deepest(self) -> str:
-        return max(self.cuts, key=self.network.stages.index)
 
     def above(self, cut: str) -> str:
         """The stage after a cut."""
@@ -133,7 +126,7 @@ class SplitFederation(Federation):
     @classmethod
     def client_stages(cls, network: Network, **more: Split) -> Sequence[str]:
         split = more["split"]
-        return split.held(split.deepest())
+        return split.held(max(split.cuts, key=network.stages.index))
 
     def held(self, client: Client) -> list[str]:
         assert client.cut is not None

@@ -21,8 +21,6 @@ class Wire:
     storage with a client. The log drops the boxes of sealed parts; the receiver gets them.
 
     Args:
-        parties: Third parties by name.
-        clients: Ids of the clients.
         keeps: Whether to keep a log, which only an observed round needs.
     """
 

@@ -33,12 +33,8 @@ class AuditFinding:
     """What one pair showed.
 
     Attributes:
-        pair: Its name.
-        channel: By which the server received it.
         units: For which the inputs are neighbours.
-        what: How the inputs differ.
         statistic: By which the outputs were told apart.
-        draws: Per input.
         eps_lower: Certified epsilon at the run's delta, for the proof.
         at_least: The draws are the limit, since the rare event never happened.
         cap: The largest epsilon that so many draws can show.
@@ -76,7 +72,6 @@ class Audit:
     Attributes:
         draws: Per input of a pair.
         confidence: That no finding is wrong.
-        seed: Of everything that was drawn.
         parameters: Coordinates of the audited tensors.
         delta: At which the proof is compared.
         claim_unit: What the paper's claim is for, None without one.
@@ -85,7 +80,6 @@ class Audit:
         eps_at_least: Whether draws are its limit.
         verdict_claim: Of all pairs together.
         verdict_proof: Of all pairs together.
-        pairs: What each pair showed.
         skipped: Channels without a pair.
     """
 
@@ -121,7 +115,6 @@ def audit(
         defense: It is copied; its hooks are the real ones.
         draws: Per input and pair, at least 100.
         confidence: That no finding is wrong, over all pairs.
-        seed: Of everything that is drawn.
         parameters: Coordinates of the audited tensors, at least 2.
 
     Raises:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from bench.contract.defense import Defense, fresh
@@ -18,11 +17,7 @@ Around = Callable[[Hook, Callable[..., Any], tuple[Any, ...]], Any]
 
 
 class PluginFault(Exception):
-    """A plugin's own mistake.
-
-    Attributes:
-        hook: Name of the hook that made it.
-    """
+    """A plugin's own mistake, and the name of the hook that made it."""
 
     hook: str
 
@@ -73,13 +68,9 @@ def _place(error: BaseException, plugins: tuple[object, ...]) -> str:
     places = [
         f"{Path(frame.f_code.co_filename).name}, line {line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if _package(_module(frame)) in packages
+        if _package(str(frame.f_globals.get("__name__", ""))) in packages
     ]
     return places[-1] if places else ""
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 def _package(module: str) -> str:

@@ -23,8 +23,15 @@ from bench.models import build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.sandbox.hooked import HookError, named
-from bench.sandbox.pairs import NeighbourPair, Release, Skipped
-from bench.sandbox.received import Received, columns_of, row_of, tabulate
+from bench.sandbox.pairs import (
+    NeighbourPair,
+    Received,
+    Release,
+    Skipped,
+    columns_of,
+    row_of,
+    tabulate,
+)
 from bench.sandbox.stage import (
     CPU,
     VICTIM,
@@ -49,12 +56,7 @@ _RECORD: frozenset[Unit] = frozenset({"record"})
 def neighbours(
     defense: Defense, *, parameters: int, seed: int
 ) -> tuple[tuple[NeighbourPair, ...], tuple[Skipped, ...]]:
-    """All pairs that a defense setting can be audited on.
-
-    Args:
-        defense: A `guarded` one.
-        parameters: Size D of the tensors.
-        seed: Of everything that is drawn.
+    """All pairs that a defense setting, a `guarded` one, can be audited on.
 
     Raises:
         HookError: For a hook that raised.

@@ -33,13 +33,10 @@ def play_shadow(
     that of its sample k.
 
     Args:
-        seen: The observed round.
-        network: The public network.
         defense: The defense with its public settings.
         x: Samples [V, N, ...] of V shadow clients, whose whole data is one batch per step.
         y: Their labels, int64 [V, N].
         rng: Generator from which the clients' and third parties' secrets are drawn anew.
-        device: Where to compute.
     """
     seed, asked = token(rng), len(x)
     # Clients that are mixed must be as many as in the run: the last ones are filled up.

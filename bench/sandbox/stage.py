@@ -52,13 +52,7 @@ def token(rng: torch.Generator) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Uploader:
-    """The hook `upload` alone, of a client whose local training is made up.
-
-    Attributes:
-        defense: Whose hook it is.
-        received: Variables as a client receives them.
-        const: Public constants.
-    """
+    """The hook `upload` alone, of a client that received variables and made its training up."""
 
     defense: Defense
     received: State

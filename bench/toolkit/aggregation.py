@@ -14,10 +14,6 @@ def mean_over_present(server: Server, messages: Sequence[Message]) -> State:
     """The mean of the uploaded weights over the clients that sent them, per coordinate.
 
     A coordinate that nobody sent keeps the server's value.
-
-    Args:
-        server: The server of the round.
-        messages: What it heard; only uploads count.
     """
     total = {n: torch.zeros_like(v) for n, v in server.state.items()}
     count = {n: torch.zeros_like(v) for n, v in server.state.items()}

@@ -19,14 +19,7 @@ def _as_it_is(q: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfNetwork:
-    """What both losses stand on.
-
-    Attributes:
-        network: The network.
-        realize: Turns variables into network weights.
-        mode: As in `NetworkView.run`.
-        buffers: As in `NetworkView.run`.
-    """
+    """What both losses stand on; mode and buffers are as in `NetworkView.run`."""
 
     network: NetworkView
     realize: Callable[[State], State]

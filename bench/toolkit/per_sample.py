@@ -31,7 +31,6 @@ def clipped_to(gradients: State, *, norm: float) -> tuple[State, Tensor]:
     """Scale down each sample's gradient to a norm, and average over samples.
 
     Args:
-        gradients: Gradients [B, ...] by name.
         norm: Largest L2 norm of a sample's gradient over all names.
 
     Returns:

@@ -1,18 +1,7 @@
 """Public mechanisms: how what leaves a client is disturbed, as everybody may know (Kerckhoffs)."""
 
-from bench.contract.mechanisms.additive import (
-    GaussianNoise,
-    LabelNoise,
-    LaplaceNoise,
-    SmashedNoise,
-)
-from bench.contract.mechanisms.base import (
-    Clip,
-    Mechanism,
-    Prepared,
-    squared_distance,
-    without_law,
-)
+from bench.contract.mechanisms.additive import GaussianNoise, LabelNoise, LaplaceNoise, SmashedNoise
+from bench.contract.mechanisms.base import Clip, Mechanism, Prepared, squared_distance, without_law
 from bench.contract.mechanisms.bits import BernoulliMask
 from bench.contract.mechanisms.bounded import AdaptiveTwoPoint, Piecewise, TwoPoint
 from bench.contract.mechanisms.signs import SignPerturbation

@@ -29,13 +29,11 @@ class _Gaussian(Mechanism):
     def proof(self) -> tuple[str, float] | None:
         return "Gaussian", self.std
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
         return self.apply(values) + self.std * noise
 
-    def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
-    ) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         if not self.random:
             return super().prepared(seen, softness, base=base)
         return Prepared(partial(_normal, variance=self.variance), (seen,))
@@ -93,9 +91,7 @@ class SmashedNoise(_Gaussian):
         open_ = self.low is None and self.high is None
         return values if open_ else values.clamp(self.low, self.high)
 
-    def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
-    ) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         if not self.random:
             return super().prepared(seen, softness, base=base)
         return Prepared(partial(_weighed, precision=1 / (2 * self.variance)), (seen,))
@@ -124,15 +120,13 @@ class LaplaceNoise(Mechanism):
     def proof(self) -> tuple[str, float] | None:
         return "Laplace", self.scale
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         # The difference of two exponential draws.
-        one, two = (torch.empty(values.shape, dtype=torch.float64).exponential_(generator=rng)
-                    for _ in range(2))  # fmt: skip
+        wide = torch.empty(2, *values.shape, dtype=torch.float64)
+        one, two = (part.exponential_(generator=rng) for part in wide)
         return values + (self.scale * (one - two)).to(values)
 
-    def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
-    ) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """softness: in units of the scale, within which the tip of |r| / scale is rounded so
         that L-BFGS can follow."""
         if not self.random:

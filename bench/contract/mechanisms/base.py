@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 TINY = 1e-30
-Base = Tensor | Mapping[str, Tensor]
+Base = Tensor | Mapping[str, Tensor] | None
 """Broadcast values that rows [P, ...] belong to: one tensor shaped like a row, or several by
-name, whose flattened values one after another are a row."""
+name, whose flattened values one after another are a row; None where they do not matter."""
 Law = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -98,11 +98,6 @@ class Mechanism:
         return True
 
     @property
-    def discrete(self) -> bool:
-        """Whether what is sent for a value is one of a few values, so that it has no density."""
-        return False
-
-    @property
     def variance(self) -> float:
         """Variance of noise that is added to every value, whatever the value; 0 for none."""
         return 0.0
@@ -130,7 +125,7 @@ class Mechanism:
         """Factors [P] by which `apply` scales whole rows [P, ...], None where it does not."""
         return None
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         """One draw of what is sent for rows [P, ...].
 
         Args:
@@ -151,7 +146,7 @@ class Mechanism:
         return gives or not self.random
 
     def misfit(
-        self, sent: Tensor, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
+        self, sent: Tensor, seen: Tensor, softness: float = 0.0, *, base: Base = None
     ) -> tuple[Tensor, Tensor]:
         """Negative log-likelihood of what was seen for noise-free values, and its derivative.
 
@@ -167,9 +162,7 @@ class Mechanism:
         """
         return self.prepared(seen, softness, base=base).misfit(sent)
 
-    def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
-    ) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """`misfit` with all that does not change with `sent` computed once.
 
         Raises:
@@ -248,7 +241,7 @@ class Mechanism:
         return sent, torch.ones_like(sent, dtype=torch.bool)
 
 
-def as_row(base: Base | None, like: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor | None:
+def as_row(base: Base, like: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor | None:
     """`of` every broadcast tensor, [its values, ...], joined as the values of a row of `like`."""
     if base is None:
         return None

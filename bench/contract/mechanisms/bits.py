@@ -48,10 +48,6 @@ class BernoulliMask(Mechanism):
         return self.sampled
 
     @property
-    def discrete(self) -> bool:
-        return self.sampled
-
-    @property
     def proof(self) -> tuple[str, float] | None:
         return ("Gaussian", self.theta_std) if self.theta_std else None
 
@@ -60,7 +56,7 @@ class BernoulliMask(Mechanism):
         """Whether noise comes before the draw."""
         return self.score_std > 0 or self.theta_std > 0
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         if self.score_std:
             noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
             values = values + self.score_std * noise
@@ -97,9 +93,7 @@ class BernoulliMask(Mechanism):
         likely = torch.special.ndtr(up) - torch.special.ndtr(down)
         return mean.to(scores), likely.to(scores) * inside * slope
 
-    def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
-    ) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """-log P(bit) as a function of the score, smooth already. Of probabilities, the squared
         distance of the scores behind them (see `read`)."""
         if not self.sampled:

@@ -50,7 +50,7 @@ class _Interval(Mechanism):
         """(centre, radius) for one tensor, from what is public: its broadcast values."""
         return 0.0, self.radius
 
-    def _intervals(self, base: Base | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _intervals(self, base: Base, like: Tensor) -> tuple[Tensor, Tensor]:
         """(centre, radius) of every value of rows [P, ...]."""
         row = as_row(base, like, self._row)
         if row is None:
@@ -65,7 +65,7 @@ class _Interval(Mechanism):
     def apply(self, values: Tensor) -> Tensor:
         return values.clamp(-self.radius, self.radius)
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         centre, radius = self._intervals(base, values.double())
         v = ((values.double() - centre) / radius).clamp(-1, 1)
         return (centre + radius * self._released(v, rng)).to(values)
@@ -73,9 +73,7 @@ class _Interval(Mechanism):
     def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
         raise NotImplementedError
 
-    def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
-    ) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         centre, radius = (t.expand_as(seen) for t in self._intervals(base, seen))
         law = partial(self._misfit, softness=softness)
         return Prepared(law, ((seen - centre) / radius, centre, radius))
@@ -102,10 +100,7 @@ def _clipped(v: Tensor, softness: float) -> tuple[Tensor, Tensor]:
     if softness == 0:
         return v.clamp(-1, 1), (v.abs() <= 1).to(v)
     up, down = (v + 1) / softness, (v - 1) / softness
-    return (
-        softness * (softplus(up) - softplus(down)) - 1,
-        torch.sigmoid(up) - torch.sigmoid(down),
-    )
+    return (softness * (softplus(up) - softplus(down)) - 1, torch.sigmoid(up) - torch.sigmoid(down))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +109,6 @@ class TwoPoint(_Interval):
 
     Source: Duchi, Jordan, Wainwright, arXiv:1302.3203, in one dimension.
     """
-
-    @property
-    def discrete(self) -> bool:
-        return True
 
     @property
     def unit_variance(self) -> float:
@@ -158,7 +149,7 @@ class AdaptiveTwoPoint(TwoPoint):
     def apply(self, values: Tensor) -> Tensor:
         return values  # the interval is known with the broadcast alone
 
-    def _intervals(self, base: Base | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _intervals(self, base: Base, like: Tensor) -> tuple[Tensor, Tensor]:
         if base is None:
             raise ValueError("the interval follows from the broadcast values, but got none.")
         return super()._intervals(base, like)

@@ -41,10 +41,6 @@ class SignPerturbation(Mechanism):
         return self.keep < 1 or self.low < self.high
 
     @property
-    def discrete(self) -> bool:
-        return self.low == self.high
-
-    @property
     def proof(self) -> tuple[str, float] | None:
         return "RandomisedResponse", self.keep
 
@@ -61,16 +57,14 @@ class SignPerturbation(Mechanism):
     def apply(self, values: Tensor) -> Tensor:
         return values if self.bound is None else values.clamp(-self.bound, self.bound)
 
-    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base | None = None) -> Tensor:
-        kept, place = (torch.rand(values.shape, generator=rng, dtype=values.dtype)
-                       for _ in range(2))  # fmt: skip
+    def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
+        kept = torch.rand(values.shape, generator=rng, dtype=values.dtype)
+        place = torch.rand(values.shape, generator=rng, dtype=values.dtype)
         factor = self.low + (self.high - self.low) * place
         values = self.apply(values)
         return torch.where(kept < self.keep, values, -values) * factor
 
-    def prepared(
-        self, seen: Tensor, softness: float = 0.0, *, base: Base | None = None
-    ) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """The true law lets |seen| be anything in [low, high] times the magnitude.
 
         softness: above 0 the magnitude |v| t is taken as Gaussian around |v| E[t] with t's

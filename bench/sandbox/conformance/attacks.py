@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bench import data
@@ -21,19 +22,18 @@ from bench.data.dataset import Dataset
 from bench.metrics.score import floors, score
 from bench.models import Network
 from bench.protocols.observe import Truth
-from bench.sandbox.conformance.answers import Question, check_answer
 from bench.sandbox.conformance.contract import check_class
 from bench.sandbox.conformance.findings import (
     Broken,
     Finding,
     NotChecked,
     failed,
-    guarded,
+    findings_of,
     passed,
     skipped,
 )
 from bench.sandbox.conformance.playground import Ground, seen_of
-from bench.sandbox.conformance.snapshots import (
+from bench.sandbox.conformance.watching import (
     Snapshot,
     attributes,
     changed_attribute,
@@ -59,32 +59,14 @@ _SCENES: tuple[tuple[Ground, int], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One observed round and its truth, which the attack is not given.
-
-    Attributes:
-        name: As findings call it.
-        seen: What the attack gets.
-        truth: What it has to find.
-        network: The public network.
-        dataset: Where truth and public samples are from.
-    """
+    """One observed round and its truth, which the attack is not given. Truth and public samples are
+    from the data set."""
 
     name: str
     seen: Seen
     truth: Truth
     network: Network
     dataset: Dataset
-
-    @property
-    def question(self) -> Question:
-        """What the attack is to rebuild."""
-        victims, samples = self.truth.y.shape
-        return Question(
-            victims=victims,
-            samples=samples,
-            shape=self.dataset.shape,
-            classes=self.dataset.classes,
-        )
 
 
 @cache
@@ -135,21 +117,16 @@ class Examined:
         self.changed = self.changed or given.changed()
         self.moved = self.moved or moved_generator(generators)
         self.kept = self.kept or changed_attribute(before, attributes(attack, Attack))
-        return check_answer(answer, scene.question, attack.recovers)
+        return checked_answer(answer, scene, attack.recovers)
 
 
 def check_attack(build: Callable[[], Attack], *, settings: Mapping[str, Any]) -> list[Finding]:
-    """All findings on an attack.
-
-    Args:
-        build: A new attack with the settings.
-        settings: Of its constructor.
-    """
+    """All findings on an attack, which `build` makes anew with the settings."""
     cls, own = type(build()), Examined(build=build)
     findings = check_class(cls, Attack, settings)
-    findings += guarded("device", lambda: _device(cls), cls)
+    findings += findings_of("device", lambda: _device(cls), cls)
     for scene in scenes():
-        findings += guarded(f"runs on {scene.name}", partial(_run, own, scene), cls)
+        findings += findings_of(f"runs on {scene.name}", partial(_run, own, scene), cls)
     if not own.ran:
         if all(f.status != "failed" for f in findings):
             findings.append(
@@ -162,10 +139,10 @@ def check_attack(build: Callable[[], Attack], *, settings: Mapping[str, Any]) ->
             )
         findings.append(skipped("everything else", "it needs a run that works"))
         return findings
-    findings += guarded("same seed, same answer", lambda: _repeats(own), cls)
-    findings += guarded("budget", lambda: _budget(own), cls)
+    findings += findings_of("same seed, same answer", lambda: _repeats(own), cls)
+    findings += findings_of("budget", lambda: _budget(own), cls)
     findings += _noticed(own)
-    findings += guarded("score", lambda: _score(*own.ran[0]), cls)
+    findings += findings_of("score", lambda: _score(*own.ran[0]), cls)
     return findings
 
 
@@ -253,7 +230,7 @@ def _budget(own: Examined) -> str:
         raise NotChecked("the attack reports no gradient evaluations")
     scene, first = spending[0]
     less = own.run(scene, budget=1)
-    samples = scene.question.victims * scene.question.samples
+    samples = scene.truth.y.numel()
     shown = f"{less.evaluations} at budget 1, {first.evaluations} at budget {BUDGET}"
     if less.evaluations == first.evaluations > 2 * BUDGET * samples:
         raise Broken(
@@ -296,3 +273,77 @@ def _score(scene: Scene, answer: Reconstruction) -> str:
         if m in values and m in floor
     ]
     return f"for information, at budget {BUDGET}: {', '.join(shown)}"
+
+
+# --- what an attack may answer --------------------------------------------------------------------
+
+
+def checked_answer(answer: object, scene: Scene, recovers: frozenset[str]) -> Reconstruction:
+    """An attack's answer, in which nothing is wrong.
+
+    Raises:
+        Broken: For the first thing that is.
+    """
+    if not isinstance(answer, Reconstruction):
+        got = "None" if answer is None else f"a {type(answer).__name__}"
+        raise Broken(
+            f"run returned {got}, expected a Reconstruction.",
+            "Return bench.api.Reconstruction(...).",
+            "run",
+        )
+    for problem in _problems(answer, scene, recovers):
+        raise Broken(f"run {problem}.", "Answer as bench.api.Reconstruction says.", "run")
+    return answer
+
+
+def _problems(a: Reconstruction, scene: Scene, recovers: frozenset[str]) -> Iterator[str]:
+    """What is wrong with dtypes, shapes and ranges of V victims with K samples of C classes."""
+    wide, shape, classes = tuple(scene.truth.y.shape), scene.dataset.shape, scene.dataset.classes
+    victims = wide[:1]
+    given = {"images": a.images, "labels": a.labels, "counts": a.label_counts}
+    for what in sorted(recovers):
+        if given[what] is None:
+            yield f"gave no {what}, which `recovers` promises"
+    for what, value in given.items():
+        if value is not None and what not in recovers:
+            yield f"gave {what}, which `recovers` does not name"
+    yield from _tensor("images", a.images, (*wide, *shape), "float")
+    yield from _tensor("labels", a.labels, wide, "int64")
+    yield from _tensor("label_counts", a.label_counts, (*victims, classes), "int64")
+    yield from _tensor("loss", a.loss, victims, "float")
+    yield from _tensor("failed", a.failed, victims, "bool")
+    usable = torch.ones(victims, dtype=torch.bool)
+    if a.failed is not None:
+        usable &= ~a.failed.bool()
+    if a.images is not None:
+        images = a.images[usable]
+        if not bool(torch.isfinite(images).all()):
+            yield "gave images with NaN or infinite values, and did not call these victims failed"
+        elif len(shape) == 3 and images.numel():
+            low, high = float(images.min()), float(images.max())
+            if low < -1e-3 or high > 1 + 1e-3:
+                yield f"gave images with values in [{low:.3g}, {high:.3g}], expected [0, 1]"
+    if a.labels is not None and bool(((a.labels < 0) | (a.labels >= classes)).any()):
+        yield f"gave labels outside of 0 to {classes - 1}"
+    if a.label_counts is not None and bool((a.label_counts < 0).any()):
+        yield "gave label counts below 0"
+    if type(a.evaluations) is not int or a.evaluations < 0:
+        yield f"reported {a.evaluations!r} gradient evaluations, expected a whole number >= 0"
+    if not isinstance(a.notes, tuple) or not all(isinstance(n, str) for n in a.notes):
+        yield "gave notes that are no tuple of texts"
+
+
+def _tensor(
+    what: str, value: Tensor | None, shape: tuple[int, ...], expected: str
+) -> Iterator[str]:
+    if value is None:
+        return
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        got = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        yield f"gave {what} of shape {got}, expected {list(shape)}"
+        return
+    exact = str(value.dtype) == f"torch.{expected}"
+    if not (value.is_floating_point() if expected == "float" else exact):
+        yield f"gave {what} as {value.dtype}, expected {expected}"
+    if value.device.type != "cpu":
+        yield f"gave {what} on {value.device}, while it ran on the CPU"

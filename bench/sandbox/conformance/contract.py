@@ -11,7 +11,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from bench.contract.attack import Attack
 from bench.contract.defense import Defense
 from bench.contract.hooks import HOOKS, ROLES, overrides
-from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, guarded
+from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, findings_of
 from bench.sandbox.hooked import HookError, named
 
 REQUIRES = ("smashed",)
@@ -21,12 +21,11 @@ _BAD_NUMBERS = (float("nan"), -1.0, float("-inf"))
 
 def check_class(cls: type, base: type, settings: Mapping[str, Any]) -> list[Finding]:
     """Docstring, settings, class attributes and refused values of a defense or attack."""
-    declared = _declared_defense if base is Defense else _declared_attack
     return [
-        *guarded("docstring", lambda: _docstring(cls), cls),
-        *guarded("settings", lambda: _settings(cls), cls),
-        *guarded("declarations", lambda: declared(cls), cls),
-        *guarded("bad settings", lambda: _refusals(cls, settings), cls),
+        *findings_of("docstring", lambda: _docstring(cls), cls),
+        *findings_of("settings", lambda: _settings(cls), cls),
+        *findings_of("declarations", lambda: _declarations(cls, base), cls),
+        *findings_of("bad settings", lambda: _refusals(cls, settings), cls),
     ]
 
 
@@ -92,37 +91,28 @@ def _settings(cls: type) -> str:
     return ", ".join(str(p) for p in signature.parameters.values())
 
 
-def _declared_defense(cls: type[Defense]) -> str:
-    for attribute, known in (("requires", REQUIRES), ("owns", ROLES)):
+def _declarations(cls: type, base: type) -> str:
+    known = {"requires": REQUIRES, "owns": ROLES} if base is Defense else {"recovers": RECOVERS}
+    for attribute, allowed in known.items():
         value = getattr(cls, attribute)
-        if not isinstance(value, frozenset) or not value <= set(known):
+        if not isinstance(value, frozenset) or not value <= set(allowed):
             raise Broken(
-                f"{attribute} is {value!r}, expected a frozenset of {', '.join(known)}.",
+                f"{attribute} is {value!r}, expected a frozenset of {', '.join(allowed)}.",
                 f"Declare {attribute} = frozenset({{...}}).",
                 attribute,
             )
+    if issubclass(cls, Attack) and not cls.recovers:
+        raise Broken(
+            "recovers is empty, so that nobody learns what the attack rebuilds.",
+            "Declare recovers = frozenset({...}).",
+            "recovers",
+        )
     zero = getattr(cls, "zero_strength", None)
     if zero is not None and not isinstance(zero, Mapping):
         raise Broken(
             f"zero_strength is {zero!r}, expected settings by name, or None.",
             "Give the settings under which the defense does nothing.",
             "zero_strength",
-        )
-    return ""
-
-
-def _declared_attack(cls: type[Attack]) -> str:
-    if not isinstance(cls.recovers, frozenset) or not cls.recovers <= set(RECOVERS):
-        raise Broken(
-            f"recovers is {cls.recovers!r}, expected a frozenset of {', '.join(RECOVERS)}.",
-            "Declare what the attack rebuilds.",
-            "recovers",
-        )
-    if not cls.recovers:
-        raise Broken(
-            "recovers is empty, so that nobody learns what the attack rebuilds.",
-            "Declare recovers = frozenset({...}).",
-            "recovers",
         )
     return ""
 
@@ -202,8 +192,6 @@ def _takes_setting(cls: type, settings: Mapping[str, Any], key: str, bad: float)
 
 
 def _is_float(annotation: Any) -> bool:
-    if annotation is float:
-        return True
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True))
     except PydanticUserError:  # an annotation for no number

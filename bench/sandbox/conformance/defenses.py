@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from bench.contract.compose import Composed
-from bench.contract.defense import Defense
+from bench.contract.defense import Defense, fresh
+from bench.contract.events import Event, Facts, Gaussian, Laplace, RandomisedResponse, Round
+from bench.contract.mechanisms import Mechanism
+from bench.contract.messages import UPLOAD_KINDS
+from bench.privacy.ledger import account
+from bench.sandbox.audit import audit
 from bench.sandbox.conformance.contract import check_class, check_roles
-from bench.sandbox.conformance.findings import Broken, Finding, skipped
-from bench.sandbox.conformance.guarantees import check_audit, check_guarantee
+from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, failed, passed, skipped
 from bench.sandbox.conformance.noise import check_mechanisms
-from bench.sandbox.conformance.playground import Ground, fitting, grounds, play
-from bench.sandbox.conformance.probes import Probes, mechanisms_of
+from bench.sandbox.conformance.playground import (
+    BATCH,
+    SAMPLES,
+    Ground,
+    company,
+    fitting,
+    grounds,
+    play,
+)
+from bench.sandbox.conformance.probes import Probes
 from bench.sandbox.conformance.rounds import Examination, examine_rounds
-from bench.sandbox.conformance.snapshots import attributes, changed_attribute
-from bench.sandbox.conformance.spying import Watch
+from bench.sandbox.conformance.watching import Watch, attributes, changed_attribute
 from bench.sandbox.hooked import PluginFault
+
+AUDIT_DRAWS, AUDIT_CONFIDENCE = 500, 1 - 1e-6
+_SAME = 1e-6
 
 
 def check_defense(
@@ -25,13 +42,7 @@ def check_defense(
     settings: Mapping[str, Any],
     rebuild: Callable[[Mapping[str, Any]], Defense] | None,
 ) -> list[Finding]:
-    """All findings on a defense.
-
-    Args:
-        defense: Built from the settings.
-        settings: Of its constructor.
-        rebuild: Builds it from other settings, None for a composed one.
-    """
+    """All findings on a defense; `rebuild` is as in `Examination`."""
     own = Examination(defense=defense, rebuild=rebuild, settings=settings)
     if not isinstance(defense, Composed):
         own.findings += check_class(type(defense), Defense, settings)
@@ -64,50 +75,42 @@ def _run_everywhere(own: Examination) -> None:
             why = f"not applicable: no {', '.join(sorted(needs))} data leaves the client"
             own.findings.append(skipped(name, why))
             continue
-
-        def run(ground: Ground = ground) -> str:
-            own.played[ground] = play(own.defense, ground, watch=watch)
-            return f"{ground.model}, {len(own.played[ground].clients)} clients"
-
-        own.add(name, run)
+        own.add(name, partial(_run, own, ground, watch))
         if ground in own.played:
             kept = kept or changed_attribute(
                 before, attributes(own.played[ground].defense, Defense)
             )
-    own.add("arguments untouched", lambda: _arguments(watch))
-    own.add("global generators untouched", lambda: _generators(watch))
-    own.add("no state on self", lambda: _memory(kept))
+    noticed = (watch.changed, watch.moved, {kept: kept} if kept else {})
+    for (name, said, change), found in zip(_NOTICES, noticed, strict=True):
+        own.findings += [
+            failed(name, said.format(hook, what), change, hook) for hook, what in found.items()
+        ][:1] or [passed(name)]
 
 
-def _arguments(watch: Watch) -> str:
-    for hook, path in watch.changed.items():
-        raise Broken(
-            f"{hook} changed its argument {path} in place.",
-            "Make a new tensor (x + 1, not x += 1); hooks of one step share their arguments.",
-            hook,
-        )
-    return f"{len(watch.called)} hooks watched"
+def _run(own: Examination, ground: Ground, watch: Watch) -> str:
+    own.played[ground] = played = play(own.defense, ground, watch=watch)
+    return f"{ground.model}, {len(played.clients)} clients"
 
 
-def _generators(watch: Watch) -> str:
-    for hook, generator_name in watch.moved.items():
-        raise Broken(
-            f"{hook} moved the global generator of {generator_name}.",
-            'Draw from client.rng["defense"], or from the rng that the hook is given.',
-            hook,
-        )
-    return ""
-
-
-def _memory(kept: str | None) -> str:
-    if kept is not None:
-        raise Broken(
-            f"the attribute {kept} changed during a run.",
-            "Keep a client's notes in client.memory and what was agreed in client.plan: one object "
-            "serves all clients.",
-            kept,
-        )
-    return ""
+_NOTICES = (
+    (
+        "arguments untouched",
+        "{} changed its argument {} in place.",
+        "Make a new tensor (x + 1, not x += 1); hooks of one step share their arguments.",
+    ),
+    (
+        "global generators untouched",
+        "{} moved the global generator of {}.",
+        'Draw from client.rng["defense"], or from the rng that the hook is given.',
+    ),
+    (
+        "no state on self",
+        "the attribute {} changed during a run.",
+        "Keep a client's notes in client.memory and what was agreed in client.plan: one object "
+        "serves all clients.",
+    ),
+)
+"""Name of a check, what is wrong with a hook or attribute, and what to change."""
 
 
 # --- privacy --------------------------------------------------------------------------------------
@@ -117,13 +120,114 @@ def _examine_privacy(own: Examination) -> None:
     split = [g for g in own.played if g.cut]
     whole = [g for g in own.played if not g.cut]
     probes = Probes(defense=own.defense, split=(split or whole)[-1], whole=(whole or split)[-1])
-    own.add("declared noise", lambda: _declared(own, probes))
-    own.add("guarantee", lambda: check_guarantee(own.defense))
-    own.add("audit", lambda: check_audit(own.defense))
+    own.add("declared noise", lambda: _declared(probes))
+    own.add("guarantee agrees with mechanisms", lambda: _guarantee(own.defense))
+    own.add("audit of the proof", lambda: _audit(own.defense))
 
 
-def _declared(own: Examination, probes: Probes) -> list[Finding]:
-    mechanisms = mechanisms_of(probes)
+def _declared(probes: Probes) -> list[Finding]:
+    mechanisms = probes.mechanisms()
     if not mechanisms:
         return [skipped("declared noise", "mechanisms() declares none")]
     return check_mechanisms(mechanisms, probes.pairs)
+
+
+def _facts(defense: Defense) -> Facts:
+    return Facts(parameters=1000, clients=company(defense), batch=BATCH, records=SAMPLES)
+
+
+def _guarantee(defense: Defense) -> str:
+    """Whether every event's level of noise is one that `mechanisms` declares, and whether its
+    sensitivity covers the declared clip."""
+    facts = _facts(defense)
+    events = defense.guarantee(facts)
+    defense.claim(facts)
+    defense.constants(facts)
+    in_round = Round(
+        clients=facts.sampled,
+        batch=facts.batch,
+        local_steps=facts.local_steps,
+        parameters=facts.parameters,
+    )
+    declared = [*defense.mechanisms(), *defense.mechanisms_in(in_round)]
+    if not events:
+        raise NotChecked("guarantee() reports no event, so nothing is proven")
+    for event in events:
+        # Where the gradient is the defense's, clips are of samples of local steps, not of uploads.
+        wrong = _contradiction(event, declared, late="gradient" not in defense.owns)
+        if wrong is not None:
+            change = "Derive both from the same attribute of the defense."
+            raise Broken(wrong, change, "guarantee")
+    return ", ".join(type(e).__name__ for e in events)
+
+
+def _contradiction(event: Event, declared: Sequence[Mechanism], *, late: bool) -> str | None:
+    """late: whether clips are of whole uploads."""
+    law = type(event).__name__
+    match event:
+        case Gaussian(std=level) | Laplace(scale=level):
+            pass
+        case RandomisedResponse(epsilon=epsilon):
+            level = 1 / (1 + math.exp(-epsilon))
+        case _:
+            return None
+    if not declared:
+        return (
+            f"guarantee() rests on {law} of {level:.4g}, but mechanisms() tell attackers of none."
+        )
+    levels = [(m, m.proof[1]) for m in declared if m.proof is not None and m.proof[0] == law]
+    mine = [m for m, found in levels if math.isclose(found, level, rel_tol=_SAME)]
+    if levels and not mine:
+        shown = ", ".join(dict.fromkeys(f"{found:.4g}" for _, found in levels))
+        return f"guarantee() says {law} of {level:.4g}, but mechanisms() declare {shown}."
+    if not late or isinstance(event, RandomisedResponse):
+        return None
+    return _too_sure(event, mine, declared)
+
+
+def _too_sure(
+    event: Gaussian | Laplace, mine: Sequence[Mechanism], declared: Sequence[Mechanism]
+) -> str | None:
+    """Replacing a record moves a clipped upload by up to twice the clip."""
+    if event.unit != "record" or event.sensitivity == 0:
+        return None
+    order = 2 if isinstance(event, Gaussian) else 1
+    for noise in mine:
+        if noise.of not in (*UPLOAD_KINDS, "smashed") or noise.clips:
+            continue
+        norms = [b for m in declared if m.of == noise.of and (b := m.bound_of(order)) is not None]
+        if not norms and math.isfinite(event.sensitivity):
+            return (
+                f"guarantee() says a sensitivity of {event.sensitivity:.4g}, but mechanisms() "
+                f"declare no clip of order {order} that would bound it."
+            )
+        if norms and event.sensitivity < 2 * min(norms) * (1 - _SAME):
+            return (
+                f"guarantee() says a sensitivity of {event.sensitivity:.4g} for a record, but "
+                f"replacing one moves an upload clipped to {min(norms):.4g} by up to "
+                f"{2 * min(norms):.4g}."
+            )
+    return None
+
+
+def _audit(defense: Defense) -> str:
+    """A short audit of one release against the proof. A claim that it refutes is told, since it
+    may be the paper's; so is that."""
+    facts = [replace(_facts(defense), split=s) for s in (False, True)]
+    if all(account(defense, f).eps_record == math.inf for f in facts):
+        raise NotChecked("nothing is proven for a record, so nothing can be refuted")
+    found = audit(fresh(defense), draws=AUDIT_DRAWS, confidence=AUDIT_CONFIDENCE)
+    if found.verdict_proof == "violated":
+        worst = max(
+            (f for f in found.pairs if f.verdict_proof == "violated"), key=lambda f: f.eps_lower
+        )
+        raise Broken(
+            "one release through the real hooks shows an epsilon of at least "
+            f"{worst.eps_lower:.4g} ({worst.pair}), but guarantee() proves {worst.eps_record:.4g}.",
+            "Count everything that leaves the client, with its true sensitivity.",
+            "guarantee",
+        )
+    if not found.pairs:
+        raise NotChecked("; ".join(f"{s.channel}: {s.why}" for s in found.skipped))
+    claim = "" if found.verdict_claim != "violated" else "; it refutes the claim"
+    return f"{found.verdict_proof}, epsilon of one release >= {found.eps_audited:.3g}{claim}"

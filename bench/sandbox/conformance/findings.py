@@ -12,13 +12,7 @@ Status = Literal["passed", "failed", "skipped"]
 
 
 class Broken(Exception):
-    """A check that a plugin fails.
-
-    Attributes:
-        reason: What is wrong, one sentence.
-        change: What to change.
-        hook: Where, "" for the class.
-    """
+    """A check that a plugin fails: what is wrong, what to change and where, as in `Finding`."""
 
     def __init__(self, reason: str, change: str, hook: str = "") -> None:
         super().__init__(reason)
@@ -34,8 +28,6 @@ class Finding:
     """One check.
 
     Attributes:
-        name: Of the check.
-        status: How it ended.
         reason: Of a failure or skip, one sentence; of a pass, what was seen if that tells
             something.
         change: What to change after a failure.
@@ -51,15 +43,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """All findings on one plugin with one setting.
-
-    Attributes:
-        kind: defense or attack.
-        name: The plugin's.
-        settings: Of its constructor.
-        findings: In the order of the checks.
-        seconds: That the checks took.
-    """
+    """All findings on one plugin with one setting, in the order of the checks."""
 
     kind: str
     name: str
@@ -92,13 +76,12 @@ def skipped(name: str, reason: str) -> Finding:
     return Finding(name=name, status="skipped", reason=reason)
 
 
-def guarded(
+def findings_of(
     name: str, check: Callable[[], str | Sequence[Finding]], *plugins: object
 ) -> list[Finding]:
     """A check's findings; a fault of the plugin is a failure of that name, never a traceback.
 
     Args:
-        name: Of the check.
         check: Returns what was seen, or findings of its own; raises Broken or NotChecked.
         plugins: Whose lines are named where their code raises outside of a hook.
     """

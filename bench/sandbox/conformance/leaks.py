@@ -12,7 +12,7 @@ from bench.contract.defense import Client
 from bench.contract.messages import UPLOAD_KINDS, Message, Sealed
 from bench.sandbox.conformance.findings import Broken
 from bench.sandbox.conformance.playground import CLASSES, Ground, Played
-from bench.sandbox.conformance.snapshots import tensors_in
+from bench.sandbox.conformance.watching import tensors_in
 
 _COPIES = 16
 """Values equal to private ones that a message may have by chance; a sample has 256."""
@@ -63,10 +63,7 @@ def check_leaks(ground: Ground, played: Played) -> str:
 
 
 def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
-    """Whether boxes that the server gets are ciphertexts.
-
-    Args:
-        boxes: With the plain values of the client that sealed them.
+    """Whether boxes that the server gets, each with its client's plain values, are ciphertexts.
 
     Raises:
         Broken: For a box that shows its client's values.

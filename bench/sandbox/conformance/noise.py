@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from scipy import stats
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
-from bench.sandbox.conformance.findings import Finding, failed, passed, skipped
-from bench.sandbox.conformance.spying import flat
+from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, findings_of
+from bench.sandbox.conformance.watching import flat
 
 FALSE_ALARM = 1e-6
 """Chance that an honest plugin fails any test of this file."""
@@ -49,13 +50,7 @@ _CHANGE = "Declare what is drawn, or draw what is declared: mechanisms() is what
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What entered a hook and what left it.
-
-    Attributes:
-        given: What entered, by name.
-        sent: What left.
-        base: Variables that an upload is relative to.
-    """
+    """What entered a hook and what left it, by name; base: variables an upload is relative to."""
 
     given: Mapping[str, Part]
     sent: Mapping[str, Part]
@@ -74,30 +69,29 @@ def upload_pair(message: Message, out: Message, *, base: State, lr: float, kind:
 def check_mechanisms(
     mechanisms: Sequence[Mechanism], pairs_of: Callable[[str], Sequence[Pair]]
 ) -> list[Finding]:
-    """One finding per declared mechanism.
-
-    Args:
-        mechanisms: All that the defense declares, in the order in which they act.
-        pairs_of: Many uploads, smashed data or labels, by what a mechanism acts on.
-    """
-    found = []
+    """One finding per declared mechanism; `pairs_of` gives many pairs by what one acts on."""
     layers = Counter(_channel(m) for m in mechanisms if not _scales(m))
-    for mechanism in mechanisms:
-        name = f"declared {type(mechanism).__name__} of {mechanism.of}"
-        pairs = pairs_of(mechanism.of) if layers[_channel(mechanism)] <= 1 else ()
+
+    def check(mechanism: Mechanism) -> str:
         if layers[_channel(mechanism)] > 1:
-            why = "several mechanisms act on it one after another; check each defense alone"
-            found.append(skipped(name, why))
-        elif mechanism.random and type(mechanism).sample is Mechanism.sample:
-            found.append(skipped(name, "it does not say what it samples"))
-        elif not pairs:
-            found.append(skipped(name, f"no {mechanism.of} left a client in the checked rounds"))
-        elif _scales(mechanism):
-            found.append(_scaling(name, mechanism, pairs))
-        else:
-            clips = [m for m in mechanisms if _scales(m) and m.of == mechanism.of]
-            found.append(_drawn(name, mechanism, clips, pairs))
-    return found
+            raise NotChecked(
+                "several mechanisms act on it one after another; check each defense alone"
+            )
+        if mechanism.random and type(mechanism).sample is Mechanism.sample:
+            raise NotChecked("it does not say what it samples")
+        pairs = pairs_of(mechanism.of)
+        if not pairs:
+            raise NotChecked(f"no {mechanism.of} left a client in the checked rounds")
+        if _scales(mechanism):
+            return _scaling(mechanism, pairs)
+        clips = [m for m in mechanisms if _scales(m) and m.of == mechanism.of]
+        return _drawn(mechanism, clips, pairs)
+
+    return [
+        finding
+        for m in mechanisms
+        for finding in findings_of(f"declared {type(m).__name__} of {m.of}", partial(check, m))
+    ]
 
 
 def _channel(mechanism: Mechanism) -> str:
@@ -142,9 +136,7 @@ def _rows(pair: Pair, of: str) -> _Rows:
 # --- tests ------------------------------------------------------------------------------------
 
 
-def _drawn(
-    name: str, mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair]
-) -> Finding:
+def _drawn(mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair]) -> str:
     rng = torch.Generator().manual_seed(0)
     centres, sents, draws = [], [], []
     total = 0
@@ -163,17 +155,15 @@ def _drawn(
             break
     centre, sent, draw = torch.cat(centres), torch.cat(sents), torch.cat(draws, dim=1)
     if not len(sent):
-        return skipped(name, f"no {mechanism.of} left a client in the checked rounds")
+        raise NotChecked(f"no {mechanism.of} left a client in the checked rounds")
     slack = _ROUNDING * float(centre.abs().max()) + 1e-12
     rest, expected = sent - centre, draw - centre
     std = float(expected.std()) if mechanism.random else 0.0
-    found = _level(name, rest, expected, std=std, slack=slack)
-    if found is not None:
-        return found
+    _level(rest, expected, std=std, slack=slack)
     if 0 < std <= _SEEN_FROM * slack:
         size = float(centre.abs().max())
-        return skipped(
-            name, f"a std of {std:.4g} cannot be told from rounding beside values of {size:.4g}"
+        raise NotChecked(
+            f"a std of {std:.4g} cannot be told from rounding beside values of {size:.4g}"
         )
     if std > 0:
         # A sign, or a bit, is drawn relative to that of the value.
@@ -182,47 +172,36 @@ def _drawn(
         views = {
             "noise": (rest, expected, centre, slack),
             "noise along the value": (rest * sign, expected * sign, centre * sign, slack),
-            "share of the value": (
-                (sent / centre)[some], (draw / centre)[:, some], None, 1e-3,
-            ),
-        }  # fmt: skip
+            "share of the value": ((sent / centre)[some], (draw / centre)[:, some], None, 1e-3),
+        }
         for what, (left, declared, by, rounding) in views.items():
             if by is not None:
-                found = _together(name, _standardised(left, declared, by), what)
-            found = found or _shape(name, left, declared, what, rounding)
-            if found is not None:
-                return found
-    return passed(name, f"std {float(rest.std()):.4g} of {len(rest)} draws, declared {std:.4g}")
+                check_independence(_standardised(left, declared, by), what)
+            _shape(left, declared, what, rounding)
+    return f"std {float(rest.std()):.4g} of {len(rest)} draws, declared {std:.4g}"
 
 
-def _level(
-    name: str, rest: Tensor, expected: Tensor, *, std: float, slack: float
-) -> Finding | None:
+def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
     """A failure if the residuals' mean or std is not that of the declared draws."""
     n = len(rest)
     drawn = float(rest.std()) if n > 1 else 0.0
     if std == 0.0:
         moved = float((rest - expected).abs().max())
         if moved <= slack:
-            return None
+            return
         why = f"it is declared without noise, but values are off by up to {moved:.4g}."
-        return failed(name, why, _CHANGE, "mechanisms")
+        raise Broken(why, _CHANGE, "mechanisms")
     fourth = float((rest - rest.mean()).pow(4).mean())
     # The declared draws are as many times more, with chance of their own.
     more = math.sqrt(1 + 1 / len(expected))
     chance = more * _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * max(drawn, 1e-30))
     if abs(drawn - std) > TOLERANCE * std + chance + slack:
-        return failed(
-            name, f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}.",
-            _CHANGE, "mechanisms",
-        )  # fmt: skip
+        why = f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}."
+        raise Broken(why, _CHANGE, "mechanisms")
     bias = abs(float(rest.mean() - expected.mean()))
     if bias > more * _Z * drawn / math.sqrt(n) + TOLERANCE * std + slack:
-        return failed(
-            name, f"the mean of {n} draws is off by {bias:.4g}.",
-            "Clip as declared, and draw with the declared mean.", "mechanisms",
-        )  # fmt: skip
-    return None
+        change = "Clip as declared, and draw with the declared mean."
+        raise Broken(f"the mean of {n} draws is off by {bias:.4g}.", change, "mechanisms")
 
 
 def _standardised(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
@@ -236,16 +215,16 @@ def _standardised(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
     return (left - mean[groups]) / variance.clamp_min(1e-30).sqrt()[groups]
 
 
-def _together(name: str, rest: Tensor, what: str) -> Finding | None:
+def check_independence(rest: Tensor, what: str) -> None:
     """A failure if draws at some distance, in the order in which they were sent, correlate."""
     n = len(rest)
     centred = rest.double() - rest.double().mean()
     power = float(centred.square().sum())
     if n < 3 or power == 0:
-        return None
+        return
     tail = n * float(centred.pow(4).sum()) / power**2
     if tail > 10 and n < _RARE * tail:
-        return None
+        return
     # Padded to twice the length, so that the end is not held against the beginning.
     spectrum = torch.fft.rfft(centred, n=2 * n).abs().square()
     correlation = torch.fft.irfft(spectrum, n=2 * n)[1:n] / power
@@ -253,18 +232,19 @@ def _together(name: str, rest: Tensor, what: str) -> Finding | None:
     found = float(correlation[worst])
     chance = float(stats.norm.isf(FALSE_ALARM / _TESTS / 2 / n)) / math.sqrt(n)
     if abs(found) <= TOLERANCE + chance:
-        return None
+        return
     which = "neighbouring draws" if worst == 0 else f"draws {worst + 1} values apart"
-    return failed(
-        name, f"{what} is declared independent, but {which} have a correlation of {found:.2g}.",
-        "Draw every value of every upload anew.", "mechanisms",
-    )  # fmt: skip
+    raise Broken(
+        f"{what} is declared independent, but {which} have a correlation of {found:.2g}.",
+        "Draw every value of every upload anew.",
+        "mechanisms",
+    )
 
 
-def _shape(name: str, left: Tensor, declared: Tensor, what: str, rounding: float) -> Finding | None:
+def _shape(left: Tensor, declared: Tensor, what: str, rounding: float) -> None:
     """A failure if the law differs from that of the declared draws (Kolmogorov-Smirnov)."""
     if not len(left):
-        return None
+        return
     some = torch.linspace(0, len(left) - 1, min(len(left), _SHAPE_SAMPLES)).long()
     one, many = left[some], declared[:, some].flatten()
     beyond = int(((one < many.min() - rounding) | (one > many.max() + rounding)).sum())
@@ -276,20 +256,21 @@ def _shape(name: str, left: Tensor, declared: Tensor, what: str, rounding: float
     weight = 1 / len(one) + 1 / len(many)
     chance = math.sqrt(math.log(2 * _TESTS / FALSE_ALARM) / 2 * weight)
     if beyond < _BEYOND and found <= TOLERANCE / 4 + chance:
-        return None
-    shown = f"{beyond} values lie beyond" if beyond >= _BEYOND else "does not follow"
-    return failed(
-        name, f"the std is as declared, but the law is not: the {what} of {len(left)} draws "
-        f"{'has' if beyond >= _BEYOND else ''} {shown} what it would be.",
-        "Declare the law that is drawn, in mechanisms() and guarantee().", "mechanisms",
-    )  # fmt: skip
+        return
+    shown = f"has {beyond} values beyond" if beyond >= _BEYOND else "does not follow"
+    raise Broken(
+        f"the std is as declared, but the law is not: the {what} of {len(left)} draws {shown} "
+        "what it would be.",
+        "Declare the law that is drawn, in mechanisms() and guarantee().",
+        "mechanisms",
+    )
 
 
-def _scaling(name: str, mechanism: Mechanism, pairs: Sequence[Pair]) -> Finding:
+def _scaling(mechanism: Mechanism, pairs: Sequence[Pair]) -> str:
     """Along what the mechanism leaves of a long upload lies that itself: what is added to it has
     mean 0."""
     if mechanism.of not in UPLOAD_KINDS:
-        return skipped(name, "it is part of the noise's test")
+        raise NotChecked("it is part of the noise's test")
     shown, spread = [], []
     for pair in pairs:
         rows = _rows(pair, mechanism.of)
@@ -302,12 +283,13 @@ def _scaling(name: str, mechanism: Mechanism, pairs: Sequence[Pair]) -> Finding:
         rest = sent - left[rows.there]
         spread.append(float(rest.std()) / math.sqrt(square) if len(rest) > 1 else 0.0)
     if not shown:
-        return skipped(name, "no checked upload was longer than the clip")
+        raise NotChecked("no checked upload was longer than the clip")
     mean, chance = sum(shown) / len(shown), _Z * math.hypot(*spread) / len(shown)
     if abs(mean - 1) > TOLERANCE + chance:
-        return failed(
-            name, f"uploads that the declared {mechanism} shortens come out {mean:.4g} times as "
-            "long, along what was given.",
-            "Clip all sent coordinates together to the declared norm, before the noise.", "upload",
-        )  # fmt: skip
-    return passed(name, f"{mean:.4g} of the declared length, of {len(shown)} long uploads")
+        raise Broken(
+            f"uploads that the declared {mechanism} shortens come out {mean:.4g} times as long, "
+            "along what was given.",
+            "Clip all sent coordinates together to the declared norm, before the noise.",
+            "upload",
+        )
+    return f"{mean:.4g} of the declared length, of {len(shown)} long uploads"

@@ -12,14 +12,14 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Client, Defense
 from bench.contract.messages import SERVER, Message, State
-from bench.data.dataset import Dataset
+from bench.data.dataset import Dataset, from_arrays
 from bench.models import Network, build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
-from bench.sandbox.conformance.spying import Watch, watched
+from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.hooked import HookError, WrongAnswer
 from bench.sandbox.stage import CPU, play_round
 from bench.seeding import generator
@@ -31,14 +31,7 @@ LR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """A protocol with a network.
-
-    Attributes:
-        protocol: Its name.
-        model: The network's.
-        cut: Last stage on the clients, of splitfed.
-        labels: Whether the server learns them, of splitfed.
-    """
+    """A protocol with a network; cut (the last stage on the clients) and labels are splitfed's."""
 
     protocol: Literal["fedsgd", "fedavg", "splitfed"]
     model: str = "lenet"
@@ -88,12 +81,10 @@ def grounds(cut: tuple[str, str] = CUTS[0]) -> tuple[Ground, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """Some rounds of one federation.
+    """Some rounds of one federation: state and clients as they are after them.
 
     Attributes:
         seen: What the server received, round by round.
-        state: The state after them.
-        clients: As they are after them.
         used: Each client's samples in the last round.
         defense: The watched copy that played.
     """
@@ -131,10 +122,6 @@ def play(
     """Play a few rounds with a watched copy of the defense.
 
     Args:
-        defense: It is copied.
-        ground: Where.
-        watch: Told of every hook.
-        rounds: How many.
         draws: Which randomness the clients' "defense" stream has, everything else being the same.
 
     Raises:
@@ -177,28 +164,16 @@ def fitting(defense: Defense) -> tuple[str, str]:
 def noise_dataset() -> Dataset:
     """Samples of unrelated values as a data set, for rounds in which images do not matter."""
     rng = generator(0, "conformance noise data")
-    x = torch.rand(4 * 64, *SHAPE, generator=rng)
-    y = torch.randint(CLASSES, (len(x),), generator=rng)
-    return Dataset(
-        name="noise",
-        task="image",
-        train_x=x[:128],
-        train_y=y[:128],
-        test_x=x[128:192],
-        test_y=y[128:192],
-        aux_x=x[192:],
-        aux_y=y[192:],
-        class_names=tuple(map(str, range(CLASSES))),
-    )
+    x = torch.rand(4 * 64, *SHAPE, generator=rng)[:, 0].numpy()
+    y = torch.randint(CLASSES, (len(x),), generator=rng).numpy()
+    at = (slice(128), slice(128, 192), slice(192, None))
+    train, test, aux = ((x[part], y[part]) for part in at)
+    names = tuple(map(str, range(CLASSES)))
+    return from_arrays(name="noise", train=train, test=test, aux=aux, class_names=names)
 
 
 def seen_of(
-    defense: Defense,
-    ground: Ground,
-    dataset: Dataset,
-    *,
-    batch: int = 1,
-    victims: int = 2,
+    defense: Defense, ground: Ground, dataset: Dataset, *, batch: int = 1, victims: int = 2
 ) -> tuple[Seen, Truth, Network]:
     """One observed round on a data set, as a run's first checkpoint has it."""
     network = ground.network(dataset.shape, dataset.classes)

@@ -17,20 +17,14 @@ from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part
 from bench.protocols.federation import Federation
 from bench.sandbox.conformance.noise import Pair, upload_pair
-from bench.sandbox.conformance.playground import (
-    BATCH,
-    CLASSES,
-    Ground,
-    company,
-    play,
-    private_data,
-)
-from bench.sandbox.conformance.spying import Watch, watched
+from bench.sandbox.conformance.playground import BATCH, CLASSES, Ground, company, play, private_data
+from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.hooked import PluginFault
 from bench.sandbox.stage import CPU, Uploader, client_alone
 from bench.seeding import generator
 
 _SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
+_COUNT = sum(math.prod(shape) for shape in _SHAPES.values())
 _SPREAD = 0.5
 """Of the broadcast weights: ranges that follow it are at their widest."""
 _SIZE = 1e-3
@@ -46,10 +40,8 @@ class Probes:
     """Pairs of a defense by what its mechanisms act on; each kind is made once.
 
     Attributes:
-        defense: The defense itself.
         split: The ground on which smashed data and labels are sent.
         whole: The one of whole rounds.
-        made: Pairs so far.
     """
 
     defense: Defense
@@ -62,13 +54,13 @@ class Probes:
         """Whether an upload depends on nothing that clients or third parties said before."""
         return not any(overrides(self.defense, hook) for hook in _COORDINATION)
 
-    @property
-    def known(self) -> Round:
-        """What is public of the rounds that the pairs come from. Uploads that are made alone
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The public mechanisms of the rounds that the pairs come from. Uploads that are made alone
         follow no training, as a learning rate of 0 says."""
+        known = Round(clients=company(self.defense), batch=BATCH)
         if self.alone and not self._in_steps():
-            return Round(lr=0.0, parameters=sum(math.prod(s) for s in _SHAPES.values()))
-        return Round(clients=company(self.defense), batch=BATCH)
+            known = Round(lr=0.0, parameters=_COUNT)
+        return fresh(self.defense).mechanisms_in(known)
 
     def _in_steps(self) -> bool:
         return "gradient" in self.defense.owns and not overrides(self.defense, "upload")
@@ -176,21 +168,15 @@ class Probes:
         return pairs
 
 
-def mechanisms_of(probes: Probes) -> tuple[Mechanism, ...]:
-    """The public mechanisms of the rounds that the pairs come from."""
-    return fresh(probes.defense).mechanisms_in(probes.known)
-
-
 def _alternating(shape: Sequence[int]) -> Tensor:
-    flat = torch.ones(int(torch.tensor(shape).prod()))
+    flat = torch.ones(math.prod(shape))
     flat[1::2] = -1.0
     return flat.view(*shape)
 
 
 def _clipped(mechanisms: Sequence[Mechanism]) -> list[float]:
     """Typical coordinate of an upload as long as each mechanism lets one be, if it limits any."""
-    count = sum(int(torch.tensor(s).prod()) for s in _SHAPES.values())
-    far = torch.full((1, count), _FAR)
+    far = torch.full((1, _COUNT), _FAR)
     left = [float(m.apply(far)[0, 0]) for m in mechanisms]
     return [value for value in left if value < _FAR]
 

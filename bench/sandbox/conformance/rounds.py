@@ -23,21 +23,13 @@ from bench.sandbox.conformance.findings import (
     Finding,
     NotChecked,
     failed,
-    guarded,
+    findings_of,
     passed,
     skipped,
 )
 from bench.sandbox.conformance.leaks import check_leaks, check_sealed
-from bench.sandbox.conformance.playground import (
-    LR,
-    Ground,
-    Played,
-    noise_dataset,
-    play,
-    seen_of,
-)
-from bench.sandbox.conformance.snapshots import same
-from bench.sandbox.conformance.spying import Watch
+from bench.sandbox.conformance.playground import LR, Ground, Played, noise_dataset, play, seen_of
+from bench.sandbox.conformance.watching import Watch, same
 from bench.sandbox.rehearsal import play_shadow
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
@@ -51,10 +43,7 @@ class Examination:
     """One defense setting under examination.
 
     Attributes:
-        defense: The defense itself.
         rebuild: Builds it from other settings, None for a composed one.
-        settings: Of its constructor.
-        findings: So far.
         played: The runs of the grounds that worked.
     """
 
@@ -66,7 +55,7 @@ class Examination:
 
     def add(self, name: str, check: Callable[[], str | Sequence[Finding]]) -> None:
         """Run a check, whose fault becomes a finding."""
-        self.findings += guarded(name, check, *members_of(self.defense))
+        self.findings += findings_of(name, check, *members_of(self.defense))
 
 
 def examine_rounds(own: Examination) -> None:

@@ -1,23 +1,34 @@
-"""Whether something changed: arguments of a hook, a plugin's attributes, global generators."""
+"""Whether something changed: arguments of a hook, a plugin's attributes, global generators; and a
+defense whose every hook is watched for it while a real protocol plays it."""
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Client
+from bench.contract.defense import Client, Defense
+from bench.contract.hooks import HOOKS, Hook
+from bench.contract.messages import Part
+from bench.sandbox.hooked import check, hooked
 
 _DEPTH = 12
 _DATA = (dict, list, set, Tensor, np.ndarray, torch.Generator, int, float)
 """Kinds of class attributes that could hold state."""
 _OWN = ("memory", "plan", "rng")
 """Fields of a client that hooks may write to."""
+_POISON = 1000.0
+Listener = Callable[[tuple[Any, ...], Any], None]
+_ARGUMENTS = {
+    hook.name: tuple(inspect.signature(getattr(Defense, hook.name)).parameters)[1:]
+    for hook in HOOKS
+}
 
 
 def tensors_in(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
@@ -34,10 +45,10 @@ def tensors_in(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tupl
         for i, item in enumerate(value):
             yield from tensors_in(item, f"{path}[{i}]", depth - 1)
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            if not (isinstance(value, Client) and field.name in _OWN):
-                place = f"{path}.{field.name}" if path else field.name
-                yield from tensors_in(getattr(value, field.name), place, depth - 1)
+        for name in (f.name for f in fields(value)):
+            if not (isinstance(value, Client) and name in _OWN):
+                place = f"{path}.{name}" if path else name
+                yield from tensors_in(getattr(value, name), place, depth - 1)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -77,9 +88,9 @@ class Snapshot:
         for name, argument, before in self.keys:
             if isinstance(argument, Client):
                 now = _identities(argument)
-                for field, a, b in zip(_client_fields(), before, now, strict=True):
+                for own, a, b in zip(_client_fields(), before, now, strict=True):
                     if a != b:
-                        return f"{name}.{field}"
+                        return f"{name}.{own}"
             elif isinstance(argument, dict):
                 if tuple(argument) != before:
                     return name
@@ -162,3 +173,64 @@ def _print(value: Any, seen: set[int]) -> str:
     if isinstance(inside, dict) and not isinstance(value, type) and not callable(value):
         return f"{type(value).__qualname__}{_print(inside, seen)}"
     return type(value).__qualname__
+
+
+# --- a watched defense ----------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """What was noticed of a defense's hooks.
+
+    Attributes:
+        changed: Hook -> the argument that it changed.
+        moved: Hook -> the global generator that it moved.
+        called: Hooks that were called.
+        poisons: Whether values that are not present are replaced before the server gets them.
+        listeners: Told of a hook's arguments and answer.
+    """
+
+    changed: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    poisons: bool = False
+    listeners: Mapping[str, Listener] = field(default_factory=dict)
+
+    def around(self, hook: Hook, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """One call of a hook, with everything noticed; raises WrongAnswer."""
+        name = hook.name
+        if name == "mix" and self.poisons:
+            arguments = ({c: poisoned(p) for c, p in arguments[0].items()}, *arguments[1:])
+        before, generators = Snapshot.of(_ARGUMENTS[name], arguments), global_generators()
+        result = call(*arguments)
+        self.called.add(name)
+        if (moved := moved_generator(generators)) is not None:
+            self.moved.setdefault(name, moved)
+        if (path := before.changed()) is not None:
+            self.changed.setdefault(name, path)
+        check(hook, arguments, result)
+        if name in self.listeners:
+            self.listeners[name](arguments, result)
+        if name == "finish_uploads" and self.poisons:
+            return {
+                client: [m.with_parts({n: poisoned(p) for n, p in m.parts.items()}) for m in sent]
+                for client, sent in result.items()
+            }
+        return result
+
+
+def watched(defense: Defense, watch: Watch) -> Defense:
+    """A copy of the defense that reports to `watch`; its hooks raise HookError or WrongAnswer."""
+    return hooked(defense, watch.around)
+
+
+def poisoned(part: Part) -> Part:
+    """The part with other values where none is present; finite, since 0 times it must be 0."""
+    if part.present is None:
+        return part
+    return replace(part, values=torch.where(part.present, part.values, part.values + _POISON))
+
+
+def flat(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors end to end, float64."""
+    return torch.cat([p.detach().double().flatten() for p in parts] or [torch.zeros(0)])
