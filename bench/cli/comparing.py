@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli.options import AsJson, console, plain_errors
+from bench.cli.options import AsJson, console, open_table, plain_errors
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,18 +81,12 @@ def compare(
 
 
 def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
-    from rich.table import Table
     from rich.text import Text
 
     made = {id(c.first): c for c in ladder.comparisons}
     before = {id(c.second): c for c in ladder.comparisons}
-    shown = Table(
-        title=Text(f"{ladder.table.title}{_what(ladder.comparisons)}"),
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    title = Text(f"{ladder.table.title}{_what(ladder.comparisons)}")
+    shown = open_table(title, padding=(0, 1, 0, 0))
     shown.add_column("#", justify="right")
     shown.add_column("row", overflow="fold", min_width=17)
     for name in ("leak", "minus next [95 %]", "p", "accuracy"):
@@ -139,17 +133,15 @@ def _samples(found: RowComparison) -> str:
 
 
 def _pair(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
-    from rich.table import Table
     from rich.text import Text
 
     for found in ladder.comparisons:
         yield Text(ladder.table.title, style="italic")
-        shown = Table(box=None, pad_edge=False, show_header=False)
+        shown = open_table(show_header=False)
         shown.add_column(style="bold", no_wrap=True)
         shown.add_column(overflow="fold")
         for name, text in _facts(found, power):
-            style = _STYLES.get(text, "")
-            shown.add_row(name, Text(text, style=style))
+            shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
         yield shown
         yield from (Text(note, style="dim") for note in found.notes)
     if ladder.resolution:

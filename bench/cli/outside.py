@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.options import AsJson, DataDir, Download, chosen_environment, console, plain_errors
+from bench.cli.options import (
+    AsJson,
+    DataDir,
+    Download,
+    chosen_environment,
+    console,
+    open_table,
+    plain_errors,
+    say,
+)
 from bench.cli.reports import publish
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
@@ -34,7 +43,7 @@ def export(
         (paths.text, "what they are, and public facts"),
         (paths.public, "public samples that the threat grants"),
     ):
-        console.print(f"{path}: {what}", soft_wrap=True, markup=False, highlight=False)
+        say(f"{path}: {what}")
 
 
 def score(
@@ -57,14 +66,12 @@ def score(
     if as_json:
         typer.echo(to_json(found.to_dict()))
         return
-    from rich.table import Table
     from rich.text import Text
 
     title = f"{found.cell.name}: {found.victims} victims, {found.samples} sample(s) each"
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    table = open_table(Text(title))
     table.add_column("metric")
-    heads = ("mean [95 % interval]", "floor", "class mean", f"own {found.cell.label}")
-    for head in heads:
+    for head in ("mean [95 % interval]", "floor", "class mean", f"own {found.cell.label}"):
         table.add_column(Text(head), justify="right")
     for name, figure in found.figures.items():
         low = [figure.floor, figure.floor_class_mean, figure.own]
@@ -93,8 +100,7 @@ def merge(
         for note in made.notes:
             warnings.warn(note, stacklevel=1)
         paths = publish(out, ("json", "csv", "md"))
-    console.print(
+    say(
         f"{made.trainings} trainings and {made.cells} cells of {len(folders)} folder(s). "
-        f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}",
-        soft_wrap=True,
+        f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}"
     )

@@ -27,6 +27,7 @@ from bench.cli.options import (
     console,
     plain_errors,
     planned,
+    say,
     shard_of,
 )
 
@@ -139,7 +140,7 @@ def plan(
             _print_trainings(made)
         _print_rows(made, told)
         for line in _sentences(made, told, store, workers, env):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            say(line)
 
 
 # --- the forecast ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,9 @@ from bench.cli.options import (
     Device,
     chosen_environment,
     console,
-    errors,
+    open_table,
     plain_errors,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -39,11 +41,8 @@ def new(
         from bench.submission.authoring import next_commands, write_new
 
         plugin, test = write_new(kind, name, folder)
-    for path in (plugin, test):
-        console.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
-    console.print("Next:")
-    for command in next_commands(kind, plugin, test):
-        console.print(f"    {command}", highlight=False, markup=False, soft_wrap=True)
+    lines = [*(f"Written: {p}" for p in (plugin, test)), "Next:"]
+    say("\n".join([*lines, *(f"    {c}" for c in next_commands(kind, plugin, test))]))
 
 
 def check(
@@ -69,12 +68,11 @@ def check(
 
 
 def _show(conformance: Conformance) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     given = ", ".join(f"{k}={v}" for k, v in conformance.settings.items())
     title = f"{conformance.kind} {conformance.name}{' ' if given else ''}{given}"
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    table = open_table(Text(title))
     for name in ("", "check", "what was found"):
         table.add_column(name, overflow="fold")
     for finding in conformance.findings:
@@ -120,9 +118,9 @@ def submit(
             data_dir=data_dir.resolve() if data_dir else None,
             replace=replace,
         )
-        folder = submit(request, tell=_say)
-        _say(f"Written: {folder}")
-        _say(f"Next: leakbench verify {folder}")
+        folder = submit(request, tell=say)
+        say(f"Written: {folder}")
+        say(f"Next: leakbench verify {folder}")
 
 
 def verify(
@@ -148,13 +146,11 @@ def verify(
             if not folder.is_dir():
                 raise
             # A submission that is not what was submitted is a finding, not a mistake of the user.
-            errors.print(
-                f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-            )
+            say(f"leakbench: {error}", aside=True, style="red")
             raise typer.Exit(1) from None
-        say = _aside if as_json else _say
-        say("The files are as they were submitted.")
-        say(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
+        tell = partial(say, aside=as_json)
+        tell("The files are as they were submitted.")
+        tell(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
         env = chosen_environment(device, data_dir, False, None)
         if jobs == 0:
             import torch
@@ -163,13 +159,13 @@ def verify(
         opened = verification.open_submission(folder)
         drawn = verification.sample(opened, count=sample, seed=seed)
         trainings = len(verification.trainings_of(drawn))
-        say(
+        tell(
             f"Sample of {_count(len(drawn), 'cell')} out of {len(verification.candidates(opened))},"
             f" seed {seed}. To rerun: {_count(trainings, 'training')} and "
             f"{_count(len(drawn), 'attack')}."
         )
         for item in drawn:
-            say(f"  {item.label}")
+            tell(f"  {item.label}")
         found = verification.rerun(
             opened,
             drawn,
@@ -204,23 +200,23 @@ def verify(
     else:
         _show_comparisons(found)
         expected = "equal figures are expected" if same else "figures may differ by rounding"
-        _say(
+        say(
             f"Versions and device are {'those' if same else 'not those'} of the submission: "
             f"{expected}; means may differ by {tolerance:g} (relative beyond 1, and of squared "
             "errors)."
         )
         if same and near:
-            _say(
+            say(
                 f"Note: {_count(near, 'figure')} not bit-equal although versions and device are "
                 "the same. Another kind of processor or a GPU explains that; otherwise ask how "
                 "the submitted figures were made."
             )
         if bare:
-            _say(
+            say(
                 f"Note: {bare} of {_count(len(drawn), 'sampled cell')} gave no "
                 "figures to compare, only a status; a larger --sample compares more."
             )
-        _say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
+        say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
     if differing:
         raise typer.Exit(1)
 
@@ -239,27 +235,12 @@ def _count(number: int, what: str) -> str:
 
 
 def _show_comparisons(found: list[Comparison]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
+    table = open_table()
     for name in ("cell", "figure", "submitted", "rerun", "verdict"):
         table.add_column(name, overflow="fold")
     for entry in found:
-        table.add_row(
-            Text(entry.what),
-            Text(entry.figure),
-            Text(entry.submitted),
-            Text(entry.rerun),
-            Text(entry.verdict, style=_VERDICTS[entry.verdict]),
-        )
+        told = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
+        table.add_row(*told, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
     console.print(table)
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _aside(text: str) -> None:
-    """What is said beside --json goes to stderr."""
-    errors.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.cli.options import AsJson, DefenseSet, PluginFile, console, plain_errors, setting_of
+from bench.cli.options import (
+    AsJson,
+    DefenseSet,
+    PluginFile,
+    console,
+    plain_errors,
+    say,
+    setting_of,
+)
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +62,7 @@ def ledger(
         typer.echo(to_json(document))
         return
     for line in _formula_lines(formulas) if paper else _entry_lines(entry):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line)
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:

@@ -22,9 +22,16 @@ from bench.cli.options import (
     errors,
     plain_errors,
     planned,
+    say,
     shard_of,
 )
 from bench.cli.reports import publish
+
+_LOCAL = (
+    *("--out", "--data-dir", "--jobs", "--memory"),
+    *("--ray-address", "--cell-cpus", "--cell-gpus"),
+)
+"""Options that name this machine's folders or move no number."""
 
 
 def run(
@@ -99,36 +106,21 @@ def run(
                 raise typer.Exit(130) from None
         paths = publish(store.folder, ("json", "csv", "md", "html"))
         for label, reason in report.failures:
-            errors.print(f"{label}: {reason}", style="red", markup=False, highlight=False)
-        console.print(
+            say(f"{label}: {reason}", aside=True, style="red")
+        say(
             f"{report.ran} run, {report.cached} cached, {len(report.failures)} failed. "
-            f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}",
-            soft_wrap=True,
+            f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}"
         )
     if report.failures:
         raise typer.Exit(1)
 
 
 def recorded(arguments: list[str]) -> list[str]:
-    """The command as a reader would repeat it: without what names this machine's folders or
-    moves no number."""
-    local = (
-        "--out",
-        "--data-dir",
-        "--jobs",
-        "--memory",
-        "--ray-address",
-        "--cell-cpus",
-        "--cell-gpus",
-    )
+    """The command as a reader would repeat it."""
     kept = []
     skip = False
     for argument in arguments:
-        if (
-            not skip
-            and argument not in local
-            and not argument.startswith(tuple(f"{o}=" for o in local))
-        ):
+        if not skip and argument.partition("=")[0] not in _LOCAL:
             kept.append(argument)
-        skip = argument in local
+        skip = argument in _LOCAL
     return ["leakbench", *kept]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bench.metrics.images import same_shape
+
 
 def label_existence_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of classes whose presence is right (LeAcc), float64 [V].
@@ -18,7 +20,7 @@ def label_existence_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     Raises:
         ValueError: If the shapes differ.
     """
-    _same(guess, truth)
+    same_shape(guess, truth)
     return ((guess > 0) == (truth > 0)).double().mean(dim=-1)
 
 
@@ -34,16 +36,11 @@ def label_number_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     Raises:
         ValueError: If the shapes differ.
     """
-    _same(guess, truth)
+    same_shape(guess, truth)
     return (guess == truth).double().mean(dim=-1)
 
 
 def instance_recall(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of the batch's labels recovered: sum_c min(guess_c, truth_c) / K, float64 [V]."""
-    _same(guess, truth)
+    same_shape(guess, truth)
     return torch.minimum(guess, truth).sum(dim=-1) / truth.sum(dim=-1).clamp_min(1).double()
-
-
-def _same(guess: Tensor, truth: Tensor) -> None:
-    if guess.shape != truth.shape:
-        raise ValueError(f"shapes differ: {list(guess.shape)} and {list(truth.shape)}.")

@@ -1,14 +1,8 @@
 """Names of the metrics, apart from their computation: reports need no torch."""
 
 METRICS = (
-    "ssim",
-    "mse",
-    "psnr",
-    "success",
-    "leacc",
-    "lnacc",
-    "irec",
-    "label_accuracy",
+    *("ssim", "mse", "psnr", "success"),
+    *("leacc", "lnacc", "irec", "label_accuracy"),
     "attribute_accuracy",
 )
 """success: share of samples with SSIM > 0.9. attribute_accuracy: share of one-hot groups whose

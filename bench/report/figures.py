@@ -14,10 +14,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from bench.errors import UserError
+from bench.metrics.intervals import Interval
 from bench.records import Row, Run
 from bench.report import grids, plots
+from bench.report.leaderboard import cells_by_row
 from bench.report.paper import Paper, inches, styled, write
-from bench.report.plots import SIDES, Band, Coordinate, Curves, Scale, Scatter, Spot
+from bench.report.plots import SIDES, Band, Curves, Scale, Scatter, Spot
 from bench.report.tables import tables
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -119,7 +121,7 @@ def write_figures(
     Raises:
         UserError: For an unknown format or width.
     """
-    cells = Run.read(folder).cells
+    cells = list(cells_by_row(Run.read(folder)))
     paths: list[Path] = []
     names: Counter[str] = Counter()
     for _, members in tables(rows):
@@ -159,10 +161,10 @@ def _drawn(shown: Scatter, width: str) -> Figure:
         if strip is not None:
             strip.set_xticks(range(len(shown.x.sides)), [SIDES[s] for s in shown.x.sides])
             strip.set_xlim(-0.6, len(shown.x.sides) - 0.4)
-        if strip is not None and all(s.x.side for s in shown.spots):
+        if strip is not None and all(s.side for s in shown.spots):
             axes.set_xticks([])
             axes.text(0.5, 0.5, "no finite epsilon", transform=axes.transAxes, ha="center")
-        on_axis = [s for i in shown.front if not (s := shown.spots[i]).x.side]
+        on_axis = [s for i in shown.front if not (s := shown.spots[i]).side]
         if shown.front:
             (line,) = axes.plot(
                 [_along(s, shown.x) for s in on_axis],
@@ -200,12 +202,12 @@ def _point(
 ) -> Line2D:
     """A setting with its intervals."""
     x, on = _along(spot, shown.x), axes
-    if spot.x.side and strip is not None:
-        x, on = shown.x.sides.index(spot.x.side) + spot.aside, strip
+    if spot.side and strip is not None:
+        x, on = shown.x.sides.index(spot.side) + spot.aside, strip
     drawn = on.errorbar(
         [x],
         [spot.y.mean],
-        xerr=None if spot.x.side else _bars([spot.x]),
+        xerr=None if spot.side else _bars([spot.x]),
         yerr=_bars([spot.y]),
         color=colour,
         marker=marker,
@@ -236,7 +238,7 @@ def looks(spots: Sequence[Spot]) -> list[tuple[str, str]]:
     return out
 
 
-def _bars(values: Sequence[Coordinate]) -> list[list[float]]:
+def _bars(values: Sequence[Interval]) -> list[list[float]]:
     """Lengths of intervals below and above their means."""
     return [[v.mean - v.lo for v in values], [v.hi - v.mean for v in values]]
 
@@ -310,6 +312,6 @@ def _label(spot: Spot, shown: Scatter) -> str:
         parts.append("(own networks)")
     if spot.muted:
         parts.append("(no rank)")
-    if shown.name != "leak" and not spot.x.side and spot.x.mean == 0:
+    if shown.name != "leak" and spot.x.mean == 0:
         parts.append("(epsilon 0, at the left edge)")
     return " ".join(parts)

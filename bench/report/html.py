@@ -114,14 +114,10 @@ def _own(pictures: Pictures, ids: Sequence[str]) -> dict[str, Any]:
 
 def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
     """(key in the URL, label, values) of each select box."""
-    keys = (
-        ("protocol", "Protocol"),
-        ("dataset", "Dataset"),
-        ("model", "Model"),
-        ("checkpoint", "Round"),
-        ("defense", "Defense"),
-    )
-    return [(k, label, list(dict.fromkeys(str(getattr(r, k)) for r in rows))) for k, label in keys]
+    keys = ("protocol", "dataset", "model", "checkpoint", "defense")
+    labels = {"checkpoint": "Round"}
+    values = {k: list(dict.fromkeys(str(getattr(r, k)) for r in rows)) for k in keys}
+    return [(k, labels.get(k, k.capitalize()), found) for k, found in values.items()]
 
 
 def _reasons(found: Sequence[Board]) -> dict[str, int]:
