@@ -12,24 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.cli.options import (
-    AsJson,
-    DataDir,
-    Device,
-    Download,
-    Only,
-    Out,
-    PluginFile,
-    Set,
-    Shard,
-    SuiteName,
-    chosen_environment,
-    console,
-    plain_errors,
-    planned,
-    say,
-    shard_of,
-)
+from bench.cli import options
 
 if TYPE_CHECKING:
     from bench.harness.costs.cost import Cost
@@ -102,15 +85,15 @@ class Forecast:
 
 
 def plan(
-    suite: SuiteName,
-    only: Only = None,
-    set_: Set = None,
-    device: Device = "auto",
-    shard: Shard = "1/1",
-    out: Out = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    plugin: PluginFile = None,
+    suite: options.SuiteName,
+    only: options.Only = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    shard: options.Shard = "1/1",
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    plugin: options.PluginFile = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Workers, for the time it would take.")
     ] = None,
@@ -119,16 +102,16 @@ def plan(
         typer.Option("--costs", help="A result folder whose finished cells tell what cells cost."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print every training.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what would run, what is cached, and how long the rest would take. Writes nothing."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.harness import launch
 
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
-        env = chosen_environment(device, data_dir, download, plugin, here=device == "auto")
-        part = shard_of(shard)
-        made, keys = planned(suite, only, set_, env, part)
+        env = options.chosen_environment(device, data_dir, download, plugin, here=device == "auto")
+        part = options.shard_of(shard)
+        made, keys = options.planned(suite, only, set_, env, part)
         store = launch.store_of(made, out, part)
         table, settled = learned(store, costs or ())
         told = forecast(made, keys, table, settled)
@@ -140,7 +123,7 @@ def plan(
             _print_trainings(made)
         _print_rows(made, told)
         for line in _sentences(made, told, store, workers, env):
-            say(line)
+            options.say(line)
 
 
 # --- the forecast ---------------------------------------------------------------------------
@@ -227,7 +210,7 @@ def _print_trainings(made: Plan) -> None:
             str(job.seed),
             str(len(attacks)),
         )
-    console.print(grid)
+    options.console.print(grid)
 
 
 def _print_rows(made: Plan, told: Forecast) -> None:
@@ -256,7 +239,7 @@ def _print_rows(made: Plan, told: Forecast) -> None:
             *(_short(row.hours.get(d, 0.0)) for d in devices),
             _short(row.n_bytes / _GB),
         )
-    console.print(grid)
+    options.console.print(grid)
 
 
 def _short(value: float) -> str:

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.cli.options import (
-    AsJson,
-    DefenseSet,
-    PluginFile,
-    console,
-    plain_errors,
-    say,
-    setting_of,
-)
+from bench.cli import options
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +18,7 @@ if TYPE_CHECKING:
 
 def ledger(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
-    set_: DefenseSet = None,
+    set_: options.DefenseSet = None,
     facts: Annotated[
         str,
         typer.Option(
@@ -37,17 +29,17 @@ def ledger(
     paper: Annotated[
         bool, typer.Option("--paper", help="The paper's own formulas, and what holds of them.")
     ] = False,
-    as_json: AsJson = False,
-    plugin: PluginFile = None,
+    as_json: options.AsJson = False,
+    plugin: options.PluginFile = None,
 ) -> None:
     """Print claim, proof and mechanism constants of a defense setting, without training."""
-    with plain_errors():
+    with options.plain_errors():
         from bench import suite
         from bench.contract.events import Facts
         from bench.privacy.ledger import account
         from bench.records import to_json
 
-        built = setting_of(defense, set_, plugin)
+        built = options.setting_of(defense, set_, plugin)
         known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
         try:
             entry = account(built, known)
@@ -62,7 +54,7 @@ def ledger(
         typer.echo(to_json(document))
         return
     for line in _formula_lines(formulas) if paper else _entry_lines(entry):
-        say(line)
+        options.say(line)
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:
@@ -91,7 +83,7 @@ def _formula_lines(formulas: Sequence[Formula]) -> Iterator[str]:
 
 def audit(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
-    set_: DefenseSet = None,
+    set_: options.DefenseSet = None,
     draws: Annotated[int, typer.Option("--draws", help="Per input of a pair.")] = 4000,
     confidence: Annotated[
         float, typer.Option("--confidence", help="That no finding is wrong.")
@@ -100,18 +92,18 @@ def audit(
     parameters: Annotated[
         int, typer.Option("--parameters", help="Coordinates of the audited tensors.")
     ] = 16,
-    as_json: AsJson = False,
-    plugin: PluginFile = None,
+    as_json: options.AsJson = False,
+    plugin: options.PluginFile = None,
 ) -> None:
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof. A hook
     that fails ends it with exit code 1."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.records import to_json
         from bench.report import audits
         from bench.sandbox.audit import audit as audit_of
         from bench.sandbox.hooked import PluginFault
 
-        built = setting_of(defense, set_, plugin)
+        built = options.setting_of(defense, set_, plugin)
         document = {"defense": defense, "variant": built.variant}
         try:
             found = audit_of(
@@ -121,13 +113,13 @@ def audit(
             if as_json:
                 typer.echo(to_json(document | {"failed": str(fault), "hook": fault.hook}))
             else:
-                console.print(audits.failure(fault), highlight=False)
+                options.console.print(audits.failure(fault), highlight=False)
             raise typer.Exit(1) from None
     if as_json:
         typer.echo(to_json(document | found.to_dict()))
         return
     for block in audits.terminal(found):
-        console.print(block, highlight=False)
+        options.console.print(block, highlight=False)
 
 
 def _facts(pairs: dict[str, Any]) -> dict[str, Any]:

@@ -7,24 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.options import (
-    DataDir,
-    Device,
-    Download,
-    Only,
-    Out,
-    PluginFile,
-    Set,
-    Shard,
-    SuiteName,
-    chosen_environment,
-    console,
-    errors,
-    plain_errors,
-    planned,
-    say,
-    shard_of,
-)
+from bench.cli import options
 from bench.cli.reports import publish
 
 _LOCAL = (
@@ -35,10 +18,10 @@ _LOCAL = (
 
 
 def run(
-    suite: SuiteName,
-    only: Only = None,
-    set_: Set = None,
-    device: Device = "auto",
+    suite: options.SuiteName,
+    only: options.Only = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
     executor: Annotated[
         str, typer.Option("--executor", help="local: worker processes here. ray: a Ray cluster.")
     ] = "local",
@@ -49,7 +32,7 @@ def run(
         float | None,
         typer.Option("--memory", help="GB that one worker may hold; default its share of 90 %."),
     ] = None,
-    shard: Shard = "1/1",
+    shard: options.Shard = "1/1",
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -64,20 +47,22 @@ def run(
         float | None,
         typer.Option("--cell-gpus", help="With ray: GPUs per job; 0.25: four share one."),
     ] = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    plugin: PluginFile = None,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    plugin: options.PluginFile = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached results.")] = False,
 ) -> None:
     """Run a suite, continue where it stopped, and print its leaderboard."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.harness import launch
 
         launch.check_executor(executor)
-        env = chosen_environment(device, data_dir, download, plugin, here=executor == "local")
-        part = shard_of(shard)
-        plan, keys = planned(suite, only, set_, env, part)
+        env = options.chosen_environment(
+            device, data_dir, download, plugin, here=executor == "local"
+        )
+        part = options.shard_of(shard)
+        plan, keys = options.planned(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
         store.prepare()
         chosen = launch.executor_of(
@@ -90,7 +75,7 @@ def run(
             cell_cpus=cell_cpus,
             cell_gpus=cell_gpus,
         )
-        with launch.live(plan, console) as on_progress:
+        with launch.live(plan, options.console) as on_progress:
             try:
                 report = launch.execute(
                     plan,
@@ -102,12 +87,13 @@ def run(
                     on_progress=on_progress,
                 )
             except KeyboardInterrupt:
-                errors.print("Stopped. What is finished is kept; run the same command to go on.")
+                stopped = "Stopped. What is finished is kept; run the same command to go on."
+                options.say(stopped, aside=True)
                 raise typer.Exit(130) from None
         paths = publish(store.folder, ("json", "csv", "md", "html"))
         for label, reason in report.failures:
-            say(f"{label}: {reason}", aside=True, style="red")
-        say(
+            options.say(f"{label}: {reason}", aside=True, style="red")
+        options.say(
             f"{report.ran} run, {report.cached} cached, {len(report.failures)} failed. "
             f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}"
         )
