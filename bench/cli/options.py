@@ -99,11 +99,7 @@ def chosen_environment(
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """The pair (i, n) that "i/n" stands for.
-
-    Raises:
-        UserError: For other text.
-    """
+    """The pair (i, n) that "i/n" stands for. Raises UserError for other text."""
     number, slash, of = text.partition("/")
     if not (slash and number.isdigit() and of.isdigit()):
         raise UserError(f"--shard takes i/n, as 1/8, got '{text}'.")

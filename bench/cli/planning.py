@@ -25,25 +25,15 @@ if TYPE_CHECKING:
 
 _UNITS = {"cpu": "core-hours", "cuda": "GPU-hours"}
 _COLUMNS = {"cpu": "core-h", "cuda": "GPU-h"}
-_GB, _MB = 1e9, 1e6
+_GB = 1e9
 _LIKELY = 0.8
 """A disk is called short when the estimate passes this share of what is free."""
 
 
 @dataclass(kw_only=True)
 class Sum:
-    """What jobs come to together.
-
-    Attributes:
-        settings: Of defenses.
-        trainings: How many.
-        cells: How many attacks.
-        cached_trainings: Those that are finished.
-        cached_cells: Those that are finished.
-        hours: Per device, of the others, as far as they could be told.
-        n_bytes: On disk, of the others.
-        matches: Per device, how well the others were told.
-    """
+    """What jobs come to together. hours, n_bytes (on disk), matches (how well they could be told):
+    of those that are not cached; per device."""
 
     settings: set[str] = field(default_factory=set)
     trainings: int = 0
@@ -64,24 +54,13 @@ class Sum:
 
 @dataclass(kw_only=True)
 class Forecast:
-    """A plan told.
-
-    Attributes:
-        rows: Per task, by its place in the file.
-        whole: All of them.
-        host: Per device, peak bytes of one worker's memory.
-        device: Per device, peak bytes of its own memory.
-    """
+    """A plan told. rows: per task, by its place in the file. host, device: per device, the peak of
+    one worker's memory and of the device's own, in bytes."""
 
     rows: dict[int, Sum]
     whole: Sum
     host: dict[str, float] = field(default_factory=dict)
     device: dict[str, float] = field(default_factory=dict)
-
-    def peak(self, name: str, estimate: Estimate) -> None:
-        for kind, value in ((self.host, estimate.host), (self.device, estimate.device)):
-            if value is not None:
-                kind[name] = max(kind.get(name, 0.0), value)
 
 
 def plan(
@@ -161,7 +140,9 @@ def forecast(made: Plan, keys: Keys, table: Table, settled: Finished) -> Forecas
         def add(name: str, estimate: Estimate, sums: tuple[Sum, ...] = sums) -> None:
             for total in sums:
                 total.add(name, estimate, disk=name == (kind if kind in devices else devices[0]))
-            told.peak(name, estimate)
+            for peaks, value in ((told.host, estimate.host), (told.device, estimate.device)):
+                if value is not None:
+                    peaks[name] = max(peaks.get(name, 0.0), value)
 
         trained = keys.train(job) in settled.trainings
         done = [trained and keys.attack(attack) in settled.attacks for attack in attacks]

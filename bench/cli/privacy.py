@@ -122,6 +122,10 @@ def audit(
         options.console.print(block, highlight=False)
 
 
+_KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
+"""What facts of a type take; others take whole numbers."""
+
+
 def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
     """Checked names and types of --facts."""
     from dataclasses import fields
@@ -129,16 +133,12 @@ def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
     from bench.contract.events import Facts
     from bench.names import did_you_mean
 
-    known = {f.name for f in fields(Facts)}
-    floats = {"participation", "delta"}
+    known = {f.name: f.type for f in fields(Facts)}
     for key, value in pairs.items():
         if key not in known:
             raise UserError(did_you_mean("fact", key, sorted(known)))
-        flag = isinstance(value, bool)
-        right = flag if key in ("split", "broadcast") else isinstance(value, int) and not flag
-        if not (right or (key in floats and isinstance(value, float))):
-            expected = "true or false" if key in ("split", "broadcast") else "a whole number"
-            expected = "a number" if key in floats else expected
+        expected, *types = _KINDS.get(str(known[key]), ("a whole number", int))
+        if type(value) not in types:
             raise UserError(f"fact {key} must be {expected}, got {value!r}.")
     if "parameters" not in pairs:
         raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")

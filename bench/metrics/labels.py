@@ -1,4 +1,7 @@
-"""Label restoration: counts [V, C] against counts [V, C], one figure per victim."""
+"""Label restoration: counts against counts, int64 [V, C], one figure per victim.
+
+All raise ValueError if the shapes differ.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,6 @@ def label_existence_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of classes whose presence is right (LeAcc), float64 [V].
 
     It is over all C classes, so print the chance floor beside it. Source: iLRG.
-
-    Args:
-        guess: Counts, int64 [V, C].
-        truth: Counts, int64 [V, C].
-
-    Raises:
-        ValueError: If the shapes differ.
     """
     same_shape(guess, truth)
     return ((guess > 0) == (truth > 0)).double().mean(dim=-1)
@@ -28,13 +24,6 @@ def label_number_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of classes whose count is exactly right (LnAcc), float64 [V].
 
     Classes that are absent from both count as right. Source: iLRG, over all C classes.
-
-    Args:
-        guess: Counts, int64 [V, C].
-        truth: Counts, int64 [V, C].
-
-    Raises:
-        ValueError: If the shapes differ.
     """
     same_shape(guess, truth)
     return (guess == truth).double().mean(dim=-1)

@@ -9,10 +9,8 @@ METRICS = (
 largest entry is right. Metrics that do not apply are absent."""
 TITLES = {"ssim": "SSIM", "mse": "MSE", "lnacc": "LnAcc"}
 """Of the metrics that have columns of their own."""
-SMALLER_LEAKS = ("mse",)
-"""Metrics of which a smaller value is the larger leak."""
 
 
 def sign_of(metric: str) -> float:
-    """1 where a larger value of the metric is the larger leak, else -1."""
-    return -1.0 if metric in SMALLER_LEAKS else 1.0
+    """1 where a larger value of the metric is the larger leak; -1 of the MSE, whose smaller is."""
+    return -1.0 if metric == "mse" else 1.0

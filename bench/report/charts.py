@@ -14,7 +14,7 @@ from bench.records import Row
 from bench.report import plots, svg
 from bench.report.boards import Board
 from bench.report.columns import bounds, epsilon_text, figure, interval_text
-from bench.report.plots import Curves, Scatter, Spot
+from bench.report.plots import Scatter, Spot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,20 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     )
     for band in shown.floors:
         plot.floor(band)
-    curves = _curves(shown)
+    curves = [
+        [
+            svg.Mark(
+                x=Interval(mean=budget, lo=budget, hi=budget),
+                y=at,
+                row=0,
+                group=group,
+                words=f"{curve.attack}; {budget} gradient evaluations per start; "
+                f"SSIM {interval_text(at)}",
+            )
+            for budget, at in curve.points
+        ]
+        for group, curve in enumerate(shown.curves)
+    ]
     for marks in curves:
         plot.path(marks)
     body = [
@@ -162,20 +175,3 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
         legend=tuple((svg.key(i), c.attack) for i, c in enumerate(shown.curves)),
         table=(("attack", "budget", "SSIM", "95 % interval"), *body),
     )
-
-
-def _curves(shown: Curves) -> list[list[svg.Mark]]:
-    return [
-        [
-            svg.Mark(
-                x=Interval(mean=budget, lo=budget, hi=budget),
-                y=at,
-                row=0,
-                group=group,
-                words=f"{curve.attack}; {budget} gradient evaluations per start; "
-                f"SSIM {figure(at.mean)} {bounds(at)}",
-            )
-            for budget, at in curve.points
-        ]
-        for group, curve in enumerate(shown.curves)
-    ]

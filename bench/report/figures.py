@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from bench.report.tables import tables
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 """Seven colours of Okabe and Ito, told apart by colour-blind readers, and twelve shapes."""
+_GREY: Mapping[str, Any] = {"color": "#888888", "linewidth": 0.8, "zorder": 0}
 _AXES_HEIGHT = 2.1
 _LINE_HEIGHT = 0.155
 EPSILONS = {"eps_record": "proven", "eps_claimed": "claimed"}
@@ -37,10 +39,6 @@ def pareto(rows: Sequence[Row], *, width: str = "column") -> Figure:
 
     Hollow: no rank (diverged or at chance). Rows without a figure are named below.
 
-    Args:
-        rows: All rows of one table.
-        width: `column` or `page`.
-
     Raises:
         UserError: If no row has both figures.
     """
@@ -49,12 +47,7 @@ def pareto(rows: Sequence[Row], *, width: str = "column") -> Figure:
 
 def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "column") -> Figure:
     """Accuracy against an epsilon on a logarithmic axis; infinite and absent ones in a strip of
-    their own at the right.
-
-    Args:
-        rows: All rows of one table.
-        which: `eps_record` (proven) or `eps_claimed`, whose unit stands in the legend.
-        width: `column` or `page`.
+    their own at the right. Units of claims stand in the legend.
 
     Raises:
         UserError: For another `which`, and if no row has an accuracy.
@@ -67,10 +60,6 @@ def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "col
 def budget(spent: Curves | None, *, width: str = "column") -> Figure:
     """Mean SSIM of each attack against its gradient evaluations per start, with 95 % intervals: a
     line that still rises means an attack that was cut short.
-
-    Args:
-        spent: Of `plots.budgets`.
-        width: `column` or `page`.
 
     Raises:
         UserError: If no attack was run at more than one budget.
@@ -111,12 +100,6 @@ def write_figures(
 
     What a table has no figures for (no budget was doubled, records instead of images, no
     artifacts) has no file.
-
-    Args:
-        rows: Of `leaderboard.rows`.
-        folder: The result folder.
-        formats: `pdf`, `png` or both.
-        width: `column` or `page`.
 
     Raises:
         UserError: For an unknown format or width.
@@ -169,9 +152,7 @@ def _drawn(shown: Scatter, width: str) -> Figure:
             (line,) = axes.plot(
                 [_along(s, shown.x) for s in on_axis],
                 [s.y.mean for s in on_axis],
-                color="#888888",
-                linewidth=0.8,
-                zorder=0,
+                **_GREY,
                 drawstyle="steps-post",
                 label="front",
             )
@@ -268,9 +249,7 @@ def _floor(axes: Axes, band: Band) -> Line2D:
         (band.lo + band.hi) / 2,
         linestyle=style,
         label=_floor_name(band),
-        color="#888888",
-        linewidth=0.8,
-        zorder=0,
+        **_GREY,
     )
 
 

@@ -20,8 +20,7 @@ from markupsafe import Markup
 import bench
 from bench.records import FlagCode, Row, Run
 from bench.report import charts, explain, text
-from bench.report.boards import AT_ONCE, Board, boards
-from bench.report.details import details
+from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
 
@@ -41,14 +40,7 @@ class Gap:
 
 
 def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | None = None) -> str:
-    """The whole page as text.
-
-    Args:
-        rows: Of `leaderboard.load`.
-        run: That they are of.
-        pictures: Of `pictures.load`.
-        as_json: The rows as leaderboard.json, where that is at hand.
-    """
+    """The whole page as text. as_json: the rows as leaderboard.json, where that is at hand."""
     as_json = as_json or text.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
     found = boards(rows)
@@ -89,7 +81,7 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
         "board": board,
         "views": charts.views(board),
         "budget": charts.budget_view(board, rows),
-        "details": _json(details(board.rows, [line.flags for line in board.lines])),
+        "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,
         "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),
     }

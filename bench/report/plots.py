@@ -30,13 +30,8 @@ def side_of(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """An axis over [lo, hi].
-
-    Attributes:
-        label: What stands beside it.
-        log: Whether it is logarithmic; its ends are then powers of ten.
-        sides: The keys of SIDES that occur.
-    """
+    """An axis over [lo, hi]. log: a logarithmic one, whose ends are powers of ten. sides: keys of
+    SIDES that occur."""
 
     label: str
     lo: float
@@ -162,11 +157,7 @@ KINDS = {
 
 
 def scatter(rows: Sequence[Row], name: str) -> Scatter:
-    """One plot of a table's rows.
-
-    Args:
-        rows: All rows of one table, in its order.
-        name: Key of KINDS.
+    """One plot, by its key of KINDS, of all rows of one table.
 
     Raises:
         UserError: If no row has both figures.
@@ -218,11 +209,7 @@ def utility(row: Row) -> Interval | None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Places of the points that no other beats in both, by x.
-
-    Args:
-        points: (x, y), the smaller the better.
-    """
+    """Places of the points (x, y), the smaller the better, that no other beats in both, by x."""
     leading, best = [], math.inf
     ordered = sorted((x, y, i) for i, (x, y) in enumerate(points))
     for _, alike in itertools.groupby(ordered, key=lambda point: point[0]):
@@ -341,15 +328,8 @@ def is_reference(row: Row) -> bool:
 
 
 def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
-    """SSIM against budget where nothing defends.
-
-    Args:
-        rows: Of any number of suites and tables.
-        first: A row of the network and round that is shown.
-
-    Returns:
-        Every attack at each suite's budget and at twice that; None where it was not measured.
-    """
+    """Every attack's SSIM where nothing defends, at each suite's budget and at twice that; None
+    where it was not measured. first: a row of the network and round that is shown."""
     shown = network(first)
     series: dict[str, dict[int, Interval]] = {}
     floors: Mapping[str, float] = {}
