@@ -274,20 +274,8 @@ class Results:
         intervals: bool = False,
     ) -> str:
         """The leaderboard for a paper: one `table` environment per table, with the rules of
-        booktabs (`\\usepackage{booktabs}`).
-
-        Args:
-            checkpoint: Only rows of this one.
-            dataset: Only rows of this one.
-            defense: Only rows of this one.
-            intervals: Whether means have their 95 % intervals beside them.
-
-        Returns:
-            LaTeX, all names escaped.
-
-        Raises:
-            UserError: For a value that occurs nowhere.
-        """
+        booktabs (`\\usepackage{booktabs}`), all names escaped. intervals: means have their 95 %
+        intervals beside them. Raises UserError for a value that occurs nowhere."""
         rows = self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
         return text.to_latex(rows, intervals=intervals)
 

@@ -11,6 +11,7 @@ import typer
 
 from bench.cli.options import AsJson, console, open_table, plain_errors
 from bench.errors import UserError
+from bench.metrics.named import TITLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -119,7 +120,7 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
 
 def _what(found: Sequence[RowComparison]) -> str:
     """· worst case SSIM · 3 seeds x 8 victims, where all comparisons agree on it."""
-    kinds = {f"{c.attack} {_title(c.metric)} · {_samples(c)}" for c in found}
+    kinds = {f"{c.attack} {TITLES.get(c.metric, c.metric)} · {_samples(c)}" for c in found}
     return f"\n{kinds.pop()}" if len(kinds) == 1 else ""
 
 
@@ -154,7 +155,7 @@ def _facts(found: RowComparison, power: bool) -> Iterator[tuple[str, str]]:
         ("first", "second"), (found.first, found.second), found.means, strict=True
     ):
         rank = "no rank" if row.rank is None else f"rank {row.rank}"
-        figure = f"{found.attack} {_title(metric)} {_number(mean, metric)}"
+        figure = f"{found.attack} {TITLES.get(metric, metric)} {_number(mean, metric)}"
         yield name, f"{row.name}: {figure} ({rank})"
     yield "victims", f"{_samples(found)} ({_seeds(found)}), threat {found.threat}"
     interval = paired.interval
@@ -261,12 +262,6 @@ def _number(value: float | None, metric: str, digits: int = 3) -> str:
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
-
-
-def _title(metric: str) -> str:
-    from bench.metrics.named import TITLES
-
-    return TITLES.get(metric, metric)
 
 
 def _legend(found: Sequence[RowComparison], power: bool, many: bool) -> str:

@@ -25,6 +25,8 @@ SHAPES = (
     "M-5-3H5V3H-5Z",
 )
 COLOURS = 8
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
 _AROUND = (
     *((9, -6), (-9, -6), (9, 13), (-9, 13), (0, -13), (0, 20)),
     *((12, -20), (-12, -20), (12, 26), (-12, 26), (16, 40), (-16, 40)),
@@ -63,7 +65,7 @@ class Plot:
         self.name, self.title, self.description = name, title, description
         self._right = WIDTH - RIGHT - SIDE * len(x.sides)
         self._back: list[str] = []
-        self._taken: list[tuple[float, float, float, float]] = []
+        self._taken: list[Box] = []
         self._axes()
 
     def at(self, point: Mark) -> tuple[float, float]:
@@ -228,9 +230,6 @@ def key(group: int) -> Markup:
         f'<svg class="key" viewBox="-8 -8 16 16" aria-hidden="true">'
         f'<g class="pt c{group % COLOURS}"><path class="mk" d="{SHAPES[shape(group)]}"/></g></svg>'
     )
-
-
-Box = tuple[float, float, float, float]
 
 
 def _overlap(a: Box, b: Box) -> bool:
