@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -142,19 +142,15 @@ def _gaps(found: Sequence[Board]) -> list[Gap]:
     return sorted(gaps, key=lambda g: g.status == "not applicable")
 
 
-_GAPS = {
-    FlagCode.TRAINING_FAILED: ("training", "failed"),
-    FlagCode.TRAINING_TIMEOUT: ("training", "timeout"),
-    FlagCode.TRAINING_NOT_APPLICABLE: ("training", "not_applicable"),
-    FlagCode.AUDIT_FAILED: ("audit", "failed"),
-}
-
-
-def _gaps_of(row: Row) -> list[tuple[str, str, str]]:
+def _gaps_of(row: Row) -> Iterator[tuple[str, str, str]]:
     """(what, status, reason) of whatever has no figure."""
-    gaps = [(n, e.status, str(e.reason)) for n, e in row.attacks.items() if e.status != "done"]
-    told = (f for f in row.flags if f.code in _GAPS)
-    return [*gaps, *((*_GAPS[f.code], str(f.values.get("reason", ""))) for f in told)]
+    for name, entry in row.attacks.items():
+        if entry.status != "done":
+            yield name, entry.status, str(entry.reason)
+    for flag in row.flags:
+        what, _, status = flag.code.partition("_")  # training_not_applicable, audit_failed
+        if what == "training" or flag.code == FlagCode.AUDIT_FAILED:
+            yield what, status, str(flag.values.get("reason", ""))
 
 
 @cache

@@ -19,12 +19,6 @@ from bench.records import (
     canonical,
 )
 
-_UNTRAINED = {
-    "failed": FlagCode.TRAINING_FAILED,
-    "timeout": FlagCode.TRAINING_TIMEOUT,
-    "not_applicable": FlagCode.TRAINING_NOT_APPLICABLE,
-}
-_BROKEN = {"failed": FlagCode.ATTACK_FAILED, "timeout": FlagCode.ATTACK_TIMEOUT}
 _REFUTES = (
     (FlagCode.AUDIT_REFUTES_CLAIM, "verdict_claim"),
     (FlagCode.AUDIT_REFUTES_PROOF, "verdict_proof"),
@@ -65,7 +59,8 @@ def flags_of(row: Row, trained: Sequence[Trained]) -> tuple[Flag, ...]:
 def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
     for found in trained:
         if found.status != "done":
-            yield Flag(code=_UNTRAINED[found.status], values={"reason": str(found.reason)})
+            code = FlagCode(f"training_{found.status}")
+            yield Flag(code=code, values={"reason": str(found.reason)})
         elif found.diverged:
             yield Flag(code=FlagCode.DIVERGED, values={"reason": found.diverged})
     if at_chance(row, [t for t in trained if t.status == "done"]):
@@ -81,8 +76,8 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
         if isinstance(found.audit, AuditFailure):
             yield Flag(code=FlagCode.AUDIT_FAILED, values={"reason": found.audit.reason})
     for name, entry in row.attacks.items():
-        if entry.status in _BROKEN:
-            yield Flag(code=_BROKEN[entry.status], subject=name)
+        if entry.status in ("failed", "timeout"):
+            yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.worst and _below_floor(row.worst, row.attacks[row.worst.attack]):
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.worst.attack)
     for name, entry in row.attacks.items():
