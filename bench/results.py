@@ -23,7 +23,7 @@ from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
-from bench.report.choosing import check_wanted, fits_settings
+from bench.report.choosing import check_wanted, with_values
 from bench.report.files import FILES, Files
 
 if TYPE_CHECKING:
@@ -213,10 +213,11 @@ class Results:
         cells = self._some_cells(
             checkpoint=checkpoint, dataset=dataset, defense=defense, attack=attack
         )
-        chosen = [c for c in cells if fits_settings(c.settings, settings)]
+        asked = dict(settings or {})
+        chosen = [c for c in cells if {k: c.settings.get(k, ...) for k in asked} == asked]
         if not chosen:
             there = ", ".join(dict.fromkeys(c.setting for c in cells))
-            raise UserError(f"no cell has the settings {dict(settings or {})}; there are {there}.")
+            raise UserError(f"no cell has the settings {asked}; there are {there}.")
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
     def plot_pareto(
@@ -273,20 +274,8 @@ class Results:
         intervals: bool = False,
     ) -> str:
         """The leaderboard for a paper: one `table` environment per table, with the rules of
-        booktabs (`\\usepackage{booktabs}`).
-
-        Args:
-            checkpoint: Only rows of this one.
-            dataset: Only rows of this one.
-            defense: Only rows of this one.
-            intervals: Whether means have their 95 % intervals beside them.
-
-        Returns:
-            LaTeX, all names escaped.
-
-        Raises:
-            UserError: For a value that occurs nowhere.
-        """
+        booktabs (`\\usepackage{booktabs}`), all names escaped. intervals: means have their 95 %
+        intervals beside them. Raises UserError for a value that occurs nowhere."""
         rows = self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
         return text.to_latex(rows, intervals=intervals)
 
@@ -303,25 +292,12 @@ class Results:
             raise UserError(f"{self.folder} holds a leaderboard without its records.")
 
     def _rows(self, **wanted: str | None) -> list[Row]:
-        """Rows whose values are the wanted ones; None: any."""
-        for key, value in wanted.items():
-            check_wanted(key, value, (getattr(r, key) for r in self._files.rows))
-        return [
-            r
-            for r in self._files.rows
-            if all(v is None or getattr(r, k) == v for k, v in wanted.items())
-        ]
+        return with_values(self._files.rows, wanted)
 
     def _some_cells(self, *, attack: str | None, **wanted: str | None) -> list[Cell]:
-        for key, value in wanted.items():
-            check_wanted(key, value, (getattr(c, key) for c in self._cells))
+        some = with_values(self._cells, wanted)
         check_wanted("attack", attack, {n for c in self._cells for n in (c.label, c.attack)})
-        found = [
-            c
-            for c in self._cells
-            if all(v is None or getattr(c, k) == v for k, v in wanted.items())
-            and attack in (None, c.label, c.attack)
-        ]
+        found = [c for c in some if attack in (None, c.label, c.attack)]
         if not found:
             asked = {k: v for k, v in {**wanted, "attack": attack}.items() if v is not None}
             raise UserError(
@@ -356,18 +332,8 @@ class Results:
     def _repr_html_(self) -> str:
         frame = self.leaderboard()
         names = (
-            "rank",
-            "dataset",
-            "model",
-            "checkpoint",
-            "setting",
-            "accuracy",
-            "eps_claimed",
-            "unit",
-            "eps_record",
-            "worst_ssim",
-            "worst_attack",
-            "flags",
+            *("rank", "dataset", "model", "checkpoint", "setting", "accuracy", "eps_claimed"),
+            *("unit", "eps_record", "worst_ssim", "worst_attack", "flags"),
         )
         shown = frame[[n for n in names if n in frame]]
         body = shown.to_html(index=False, escape=True, na_rep="-", float_format="{:.3g}".format)

@@ -95,10 +95,8 @@ def settings(names: Sequence[str], body: str) -> str:
         choices = allowed(parameter.annotation)
         if bool(choices) == bool(given):
             raise ValueError(f"{names[0]}.{name} needs a range, or is a choice, which has its own.")
-        default = "required" if parameter.default is parameter.empty else shown(parameter.default)
-        rows.append(
-            [f"`{name}`", kind_of(parameter.annotation), given or choices, default, meaning]
-        )
+        kind = kind_of(parameter.annotation)
+        rows.append([f"`{name}`", kind, given or choices, default_of(parameter), meaning])
     return table(["setting", "type", "range", "default", "meaning"], rows)
 
 
@@ -152,6 +150,10 @@ def kind_of(annotation: Any) -> str:
     return names.get(annotation, f"[[{getattr(annotation, '__name__', annotation)}]]")
 
 
+def default_of(parameter: inspect.Parameter) -> str:
+    return "required" if parameter.default is parameter.empty else shown(parameter.default)
+
+
 def shown(value: Any) -> str:
     if value is None:
         return "none"
@@ -188,22 +190,11 @@ def keys(names: Sequence[str], body: str) -> str:
     lines = described(f"keys of {name}", body, list(model.model_fields), columns=1)
     rows = []
     for key, field in model.model_fields.items():
-        default = (
-            "required"
-            if field.is_required()
-            else shown(field.get_default(call_default_factory=True))
-        )
-        limits = ", ".join(_limit(m) for m in field.metadata if _limit(m))
-        choices = allowed(field.annotation)
-        rows.append(
-            [
-                f"`{key}`",
-                kind_of(field.annotation),
-                choices or limits or "any",
-                default,
-                lines[key][0],
-            ]
-        )
+        default = shown(field.get_default(call_default_factory=True))
+        default = "required" if field.is_required() else default
+        limits = ", ".join(filter(None, map(_limit, field.metadata)))
+        values = allowed(field.annotation) or limits or "any"
+        rows.append([f"`{key}`", kind_of(field.annotation), values, default, lines[key][0]])
     return table(["key", "type", "range", "default", "meaning"], rows)
 
 
@@ -291,11 +282,7 @@ def others(kinds: Sequence[str], _: str) -> str:
     for plugin in (n for n in registry().names(kind.removesuffix("s")) if without_page(n)):
         cls = plugin_class(plugin)
         defaults = [
-            [
-                f"`{name}`",
-                kind_of(p.annotation),
-                "required" if p.default is p.empty else shown(p.default),
-            ]
+            [f"`{name}`", kind_of(p.annotation), default_of(p)]
             for name, p in parameters(cls).items()
         ]
         parts.append(f"## {plugin}\n\n{code(inspect.getdoc(cls) or '')}")
@@ -332,14 +319,8 @@ def commands(_: Sequence[str], __: str) -> str:
         usage = " ".join(
             ["leakbench", name, *(_argument(a) for a in arguments), "[options]" * bool(options)]
         )
-        parts += [
-            f"## {name}",
-            "",
-            marked(_paragraphs(command.help)),
-            "",
-            f"```text\n{usage}\n```",
-            "",
-        ]
+        said = marked(_paragraphs(command.help))
+        parts += [f"## {name}", "", said, "", f"```text\n{usage}\n```", ""]
         rows = [[f"`{_argument(a)}`", "argument", marked(a.help or "")] for a in arguments]
         rows += [
             [", ".join(f"`{o}`" for o in p.opts), _takes(p), marked(p.help or "")] for p in options
@@ -397,9 +378,8 @@ def results(names: Sequence[str], _: str) -> str:
         told = [any(line[i] not in ("-", "n/a", "") for line in body) for i in range(len(header))]
         kept = [i for i, name in enumerate(header) if name != "#" and told[i]]
         parts += [f"**{title}**", ""]
-        parts += [
-            table([header[i] for i in kept], [[marked(line[i]) for i in kept] for line in body])
-        ]
+        lines = [[marked(line[i]) for i in kept] for line in body]
+        parts.append(table([header[i] for i in kept], lines))
     if len(parts) == 2:
         raise ValueError(f"results/{suite} has no row of {', '.join(defenses)}.")
     return "\n".join(parts)

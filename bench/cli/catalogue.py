@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.cli.options import AsJson, PluginFile, console, plain_errors
+from bench.cli.options import AsJson, PluginFile, console, open_table, plain_errors
 from bench.errors import UserError
 
 LISTS = ("defenses", "attacks", "datasets", "models", "suites")
@@ -30,17 +30,8 @@ def list_(
     if as_json:
         typer.echo(json.dumps(chosen, indent=1))
         return
-    from rich.table import Table
-
     for name, entries in chosen.items():
-        table = Table(
-            title=name,
-            title_justify="left",
-            title_style="bold",
-            show_header=False,
-            box=None,
-            pad_edge=False,
-        )
+        table = open_table(name, title_style="bold", show_header=False)
         for entry in entries:
             broken = f"[red]broken:[/red] {entry['broken']}"
             table.add_row(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli.options import AsJson, console, plain_errors
+from bench.cli.options import AsJson, console, open_table, plain_errors
 from bench.errors import UserError
+from bench.metrics.named import TITLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,18 +82,12 @@ def compare(
 
 
 def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
-    from rich.table import Table
     from rich.text import Text
 
     made = {id(c.first): c for c in ladder.comparisons}
     before = {id(c.second): c for c in ladder.comparisons}
-    shown = Table(
-        title=Text(f"{ladder.table.title}{_what(ladder.comparisons)}"),
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    title = Text(f"{ladder.table.title}{_what(ladder.comparisons)}")
+    shown = open_table(title, padding=(0, 1, 0, 0))
     shown.add_column("#", justify="right")
     shown.add_column("row", overflow="fold", min_width=17)
     for name in ("leak", "minus next [95 %]", "p", "accuracy"):
@@ -125,7 +120,7 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
 
 def _what(found: Sequence[RowComparison]) -> str:
     """· worst case SSIM · 3 seeds x 8 victims, where all comparisons agree on it."""
-    kinds = {f"{c.attack} {_title(c.metric)} · {_samples(c)}" for c in found}
+    kinds = {f"{c.attack} {TITLES.get(c.metric, c.metric)} · {_samples(c)}" for c in found}
     return f"\n{kinds.pop()}" if len(kinds) == 1 else ""
 
 
@@ -139,17 +134,15 @@ def _samples(found: RowComparison) -> str:
 
 
 def _pair(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
-    from rich.table import Table
     from rich.text import Text
 
     for found in ladder.comparisons:
         yield Text(ladder.table.title, style="italic")
-        shown = Table(box=None, pad_edge=False, show_header=False)
+        shown = open_table(show_header=False)
         shown.add_column(style="bold", no_wrap=True)
         shown.add_column(overflow="fold")
         for name, text in _facts(found, power):
-            style = _STYLES.get(text, "")
-            shown.add_row(name, Text(text, style=style))
+            shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
         yield shown
         yield from (Text(note, style="dim") for note in found.notes)
     if ladder.resolution:
@@ -162,7 +155,7 @@ def _facts(found: RowComparison, power: bool) -> Iterator[tuple[str, str]]:
         ("first", "second"), (found.first, found.second), found.means, strict=True
     ):
         rank = "no rank" if row.rank is None else f"rank {row.rank}"
-        figure = f"{found.attack} {_title(metric)} {_number(mean, metric)}"
+        figure = f"{found.attack} {TITLES.get(metric, metric)} {_number(mean, metric)}"
         yield name, f"{row.name}: {figure} ({rank})"
     yield "victims", f"{_samples(found)} ({_seeds(found)}), threat {found.threat}"
     interval = paired.interval
@@ -269,12 +262,6 @@ def _number(value: float | None, metric: str, digits: int = 3) -> str:
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
-
-
-def _title(metric: str) -> str:
-    from bench.metrics.named import TITLES
-
-    return TITLES.get(metric, metric)
 
 
 def _legend(found: Sequence[RowComparison], power: bool, many: bool) -> str:

@@ -15,6 +15,9 @@ from bench.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.table import Table
+    from rich.text import Text
+
     from bench.contract.defense import Defense
     from bench.harness.environment import Environment
     from bench.harness.keys import Keys
@@ -50,9 +53,21 @@ DefenseSet = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
 
+def say(text: str, *, aside: bool = False, style: str | None = None) -> None:
+    """Print plain text, which only the terminal wraps; aside: on stderr."""
+    out = errors if aside else console
+    out.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def open_table(title: str | Text | None = None, **more: Any) -> Table:
+    """A table without lines around its cells."""
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=None, pad_edge=False, **more)
+
+
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    text = f"warning: {message}"
-    errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    say(f"warning: {message}", aside=True, style="yellow")
 
 
 @contextmanager
@@ -63,9 +78,7 @@ def plain_errors() -> Iterator[None]:
             warnings.showwarning = _show_warning
             yield
     except UserError as error:
-        errors.print(
-            f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-        )
+        say(f"leakbench: {error}", aside=True, style="red")
         raise typer.Exit(2) from None
 
 
@@ -86,11 +99,7 @@ def chosen_environment(
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """The pair (i, n) that "i/n" stands for.
-
-    Raises:
-        UserError: For other text.
-    """
+    """The pair (i, n) that "i/n" stands for. Raises UserError for other text."""
     number, slash, of = text.partition("/")
     if not (slash and number.isdigit() and of.isdigit()):
         raise UserError(f"--shard takes i/n, as 1/8, got '{text}'.")

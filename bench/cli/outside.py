@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.options import AsJson, DataDir, Download, chosen_environment, console, plain_errors
+from bench.cli import options
 from bench.cli.reports import publish
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
@@ -19,22 +19,22 @@ def export(
         str, typer.Argument(help="A key, the beginning of one, or digits/lenet/spm/dlg/final.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Name of the files, without an ending.")],
-    data_dir: DataDir = None,
-    download: Download = False,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
 ) -> None:
     """Write what the server saw in one cell, for attacks outside leakbench; never the truth."""
-    with plain_errors():
+    with options.plain_errors():
         from bench import outside
 
         paths = outside.export(
-            folder, cell, out, chosen_environment("cpu", data_dir, download, None)
+            folder, cell, out, options.chosen_environment("cpu", data_dir, download, None)
         )
     for path, what in (
         (paths.tensors, "tensors that the server saw"),
         (paths.text, "what they are, and public facts"),
         (paths.public, "public samples that the threat grants"),
     ):
-        console.print(f"{path}: {what}", soft_wrap=True, markup=False, highlight=False)
+        options.say(f"{path}: {what}")
 
 
 def score(
@@ -43,28 +43,26 @@ def score(
     reconstruction: Annotated[
         Path, typer.Argument(help="FILE.safetensors or FILE.npz: images, labels, label_counts.")
     ],
-    as_json: AsJson = False,
-    data_dir: DataDir = None,
-    download: Download = False,
+    as_json: options.AsJson = False,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
 ) -> None:
     """Score an outside attack's reconstruction exactly as leakbench's own attacks are."""
-    with plain_errors():
+    with options.plain_errors():
         from bench import outside
         from bench.records import to_json
 
-        env = chosen_environment("cpu", data_dir, download, None)
+        env = options.chosen_environment("cpu", data_dir, download, None)
         found = outside.score_file(folder, cell, reconstruction, env)
     if as_json:
         typer.echo(to_json(found.to_dict()))
         return
-    from rich.table import Table
     from rich.text import Text
 
     title = f"{found.cell.name}: {found.victims} victims, {found.samples} sample(s) each"
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    table = options.open_table(Text(title))
     table.add_column("metric")
-    heads = ("mean [95 % interval]", "floor", "class mean", f"own {found.cell.label}")
-    for head in heads:
+    for head in ("mean [95 % interval]", "floor", "class mean", f"own {found.cell.label}"):
         table.add_column(Text(head), justify="right")
     for name, figure in found.figures.items():
         low = [figure.floor, figure.floor_class_mean, figure.own]
@@ -74,9 +72,9 @@ def score(
             Text(f"{i.mean:.4f} [{i.lo:.4f}, {i.hi:.4f}]"),
             *("-" if v is None else f"{v:.4f}" for v in low),
         )
-    console.print(table)
+    options.console.print(table)
     if found.failed:
-        console.print(f"{found.failed} victim(s) failed: scored as the mean public image.")
+        options.console.print(f"{found.failed} victim(s) failed: scored as the mean public image.")
 
 
 def merge(
@@ -84,7 +82,7 @@ def merge(
     out: Annotated[Path, typer.Option("--out", help="An empty or new folder.")],
 ) -> None:
     """Join result folders that were made in parts, and print the whole leaderboard."""
-    with plain_errors():
+    with options.plain_errors():
         import warnings
 
         from bench.harness import merge as merging
@@ -93,8 +91,7 @@ def merge(
         for note in made.notes:
             warnings.warn(note, stacklevel=1)
         paths = publish(out, ("json", "csv", "md"))
-    console.print(
+    options.say(
         f"{made.trainings} trainings and {made.cells} cells of {len(folders)} folder(s). "
-        f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}",
-        soft_wrap=True,
+        f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}"
     )

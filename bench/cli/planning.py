@@ -12,23 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.cli.options import (
-    AsJson,
-    DataDir,
-    Device,
-    Download,
-    Only,
-    Out,
-    PluginFile,
-    Set,
-    Shard,
-    SuiteName,
-    chosen_environment,
-    console,
-    plain_errors,
-    planned,
-    shard_of,
-)
+from bench.cli import options
 
 if TYPE_CHECKING:
     from bench.harness.costs.cost import Cost
@@ -41,25 +25,15 @@ if TYPE_CHECKING:
 
 _UNITS = {"cpu": "core-hours", "cuda": "GPU-hours"}
 _COLUMNS = {"cpu": "core-h", "cuda": "GPU-h"}
-_GB, _MB = 1e9, 1e6
+_GB = 1e9
 _LIKELY = 0.8
 """A disk is called short when the estimate passes this share of what is free."""
 
 
 @dataclass(kw_only=True)
 class Sum:
-    """What jobs come to together.
-
-    Attributes:
-        settings: Of defenses.
-        trainings: How many.
-        cells: How many attacks.
-        cached_trainings: Those that are finished.
-        cached_cells: Those that are finished.
-        hours: Per device, of the others, as far as they could be told.
-        n_bytes: On disk, of the others.
-        matches: Per device, how well the others were told.
-    """
+    """What jobs come to together. hours, n_bytes (on disk), matches (how well they could be told):
+    of those that are not cached; per device."""
 
     settings: set[str] = field(default_factory=set)
     trainings: int = 0
@@ -80,36 +54,25 @@ class Sum:
 
 @dataclass(kw_only=True)
 class Forecast:
-    """A plan told.
-
-    Attributes:
-        rows: Per task, by its place in the file.
-        whole: All of them.
-        host: Per device, peak bytes of one worker's memory.
-        device: Per device, peak bytes of its own memory.
-    """
+    """A plan told. rows: per task, by its place in the file. host, device: per device, the peak of
+    one worker's memory and of the device's own, in bytes."""
 
     rows: dict[int, Sum]
     whole: Sum
     host: dict[str, float] = field(default_factory=dict)
     device: dict[str, float] = field(default_factory=dict)
 
-    def peak(self, name: str, estimate: Estimate) -> None:
-        for kind, value in ((self.host, estimate.host), (self.device, estimate.device)):
-            if value is not None:
-                kind[name] = max(kind.get(name, 0.0), value)
-
 
 def plan(
-    suite: SuiteName,
-    only: Only = None,
-    set_: Set = None,
-    device: Device = "auto",
-    shard: Shard = "1/1",
-    out: Out = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    plugin: PluginFile = None,
+    suite: options.SuiteName,
+    only: options.Only = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    shard: options.Shard = "1/1",
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    plugin: options.PluginFile = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Workers, for the time it would take.")
     ] = None,
@@ -118,16 +81,16 @@ def plan(
         typer.Option("--costs", help="A result folder whose finished cells tell what cells cost."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print every training.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what would run, what is cached, and how long the rest would take. Writes nothing."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.harness import launch
 
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
-        env = chosen_environment(device, data_dir, download, plugin, here=device == "auto")
-        part = shard_of(shard)
-        made, keys = planned(suite, only, set_, env, part)
+        env = options.chosen_environment(device, data_dir, download, plugin, here=device == "auto")
+        part = options.shard_of(shard)
+        made, keys = options.planned(suite, only, set_, env, part)
         store = launch.store_of(made, out, part)
         table, settled = learned(store, costs or ())
         told = forecast(made, keys, table, settled)
@@ -139,7 +102,7 @@ def plan(
             _print_trainings(made)
         _print_rows(made, told)
         for line in _sentences(made, told, store, workers, env):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            options.say(line)
 
 
 # --- the forecast ---------------------------------------------------------------------------
@@ -177,7 +140,9 @@ def forecast(made: Plan, keys: Keys, table: Table, settled: Finished) -> Forecas
         def add(name: str, estimate: Estimate, sums: tuple[Sum, ...] = sums) -> None:
             for total in sums:
                 total.add(name, estimate, disk=name == (kind if kind in devices else devices[0]))
-            told.peak(name, estimate)
+            for peaks, value in ((told.host, estimate.host), (told.device, estimate.device)):
+                if value is not None:
+                    peaks[name] = max(peaks.get(name, 0.0), value)
 
         trained = keys.train(job) in settled.trainings
         done = [trained and keys.attack(attack) in settled.attacks for attack in attacks]
@@ -226,7 +191,7 @@ def _print_trainings(made: Plan) -> None:
             str(job.seed),
             str(len(attacks)),
         )
-    console.print(grid)
+    options.console.print(grid)
 
 
 def _print_rows(made: Plan, told: Forecast) -> None:
@@ -255,7 +220,7 @@ def _print_rows(made: Plan, told: Forecast) -> None:
             *(_short(row.hours.get(d, 0.0)) for d in devices),
             _short(row.n_bytes / _GB),
         )
-    console.print(grid)
+    options.console.print(grid)
 
 
 def _short(value: float) -> str:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli.options import (
-    AsJson,
-    DataDir,
-    DefenseSet,
-    Device,
-    chosen_environment,
-    console,
-    errors,
-    plain_errors,
-)
+from bench.cli import options
 
 if TYPE_CHECKING:
     from bench.sandbox.conformance.findings import Conformance
@@ -35,24 +27,21 @@ def new(
     folder: Annotated[Path, typer.Option("--dir", help="Where to write.")] = Path(),
 ) -> None:
     """Write a small working defense or attack, and its test, to start from."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.submission.authoring import next_commands, write_new
 
         plugin, test = write_new(kind, name, folder)
-    for path in (plugin, test):
-        console.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
-    console.print("Next:")
-    for command in next_commands(kind, plugin, test):
-        console.print(f"    {command}", highlight=False, markup=False, soft_wrap=True)
+    lines = [*(f"Written: {p}" for p in (plugin, test)), "Next:"]
+    options.say("\n".join([*lines, *(f"    {c}" for c in next_commands(kind, plugin, test))]))
 
 
 def check(
     target: Target,
-    set_: DefenseSet = None,
-    as_json: AsJson = False,
+    set_: options.DefenseSet = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Play a defense or attack in tiny rounds and say where it breaks the contract."""
-    with plain_errors():
+    with options.plain_errors():
         from bench import suite
         from bench.records import to_json
         from bench.sandbox.conformance.plugins import check_plugins
@@ -69,12 +58,11 @@ def check(
 
 
 def _show(conformance: Conformance) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     given = ", ".join(f"{k}={v}" for k, v in conformance.settings.items())
     title = f"{conformance.kind} {conformance.name}{' ' if given else ''}{given}"
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    table = options.open_table(Text(title))
     for name in ("", "check", "what was found"):
         table.add_column(name, overflow="fold")
     for finding in conformance.findings:
@@ -85,9 +73,9 @@ def _show(conformance: Conformance) -> None:
                 found.append(f" (hook {finding.hook})", style="dim")
         status = Text(finding.status, style=_STYLES[finding.status])
         table.add_row(status, Text(finding.name), found)
-    console.print(table)
+    options.console.print(table)
     counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
-    console.print(
+    options.console.print(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "
         f"{conformance.seconds:.0f} s.\n",
         highlight=False,
@@ -103,11 +91,11 @@ def submit(
     author: Annotated[str, typer.Option("--author", help="Who submits.")] = "anonymous",
     out: Annotated[Path, typer.Option("--out")] = Path("results/submissions"),
     date: Annotated[str | None, typer.Option("--date", help="YYYY-MM-DD; default today.")] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     replace: Annotated[bool, typer.Option("--replace", help="Write it anew.")] = False,
 ) -> None:
     """Pack a plugin's source, rows and records into a folder that others can verify."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.submission.packing import Request, submit
 
         request = Request(
@@ -120,9 +108,9 @@ def submit(
             data_dir=data_dir.resolve() if data_dir else None,
             replace=replace,
         )
-        folder = submit(request, tell=_say)
-        _say(f"Written: {folder}")
-        _say(f"Next: leakbench verify {folder}")
+        folder = submit(request, tell=options.say)
+        options.say(f"Written: {folder}")
+        options.say(f"Next: leakbench verify {folder}")
 
 
 def verify(
@@ -132,13 +120,13 @@ def verify(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Of means, where figures are not equal.")
     ] = 0.02,
-    device: Device = "auto",
-    data_dir: DataDir = None,
+    device: options.Device = "auto",
+    data_dir: options.DataDir = None,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="0: run in this process.")] = 1,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Check a submission's files, rerun a random sample of its cells, and compare."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.errors import UserError
         from bench.harness.runner import cell_label
         from bench.submission import verification
@@ -149,14 +137,12 @@ def verify(
             if not folder.is_dir():
                 raise
             # A submission that is not what was submitted is a finding, not a mistake of the user.
-            errors.print(
-                f"leakbench: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-            )
+            options.say(f"leakbench: {error}", aside=True, style="red")
             raise typer.Exit(1) from None
-        say = _aside if as_json else _say
-        say("The files are as they were submitted.")
-        say(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
-        env = chosen_environment(device, data_dir, False, None)
+        tell = partial(options.say, aside=as_json)
+        tell("The files are as they were submitted.")
+        tell(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
+        env = options.chosen_environment(device, data_dir, False, None)
         if jobs == 0:
             import torch
 
@@ -164,13 +150,13 @@ def verify(
         opened = verification.open_submission(folder)
         drawn = verification.sample(opened, count=sample, seed=seed)
         trainings = len(verification.trainings_of(drawn))
-        say(
+        tell(
             f"Sample of {_count(len(drawn), 'cell')} out of {len(verification.candidates(opened))},"
             f" seed {seed}. To rerun: {_count(trainings, 'training')} and "
             f"{_count(len(drawn), 'attack')}."
         )
         for cell in drawn:
-            say(f"  {cell_label(cell.job)}")
+            tell(f"  {cell_label(cell.job)}")
         found = verification.rerun(
             opened,
             drawn,
@@ -205,23 +191,23 @@ def verify(
     else:
         _show_comparisons(found)
         expected = "equal figures are expected" if same else "figures may differ by rounding"
-        _say(
+        options.say(
             f"Versions and device are {'those' if same else 'not those'} of the submission: "
             f"{expected}; means may differ by {tolerance:g} (relative beyond 1, and of squared "
             "errors)."
         )
         if same and near:
-            _say(
+            options.say(
                 f"Note: {_count(near, 'figure')} not bit-equal although versions and device are "
                 "the same. Another kind of processor or a GPU explains that; otherwise ask how "
                 "the submitted figures were made."
             )
         if bare:
-            _say(
+            options.say(
                 f"Note: {bare} of {_count(len(drawn), 'sampled cell')} gave no "
                 "figures to compare, only a status; a larger --sample compares more."
             )
-        _say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
+        options.say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
     if differing:
         raise typer.Exit(1)
 
@@ -240,27 +226,12 @@ def _count(number: int, what: str) -> str:
 
 
 def _show_comparisons(found: list[Comparison]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
+    table = options.open_table()
     for name in ("cell", "figure", "submitted", "rerun", "verdict"):
         table.add_column(name, overflow="fold")
     for entry in found:
-        table.add_row(
-            Text(entry.what),
-            Text(entry.figure),
-            Text(entry.submitted),
-            Text(entry.rerun),
-            Text(entry.verdict, style=_VERDICTS[entry.verdict]),
-        )
-    console.print(table)
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _aside(text: str) -> None:
-    """What is said beside --json goes to stderr."""
-    errors.print(text, highlight=False, markup=False, soft_wrap=True)
+        told = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
+        table.add_row(*told, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
+    options.console.print(table)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.cli.options import AsJson, DefenseSet, PluginFile, console, plain_errors, setting_of
+from bench.cli import options
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def ledger(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
-    set_: DefenseSet = None,
+    set_: options.DefenseSet = None,
     facts: Annotated[
         str,
         typer.Option(
@@ -30,17 +30,17 @@ def ledger(
     paper: Annotated[
         bool, typer.Option("--paper", help="The paper's own formulas, and what holds of them.")
     ] = False,
-    as_json: AsJson = False,
-    plugin: PluginFile = None,
+    as_json: options.AsJson = False,
+    plugin: options.PluginFile = None,
 ) -> None:
     """Print claim, proof and mechanism constants of a defense setting, without training."""
-    with plain_errors():
+    with options.plain_errors():
         from bench import suite
         from bench.contract.events import Facts
         from bench.privacy.ledger import account
         from bench.records import to_json
 
-        built = setting_of(defense, set_, plugin)
+        built = options.setting_of(defense, set_, plugin)
         known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
         try:
             _accepted(built, known, name=defense)
@@ -56,7 +56,7 @@ def ledger(
         typer.echo(to_json(document))
         return
     for line in _formula_lines(formulas) if paper else _entry_lines(entry):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        options.say(line)
 
 
 def _accepted(built: Defense, facts: Facts, *, name: str) -> None:
@@ -95,7 +95,7 @@ def _formula_lines(formulas: Sequence[Formula]) -> Iterator[str]:
 
 def audit(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
-    set_: DefenseSet = None,
+    set_: options.DefenseSet = None,
     draws: Annotated[int, typer.Option("--draws", help="Per input of a pair.")] = 4000,
     confidence: Annotated[
         float, typer.Option("--confidence", help="That no finding is wrong.")
@@ -104,18 +104,18 @@ def audit(
     parameters: Annotated[
         int, typer.Option("--parameters", help="Coordinates of the audited tensors.")
     ] = 16,
-    as_json: AsJson = False,
-    plugin: PluginFile = None,
+    as_json: options.AsJson = False,
+    plugin: options.PluginFile = None,
 ) -> None:
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof. A hook
     that fails ends it with exit code 1."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.records import to_json
         from bench.report import audits
         from bench.sandbox.audit import audit as audit_of
         from bench.sandbox.hooked import PluginFault
 
-        built = setting_of(defense, set_, plugin)
+        built = options.setting_of(defense, set_, plugin)
         document = {"defense": defense, "variant": built.variant}
         try:
             found = audit_of(
@@ -125,13 +125,17 @@ def audit(
             if as_json:
                 typer.echo(to_json(document | {"failed": str(fault), "hook": fault.hook}))
             else:
-                console.print(audits.failure(fault), highlight=False)
+                options.console.print(audits.failure(fault), highlight=False)
             raise typer.Exit(1) from None
     if as_json:
         typer.echo(to_json(document | found.to_dict()))
         return
     for block in audits.terminal(found):
-        console.print(block, highlight=False)
+        options.console.print(block, highlight=False)
+
+
+_KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
+"""What facts of a type take; others take whole numbers."""
 
 
 def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
@@ -141,16 +145,12 @@ def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
     from bench.contract.events import Facts
     from bench.names import did_you_mean
 
-    known = {f.name for f in fields(Facts)}
-    floats = {"participation", "delta"}
+    known = {f.name: f.type for f in fields(Facts)}
     for key, value in pairs.items():
         if key not in known:
             raise UserError(did_you_mean("fact", key, sorted(known)))
-        flag = isinstance(value, bool)
-        right = flag if key in ("split", "broadcast") else isinstance(value, int) and not flag
-        if not (right or (key in floats and isinstance(value, float))):
-            expected = "true or false" if key in ("split", "broadcast") else "a whole number"
-            expected = "a number" if key in floats else expected
+        expected, *types = _KINDS.get(str(known[key]), ("a whole number", int))
+        if type(value) not in types:
             raise UserError(f"fact {key} must be {expected}, got {value!r}.")
     if "parameters" not in pairs:
         raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")

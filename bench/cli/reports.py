@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.options import console, plain_errors
+from bench.cli.options import console, plain_errors, say
 from bench.errors import UserError
 
 
@@ -48,7 +48,7 @@ def report(
         drawn = [f.strip() for f in figures.split(",") if f.strip()]
         paths = publish(folder, tuple(formats), keep_pictures=keep_pictures, figures=drawn)
         for path in paths:
-            console.print(f"Written: {path}", soft_wrap=True, markup=False, highlight=False)
+            say(f"Written: {path}")
 
 
 def site(
@@ -63,12 +63,7 @@ def site(
             pages = sites.write(source, out)
         except OSError as error:
             raise UserError(f"cannot write {out} ({error.strerror or error}).") from error
-        console.print(
-            f"{len(pages) - 1} reports. Open {pages[0]}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
+        say(f"{len(pages) - 1} reports. Open {pages[0]}")
 
 
 def publish(

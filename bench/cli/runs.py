@@ -7,31 +7,21 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.options import (
-    DataDir,
-    Device,
-    Download,
-    Only,
-    Out,
-    PluginFile,
-    Set,
-    Shard,
-    SuiteName,
-    chosen_environment,
-    console,
-    errors,
-    plain_errors,
-    planned,
-    shard_of,
-)
+from bench.cli import options
 from bench.cli.reports import publish
+
+_LOCAL = (
+    *("--out", "--data-dir", "--jobs", "--memory"),
+    *("--ray-address", "--cell-cpus", "--cell-gpus"),
+)
+"""Options that name this machine's folders or move no number."""
 
 
 def run(
-    suite: SuiteName,
-    only: Only = None,
-    set_: Set = None,
-    device: Device = "auto",
+    suite: options.SuiteName,
+    only: options.Only = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
     executor: Annotated[
         str, typer.Option("--executor", help="local: worker processes here. ray: a Ray cluster.")
     ] = "local",
@@ -42,7 +32,7 @@ def run(
         float | None,
         typer.Option("--memory", help="GB that one worker may hold; default its share of 90 %."),
     ] = None,
-    shard: Shard = "1/1",
+    shard: options.Shard = "1/1",
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -57,20 +47,22 @@ def run(
         float | None,
         typer.Option("--cell-gpus", help="With ray: GPUs per job; 0.25: four share one."),
     ] = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    plugin: PluginFile = None,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    plugin: options.PluginFile = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached results.")] = False,
 ) -> None:
     """Run a suite, continue where it stopped, and print its leaderboard."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.harness import launch, runner
 
         launch.check_executor(executor)
-        env = chosen_environment(device, data_dir, download, plugin, here=executor == "local")
-        part = shard_of(shard)
-        plan, keys = planned(suite, only, set_, env, part)
+        env = options.chosen_environment(
+            device, data_dir, download, plugin, here=executor == "local"
+        )
+        part = options.shard_of(shard)
+        plan, keys = options.planned(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
         store.prepare()
         chosen = launch.executor_of(
@@ -83,7 +75,7 @@ def run(
             cell_cpus=cell_cpus,
             cell_gpus=cell_gpus,
         )
-        with launch.live(plan, console) as on_progress:
+        with launch.live(plan, options.console) as on_progress:
             try:
                 report = runner.run(
                     plan,
@@ -95,40 +87,26 @@ def run(
                     on_progress=on_progress,
                 )
             except KeyboardInterrupt:
-                errors.print("Stopped. What is finished is kept; run the same command to go on.")
+                stopped = "Stopped. What is finished is kept; run the same command to go on."
+                options.say(stopped, aside=True)
                 raise typer.Exit(130) from None
         paths = publish(store.folder, ("json", "csv", "md", "html"))
         for label, reason in report.failures:
-            errors.print(f"{label}: {reason}", style="red", markup=False, highlight=False)
-        console.print(
+            options.say(f"{label}: {reason}", aside=True, style="red")
+        options.say(
             f"{report.ran} run, {report.cached} cached, {len(report.failures)} failed. "
-            f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}",
-            soft_wrap=True,
+            f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}"
         )
     if report.failures:
         raise typer.Exit(1)
 
 
 def recorded(arguments: list[str]) -> list[str]:
-    """The command as a reader would repeat it: without what names this machine's folders or
-    moves no number."""
-    local = (
-        "--out",
-        "--data-dir",
-        "--jobs",
-        "--memory",
-        "--ray-address",
-        "--cell-cpus",
-        "--cell-gpus",
-    )
+    """The command as a reader would repeat it."""
     kept = []
     skip = False
     for argument in arguments:
-        if (
-            not skip
-            and argument not in local
-            and not argument.startswith(tuple(f"{o}=" for o in local))
-        ):
+        if not skip and argument.partition("=")[0] not in _LOCAL:
             kept.append(argument)
-        skip = argument in local
+        skip = argument in _LOCAL
     return ["leakbench", *kept]

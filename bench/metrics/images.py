@@ -28,7 +28,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ValueError: For shapes that differ or sides below 11.
     """
-    _same(a, b)
+    same_shape(a, b)
     if min(a.shape[-2:]) < WINDOW:
         raise ValueError(
             f"SSIM needs images of at least {WINDOW}x{WINDOW} pixels, got "
@@ -97,7 +97,7 @@ def _window_rows(device: torch.device) -> Tensor:
 
 def mse(a: Tensor, b: Tensor, *, sample_dims: int) -> Tensor:
     """Mean squared error over the last `sample_dims` dimensions, float64."""
-    _same(a, b)
+    same_shape(a, b)
     return (a.double() - b.double()).square().flatten(-sample_dims).mean(dim=-1)
 
 
@@ -106,6 +106,7 @@ def psnr(squared_error: Tensor) -> Tensor:
     return -10 * torch.log10(squared_error.clamp_min(_LEAST_MSE))
 
 
-def _same(a: Tensor, b: Tensor) -> None:
+def same_shape(a: Tensor, b: Tensor) -> None:
+    """Raises ValueError if the shapes differ."""
     if a.shape != b.shape:
         raise ValueError(f"shapes differ: {list(a.shape)} and {list(b.shape)}.")

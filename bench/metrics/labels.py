@@ -1,24 +1,22 @@
-"""Label restoration: counts [V, C] against counts [V, C], one figure per victim."""
+"""Label restoration: counts against counts, int64 [V, C], one figure per victim.
+
+All raise ValueError if the shapes differ.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from bench.metrics.images import same_shape
+
 
 def label_existence_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of classes whose presence is right (LeAcc), float64 [V].
 
     It is over all C classes, so print the chance floor beside it. Source: iLRG.
-
-    Args:
-        guess: Counts, int64 [V, C].
-        truth: Counts, int64 [V, C].
-
-    Raises:
-        ValueError: If the shapes differ.
     """
-    _same(guess, truth)
+    same_shape(guess, truth)
     return ((guess > 0) == (truth > 0)).double().mean(dim=-1)
 
 
@@ -26,24 +24,12 @@ def label_number_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of classes whose count is exactly right (LnAcc), float64 [V].
 
     Classes that are absent from both count as right. Source: iLRG, over all C classes.
-
-    Args:
-        guess: Counts, int64 [V, C].
-        truth: Counts, int64 [V, C].
-
-    Raises:
-        ValueError: If the shapes differ.
     """
-    _same(guess, truth)
+    same_shape(guess, truth)
     return (guess == truth).double().mean(dim=-1)
 
 
 def instance_recall(guess: Tensor, truth: Tensor) -> Tensor:
     """Share of the batch's labels recovered: sum_c min(guess_c, truth_c) / K, float64 [V]."""
-    _same(guess, truth)
+    same_shape(guess, truth)
     return torch.minimum(guess, truth).sum(dim=-1) / truth.sum(dim=-1).clamp_min(1).double()
-
-
-def _same(guess: Tensor, truth: Tensor) -> None:
-    if guess.shape != truth.shape:
-        raise ValueError(f"shapes differ: {list(guess.shape)} and {list(truth.shape)}.")

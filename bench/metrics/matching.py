@@ -6,6 +6,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from bench.metrics.images import same_shape
+
 
 def one_to_one(guess: Tensor, truth: Tensor) -> Tensor:
     """Order of the guesses that minimises the total squared error.
@@ -18,12 +20,8 @@ def one_to_one(guess: Tensor, truth: Tensor) -> Tensor:
 
     Returns:
         int64 [V, K]; guess[v, order[v, k]] belongs to truth[v, k].
-
-    Raises:
-        ValueError: If the shapes differ.
     """
-    if guess.shape != truth.shape:
-        raise ValueError(f"shapes differ: {list(guess.shape)} and {list(truth.shape)}.")
+    same_shape(guess, truth)
     victims, samples = guess.shape[:2]
     if samples == 1:
         return torch.zeros(victims, 1, dtype=torch.int64)

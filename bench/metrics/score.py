@@ -19,14 +19,9 @@ CHANCE_DRAWS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What an answer scores.
-
-    Attributes:
-        values: One figure per victim, by metric.
-        failed: Victims without a usable answer, scored as the mean public image, which an attacker
-            would fall back to.
-        images: The images as matched.
-    """
+    """What an answer scores: one figure per victim, by metric. failed: victims without a usable
+    answer, scored as the mean public image, which an attacker would fall back to. images: as
+    matched."""
 
     values: dict[str, list[float]]
     failed: int
@@ -50,7 +45,7 @@ def score(
         answer: The attack's answer.
         x: The private samples [V, K, ...].
         y: Their labels [V, K].
-        classes: Number of classes.
+        classes: Their number.
         aux_x: Public samples [N, ...].
         categorical: Groups of one-hot columns of tabular data.
 

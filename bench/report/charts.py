@@ -14,7 +14,7 @@ from bench.records import Row
 from bench.report import plots, svg
 from bench.report.boards import Board
 from bench.report.columns import bounds, epsilon_text, figure, interval_text
-from bench.report.plots import Coordinate, Curves, Scatter, Spot
+from bench.report.plots import Scatter, Spot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def _notes(shown: Scatter) -> tuple[str, ...]:
             "Claims may be for different units (point at a mark), so no front is drawn: "
             "the smaller number need not protect more."
         )
-    if shown.name != "leak" and any(not s.x.side and s.x.mean == 0 for s in shown.spots):
+    if shown.name != "leak" and any(s.x.mean == 0 for s in shown.spots):
         notes.append("ε = 0 stands at the left edge.")
     if any(s.hollow for s in shown.spots):
         notes.append("Hollow: no common model; the clients' own accuracy stands in.")
@@ -143,11 +143,24 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     )
     for band in shown.floors:
         plot.floor(band)
-    curves = _curves(shown)
+    curves = [
+        [
+            svg.Mark(
+                x=Interval(mean=budget, lo=budget, hi=budget),
+                y=at,
+                row=0,
+                group=group,
+                words=f"{curve.attack}; {budget} gradient evaluations per start; "
+                f"SSIM {interval_text(at)}",
+            )
+            for budget, at in curve.points
+        ]
+        for group, curve in enumerate(shown.curves)
+    ]
     for marks in curves:
         plot.path(marks)
     body = [
-        (curve.attack, str(budget), figure(at.mean), bounds(_interval(at)))
+        (curve.attack, str(budget), figure(at.mean), bounds(at))
         for curve in shown.curves
         for budget, at in curve.points
     ]
@@ -162,24 +175,3 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
         legend=tuple((svg.key(i), c.attack) for i, c in enumerate(shown.curves)),
         table=(("attack", "budget", "SSIM", "95 % interval"), *body),
     )
-
-
-def _curves(shown: Curves) -> list[list[svg.Mark]]:
-    return [
-        [
-            svg.Mark(
-                x=Coordinate(mean=budget, lo=budget, hi=budget),
-                y=at,
-                row=0,
-                group=group,
-                words=f"{curve.attack}; {budget} gradient evaluations per start; "
-                f"SSIM {figure(at.mean)} {bounds(_interval(at))}",
-            )
-            for budget, at in curve.points
-        ]
-        for group, curve in enumerate(shown.curves)
-    ]
-
-
-def _interval(at: Coordinate) -> Interval:
-    return Interval(mean=at.mean, lo=at.lo, hi=at.hi)

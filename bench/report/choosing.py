@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.errors import UserError
 from bench.names import did_you_mean
@@ -12,15 +12,12 @@ from bench.records import Cell
 
 _PREFIX = re.compile(r"[0-9a-f]{4,24}")
 _SHOWN = 12
+T = TypeVar("T")
 
 
 def find(cells: Sequence[Cell], text: str) -> Cell:
     """The cell of a key, of a unique prefix of one (4 digits or more), or of words separated by
     slashes that fit it alone: digits/lenet/spm/dlg/final.
-
-    Args:
-        cells: Of a run.
-        text: Its key, prefix or words.
 
     Raises:
         UserError: For a word that fits no cell, with the nearest, and for words that fit several or
@@ -60,6 +57,13 @@ def check_wanted(name: str, value: Any, known: Iterable[Any]) -> None:
         raise UserError(did_you_mean(name, str(value), sorted(values)))
 
 
-def fits_settings(settings: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
-    """Whether every wanted setting has the wanted value; others may be anything."""
-    return all(k in settings and settings[k] == v for k, v in (wanted or {}).items())
+def with_values(found: Sequence[T], wanted: Mapping[str, str | None]) -> list[T]:
+    """Those whose attributes have the wanted values (None: any).
+
+    Raises:
+        UserError: For a value that occurs nowhere.
+    """
+    for key, value in wanted.items():
+        check_wanted(key, value, (getattr(f, key) for f in found))
+    given = {k: v for k, v in wanted.items() if v is not None}
+    return [f for f in found if all(getattr(f, k) == v for k, v in given.items())]

@@ -65,7 +65,7 @@ class Column:
 
     Attributes:
         name: Its head in text.
-        title: Its head on the page and in LaTeX.
+        title: That on the page and in LaTeX.
         heading: Its head in a terminal; None where the terminal leaves it to the files.
         detail: The metric that it holds, or what else stands beside the title.
         note: Key of its explanation in `explain.COLUMNS`.
@@ -317,13 +317,9 @@ def _three(name: str, read: Callable[[T], Interval | None]) -> dict[str, Callabl
     }
 
 
-def _plain(*names: str) -> dict[str, Callable[[Row], Any]]:
-    """Fields of a row as they are."""
+def _plain(*names: str) -> dict[str, Callable[[Any], Any]]:
+    """Fields of a row or entry as they are."""
     return {name: attrgetter(name) for name in names}
-
-
-def _of_audit(*names: str) -> dict[str, Callable[[Row], Any]]:
-    return {name: _inside(attrgetter("audit"), name) for name in names}
 
 
 def _inside(read: Callable[[T], Any], name: str) -> Callable[[T], Any]:
@@ -380,7 +376,11 @@ _EPSILONS = (
         raw=_plain("eps_record", "delta"),
     ),
     Column(
-        name="eps audited", title="ε audited", note="audited", shown=_audited, raw=_of_audit(*AUDIT)
+        name="eps audited",
+        title="ε audited",
+        note="audited",
+        shown=_audited,
+        raw={name: _inside(attrgetter("audit"), name) for name in AUDIT},
     ),
 )
 _WORST = Column(
@@ -421,12 +421,8 @@ RAW: Mapping[str, Callable[[Row], Any]] = {
 
 
 def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
-    """The columns that a table shows, in their order.
-
-    Args:
-        rows: All rows of the table.
-        whole: Whether attacks that apply to no row have a column too.
-    """
+    """The columns that a table of these rows shows, in their order; whole: with columns of attacks
+    that apply to no row."""
     unused = {} if whole else idle(rows)
     metrics = {n: m for n, m in attack_metrics(rows).items() if n not in unused}
     own = [_OWN] if any_personalised(rows) else []
@@ -459,25 +455,20 @@ def _brief_name(name: str) -> str:
     return "\n".join(w if len(w) < 7 else f"{w[:4]}." for w in words)
 
 
-def _score(metric: str) -> Callable[[AttackEntry], Interval | None]:
-    return lambda entry: entry.scores.get(metric)
+def _of_metric(metric: str) -> dict[str, Callable[[AttackEntry], Any]]:
+    def score(entry: AttackEntry) -> Interval | None:
+        return entry.scores.get(metric)
+
+    return _three(metric, score) | {
+        f"{metric}_floor": lambda entry: entry.floor.get(metric),
+        f"{metric}_floor{FLOOR_SUFFIX}": lambda entry: entry.floor.get(metric + FLOOR_SUFFIX),
+    }
 
 
-def _needless(name: str) -> Callable[[AttackEntry], float | None]:
-    return lambda entry: entry.floor.get(name)
-
-
-_ENTRY: dict[str, Callable[[AttackEntry], Any]] = {
-    name: attrgetter(name) for name in ("status", "reason", "threat", "is_floor", "n", "failed")
-}
-for _metric in METRICS:
-    _ENTRY |= _three(_metric, _score(_metric))
-    for _end in ("", FLOOR_SUFFIX):
-        _ENTRY[f"{_metric}_floor{_end}"] = _needless(_metric + _end)
 ENTRY: Mapping[str, Callable[[AttackEntry], Any]] = {
-    **_ENTRY,
-    "seconds": attrgetter("seconds"),
-    "gradient_evaluations": attrgetter("gradient_evaluations"),
+    **_plain("status", "reason", "threat", "is_floor", "n", "failed"),
+    **{name: read for metric in METRICS for name, read in _of_metric(metric).items()},
+    **_plain("seconds", "gradient_evaluations"),
     "gain_at_twice_budget": _inside(attrgetter("convergence"), "gain"),
     "notes": lambda entry: "; ".join(entry.notes),
 }

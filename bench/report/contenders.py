@@ -69,18 +69,9 @@ class Contest:
 def worst_leaks(
     found: Found, seed: int, metric: str, names: frozenset[str], with_floors: bool = False
 ) -> np.ndarray | None:
-    """Per victim the largest leak over some attacks, as the leaderboard takes it.
-
-    Args:
-        found: The attacks' records.
-        seed: Of the training.
-        metric: Of the leak.
-        names: The attacks.
-        with_floors: Whether those that read no message count too.
-
-    Returns:
-        Numbers that grow with the leak; None if none of the attacks has the metric.
-    """
+    """Per victim the largest leak over the named attacks, as the leaderboard takes it: numbers that
+    grow with the leak, None if no attack has the metric. with_floors: those that read no message
+    count too."""
     leaks = []
     for name, by_seed in found.items():
         record = by_seed.get(seed, LOST)
@@ -98,7 +89,6 @@ def read(
     """The tables of a result folder at one checkpoint, each record read once.
 
     Args:
-        folder: The result folder.
         checkpoint: By default the suite's last.
         only: Keeps trainings by the keys of ONLY; ranks count rows of all defenses.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Literal
@@ -83,27 +83,20 @@ class EntryDraft:
 
     def finished(self, convergence: Convergence | None) -> AttackEntry:
         """The entry with its intervals, and the convergence that holds for its table."""
-        values = dict(vars(self.entry))
-        values["scores"] = {m: a.value for m, a in self.scores.items() if a.value is not None}
-        if self.doubled:
-            budget, awaited = self.doubled
-            values["doubled"] = DoubledScore(budget=budget, ssim=awaited.value)
-        return AttackEntry(**values | {"convergence": convergence})
+        return replace(
+            self.entry,
+            scores={m: a.value for m, a in self.scores.items() if a.value is not None},
+            doubled=self.doubled
+            and DoubledScore(budget=self.doubled[0], ssim=self.doubled[1].value),
+            convergence=convergence,
+        )
 
 
 def draft_entry(
     found: Sequence[AttackOutcome | None], threat: ThreatSettings, intervals: Intervals
 ) -> EntryDraft:
-    """One attack's entry: figures over all finished seeds, failures counted beside them.
-
-    Args:
-        found: Its records, None where there is none.
-        threat: That it ran under.
-        intervals: Where the entry's wait.
-
-    Returns:
-        The entry, its `convergence` as its own records have it.
-    """
+    """One attack's entry: figures over all finished seeds, failures counted beside them; its
+    `convergence` is what its own records (None: there is none) say."""
     records = [LOST if r is None else r for r in found]
     done = [r for r in records if isinstance(r, AttackRecord)]
     broken = [r for r in records if r.status in ("failed", "timeout")]
@@ -148,11 +141,11 @@ def _convergence(again: Sequence[tuple[AttackRecord, DoubledRun]]) -> Convergenc
 
 def _floor(measured: set[str], done: Sequence[AttackRecord]) -> dict[str, float]:
     """Means of the floors of every metric that the attack has."""
-    names = {n for r in done for n in r.floors}
-    shown = [n for n in sorted(names) if n.removesuffix(FLOOR_SUFFIX) in measured]
+    names = sorted({n for r in done for n in r.floors})
     return {
         n: _mean(tuple(chain.from_iterable(r.floors[n] for r in done if n in r.floors)))
-        for n in shown
+        for n in names
+        if n.removesuffix(FLOOR_SUFFIX) in measured
     }
 
 
@@ -170,29 +163,13 @@ class CaseDraft:
     metric: LeakMetric
     awaited: Awaited
 
-    def finished(self) -> WorstCase | None:
-        """The worst case; None where no attack has the metric."""
-        interval = self.awaited.value
-        if interval is None:
-            return None
-        return WorstCase(attack=self.attack, metric=self.metric, interval=interval)
-
 
 def worst_cases(
     by_threat: Mapping[str, Victims], metric: LeakMetric, intervals: Intervals
 ) -> list[CaseDraft]:
     """For each threat the worst case over attacks, taken per victim and then averaged; only attacks
     on the same observation are compared, so seed by seed, an attack that failed in one counting in
-    the others.
-
-    Args:
-        by_threat: Threat -> figures per victim.
-        metric: ssim, of which the largest is worst, or mse, of which the least is.
-        intervals: Where theirs wait.
-
-    Returns:
-        Cases that name the attack that is worst for most victims.
-    """
+    the others. Named is the attack that is worst for most victims."""
     sign = sign_of(metric)
     cases = []
     for attacks in by_threat.values():
@@ -210,5 +187,9 @@ def worst_cases(
 
 def worst_of(cases: Sequence[CaseDraft]) -> WorstCase | None:
     """The case that leaks most, the first of equals; None if there is none."""
-    found = [w for case in cases if (w := case.finished())]
+    found = [
+        WorstCase(attack=case.attack, metric=case.metric, interval=interval)
+        for case in cases
+        if (interval := case.awaited.value)
+    ]
     return max(found, key=lambda w: w.leak, default=None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,15 +15,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from bench.errors import UserError
+from bench.metrics.intervals import Interval
 from bench.records import Row, Run
 from bench.report import grids, plots
+from bench.report.leaderboard import cells_by_row
 from bench.report.paper import Paper, inches, styled, write
-from bench.report.plots import SIDES, Band, Coordinate, Curves, Scale, Scatter, Spot
+from bench.report.plots import SIDES, Band, Curves, Scale, Scatter, Spot
 from bench.report.tables import tables
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 """Seven colours of Okabe and Ito, told apart by colour-blind readers, and twelve shapes."""
+_GREY: Mapping[str, Any] = {"color": "#888888", "linewidth": 0.8, "zorder": 0}
 _AXES_HEIGHT = 2.1
 _LINE_HEIGHT = 0.155
 EPSILONS = {"eps_record": "proven", "eps_claimed": "claimed"}
@@ -35,10 +39,6 @@ def pareto(rows: Sequence[Row], *, width: str = "column") -> Figure:
 
     Hollow: no rank (diverged or at chance). Rows without a figure are named below.
 
-    Args:
-        rows: All rows of one table.
-        width: `column` or `page`.
-
     Raises:
         UserError: If no row has both figures.
     """
@@ -47,12 +47,7 @@ def pareto(rows: Sequence[Row], *, width: str = "column") -> Figure:
 
 def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "column") -> Figure:
     """Accuracy against an epsilon on a logarithmic axis; infinite and absent ones in a strip of
-    their own at the right.
-
-    Args:
-        rows: All rows of one table.
-        which: `eps_record` (proven) or `eps_claimed`, whose unit stands in the legend.
-        width: `column` or `page`.
+    their own at the right. Units of claims stand in the legend.
 
     Raises:
         UserError: For another `which`, and if no row has an accuracy.
@@ -65,10 +60,6 @@ def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "col
 def budget(spent: Curves | None, *, width: str = "column") -> Figure:
     """Mean SSIM of each attack against its gradient evaluations per start, with 95 % intervals: a
     line that still rises means an attack that was cut short.
-
-    Args:
-        spent: Of `plots.budgets`.
-        width: `column` or `page`.
 
     Raises:
         UserError: If no attack was run at more than one budget.
@@ -110,16 +101,10 @@ def write_figures(
     What a table has no figures for (no budget was doubled, records instead of images, no
     artifacts) has no file.
 
-    Args:
-        rows: Of `leaderboard.rows`.
-        folder: The result folder.
-        formats: `pdf`, `png` or both.
-        width: `column` or `page`.
-
     Raises:
         UserError: For an unknown format or width.
     """
-    cells = Run.read(folder).cells
+    cells = list(cells_by_row(Run.read(folder)))
     paths: list[Path] = []
     names: Counter[str] = Counter()
     for _, members in tables(rows):
@@ -159,17 +144,15 @@ def _drawn(shown: Scatter, width: str) -> Figure:
         if strip is not None:
             strip.set_xticks(range(len(shown.x.sides)), [SIDES[s] for s in shown.x.sides])
             strip.set_xlim(-0.6, len(shown.x.sides) - 0.4)
-        if strip is not None and all(s.x.side for s in shown.spots):
+        if strip is not None and all(s.side for s in shown.spots):
             axes.set_xticks([])
             axes.text(0.5, 0.5, "no finite epsilon", transform=axes.transAxes, ha="center")
-        on_axis = [s for i in shown.front if not (s := shown.spots[i]).x.side]
+        on_axis = [s for i in shown.front if not (s := shown.spots[i]).side]
         if shown.front:
             (line,) = axes.plot(
                 [_along(s, shown.x) for s in on_axis],
                 [s.y.mean for s in on_axis],
-                color="#888888",
-                linewidth=0.8,
-                zorder=0,
+                **_GREY,
                 drawstyle="steps-post",
                 label="front",
             )
@@ -200,12 +183,12 @@ def _point(
 ) -> Line2D:
     """A setting with its intervals."""
     x, on = _along(spot, shown.x), axes
-    if spot.x.side and strip is not None:
-        x, on = shown.x.sides.index(spot.x.side) + spot.aside, strip
+    if spot.side and strip is not None:
+        x, on = shown.x.sides.index(spot.side) + spot.aside, strip
     drawn = on.errorbar(
         [x],
         [spot.y.mean],
-        xerr=None if spot.x.side else _bars([spot.x]),
+        xerr=None if spot.side else _bars([spot.x]),
         yerr=_bars([spot.y]),
         color=colour,
         marker=marker,
@@ -236,7 +219,7 @@ def looks(spots: Sequence[Spot]) -> list[tuple[str, str]]:
     return out
 
 
-def _bars(values: Sequence[Coordinate]) -> list[list[float]]:
+def _bars(values: Sequence[Interval]) -> list[list[float]]:
     """Lengths of intervals below and above their means."""
     return [[v.mean - v.lo for v in values], [v.hi - v.mean for v in values]]
 
@@ -266,9 +249,7 @@ def _floor(axes: Axes, band: Band) -> Line2D:
         (band.lo + band.hi) / 2,
         linestyle=style,
         label=_floor_name(band),
-        color="#888888",
-        linewidth=0.8,
-        zorder=0,
+        **_GREY,
     )
 
 
@@ -310,6 +291,6 @@ def _label(spot: Spot, shown: Scatter) -> str:
         parts.append("(own networks)")
     if spot.muted:
         parts.append("(no rank)")
-    if shown.name != "leak" and not spot.x.side and spot.x.mean == 0:
+    if shown.name != "leak" and spot.x.mean == 0:
         parts.append("(epsilon 0, at the left edge)")
     return " ".join(parts)

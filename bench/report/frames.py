@@ -20,6 +20,7 @@ _FIGURES = (
     *(*AUDIT, "bytes_up", "bytes_down", "client_seconds", "worst_attack"),
     *(*ends("worst_ssim"), *ends("worst_mse")),
 )
+_OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
 _LAST = ("threat", "seeds", "suite", "flags")
 
 
@@ -69,17 +70,8 @@ def victims(folder: Path, cells: Iterable[Cell]) -> DataFrame:
         record = store.read("attack", cell.key)
         if not isinstance(record, AttackRecord):
             continue
-        same = {
-            "protocol": cell.protocol,
-            "dataset": cell.dataset,
-            "model": cell.model,
-            "checkpoint": cell.checkpoint,
-            "defense": cell.defense,
-            "setting": cell.setting,
-            "seed": cell.seed,
-            "attack": cell.label,
-            "threat": cell.threat,
-        }
+        same = {name: getattr(cell, name) for name in _OF_CELL}
+        same |= {"attack": cell.label, "threat": cell.threat}
         for victim in range(record.victims):
             line = {**same, "victim": victim}
             line |= {k: v[victim] for k, v in record.values.items()}

@@ -17,6 +17,7 @@ from bench.errors import UserError
 from bench.harness.store import Store
 from bench.metrics.images import ssim
 from bench.records import Cell, Row, canonical
+from bench.report.leaderboard import row_id
 from bench.report.paper import Paper, inches, styled
 
 MOST_LINES = 24
@@ -60,49 +61,21 @@ def pictures(
     return _grid(_lines(found, victims), across)
 
 
-def strongest(folder: Path, cells: Sequence[Cell], rows: Sequence[Row]) -> list[Cell]:
+def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Row]) -> list[Cell]:
     """The cell of each row's strongest attack, those that have pictures (records have none); of a
-    long table the first rows."""
+    long table the first rows. cells: of `leaderboard.cells_by_row`."""
     out: list[Cell] = []
     for row in rows[:MOST_LINES]:
-        wanted = row.worst and row.worst.attack
-        members = (c for c in cells if c.label == wanted and _of(c, row))
+        wanted = row_id(row), row.worst and row.worst.attack
+        members = (c for name, c in cells if (name, c.label) == wanted)
         found = next((c for c in members if _pair(folder, c) is not None), None)
         out += [found] if found else []
     return out
 
 
-def _of(cell: Cell, row: Row) -> bool:
-    job = cell.job.train
-    mine = (
-        job.protocol,
-        job.task.dataset,
-        job.task.dataset_settings,
-        job.task.model,
-        job.task.model_settings,
-        job.defense,
-        job.settings,
-        cell.checkpoint,
-    )
-    return mine == (
-        row.protocol_settings,
-        row.dataset,
-        row.dataset_settings,
-        row.model,
-        row.model_settings,
-        row.defense,
-        row.settings,
-        row.checkpoint,
-    )
-
-
-def _path(folder: Path, cell: Cell) -> Path:
-    return Store(folder).artifacts(cell.key) / "reconstruction.safetensors"
-
-
 def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
     """Truth and reconstruction [V, K, C, H, W] of a cell, None where it has no pictures."""
-    path = _path(folder, cell)
+    path = Store(folder).artifacts(cell.key) / "reconstruction.safetensors"
     if not path.is_file():
         return None
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,7 @@ from markupsafe import Markup
 import bench
 from bench.records import FlagCode, Row, Run
 from bench.report import charts, explain, text
-from bench.report.boards import AT_ONCE, Board, boards
-from bench.report.details import details
+from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
 
@@ -41,14 +40,7 @@ class Gap:
 
 
 def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | None = None) -> str:
-    """The whole page as text.
-
-    Args:
-        rows: Of `leaderboard.load`.
-        run: That they are of.
-        pictures: Of `pictures.load`.
-        as_json: The rows as leaderboard.json, where that is at hand.
-    """
+    """The whole page as text. as_json: the rows as leaderboard.json, where that is at hand."""
     as_json = as_json or text.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
     found = boards(rows)
@@ -89,7 +81,7 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
         "board": board,
         "views": charts.views(board),
         "budget": charts.budget_view(board, rows),
-        "details": _json(details(board.rows, [line.flags for line in board.lines])),
+        "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,
         "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),
     }
@@ -114,14 +106,10 @@ def _own(pictures: Pictures, ids: Sequence[str]) -> dict[str, Any]:
 
 def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
     """(key in the URL, label, values) of each select box."""
-    keys = (
-        ("protocol", "Protocol"),
-        ("dataset", "Dataset"),
-        ("model", "Model"),
-        ("checkpoint", "Round"),
-        ("defense", "Defense"),
-    )
-    return [(k, label, list(dict.fromkeys(str(getattr(r, k)) for r in rows))) for k, label in keys]
+    keys = ("protocol", "dataset", "model", "checkpoint", "defense")
+    labels = {"checkpoint": "Round"}
+    values = {k: list(dict.fromkeys(str(getattr(r, k)) for r in rows)) for k in keys}
+    return [(k, labels.get(k, k.capitalize()), found) for k, found in values.items()]
 
 
 def _reasons(found: Sequence[Board]) -> dict[str, int]:
@@ -154,19 +142,15 @@ def _gaps(found: Sequence[Board]) -> list[Gap]:
     return sorted(gaps, key=lambda g: g.status == "not applicable")
 
 
-_GAPS = {
-    FlagCode.TRAINING_FAILED: ("training", "failed"),
-    FlagCode.TRAINING_TIMEOUT: ("training", "timeout"),
-    FlagCode.TRAINING_NOT_APPLICABLE: ("training", "not_applicable"),
-    FlagCode.AUDIT_FAILED: ("audit", "failed"),
-}
-
-
-def _gaps_of(row: Row) -> list[tuple[str, str, str]]:
+def _gaps_of(row: Row) -> Iterator[tuple[str, str, str]]:
     """(what, status, reason) of whatever has no figure."""
-    gaps = [(n, e.status, str(e.reason)) for n, e in row.attacks.items() if e.status != "done"]
-    told = (f for f in row.flags if f.code in _GAPS)
-    return [*gaps, *((*_GAPS[f.code], str(f.values.get("reason", ""))) for f in told)]
+    for name, entry in row.attacks.items():
+        if entry.status != "done":
+            yield name, entry.status, str(entry.reason)
+    for flag in row.flags:
+        what, _, status = flag.code.partition("_")  # training_not_applicable, audit_failed
+        if what == "training" or flag.code == FlagCode.AUDIT_FAILED:
+            yield what, status, str(flag.values.get("reason", ""))
 
 
 @cache

@@ -91,31 +91,16 @@ def rows_of(
     records: Store,
     checkpoints: Sequence[Checkpoint] | None = None,
 ) -> list[Row]:
-    """`rows` of some trainings of a run alone.
-
-    Args:
-        run: The run.
-        trainings: Those whose rows are wanted.
-        records: Where their records are.
-        checkpoints: Some of the suite's; None: all.
-    """
+    """`rows` of some trainings of a run alone, at some of its checkpoints (None: all)."""
     intervals = Intervals()
-    source = _Source(
-        run=run,
-        records=records,
-        checkpoints=checkpoints or run.suite.checkpoints,
-        intervals=intervals,
-    )
+    source = _Source(run, records, checkpoints or run.suite.checkpoints, intervals)
     networks: dict[str, list[_Draft]] = {}
     for members in settings_of(trainings):
         for draft in _drafts(source, members):
             networks.setdefault(network(draft.row), []).append(draft)
     intervals.fill()
-    found = []
-    for drafts in networks.values():
-        measured = _measured(drafts)
-        found += [_finished(d, measured) for d in drafts]
-    return ranked(found)
+    measured = {name: _measured(drafts) for name, drafts in networks.items()}
+    return ranked([_finished(d, measured[n]) for n, drafts in networks.items() for d in drafts])
 
 
 def settings_of(trainings: Iterable[PlannedTraining]) -> list[list[PlannedTraining]]:
@@ -126,6 +111,13 @@ def settings_of(trainings: Iterable[PlannedTraining]) -> list[list[PlannedTraini
         same = canonical([job.task, job.protocol, job.defense, job.settings])
         groups.setdefault(same, []).append(training)
     return list(groups.values())
+
+
+def cells_by_row(run: Run) -> Iterator[tuple[str, Cell]]:
+    """All cells in the run's order, each after the `row_id` of its row."""
+    for training in run.trainings:
+        ids = {c: row_id(heading(run, training, c)) for c in run.suite.checkpoints}
+        yield from ((ids[cell.checkpoint], cell) for cell in training.cells)
 
 
 def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
@@ -160,7 +152,7 @@ def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Source:
     """What rows are made from. intervals: those that wait to be computed."""
 
@@ -264,12 +256,12 @@ def _attacked(
 def _measured(drafts: Sequence[_Draft]) -> dict[str, Convergence]:
     """The convergence of each attack, as measured on the undefended row of one network and
     checkpoint (the first, if several)."""
-    found: dict[str, Convergence] = {}
-    for draft in drafts:
-        for name, drafted in draft.entries.items():
-            if drafted.entry.convergence is not None:
-                found.setdefault(name, drafted.entry.convergence)
-    return found
+    return {
+        name: drafted.entry.convergence
+        for draft in reversed(drafts)
+        for name, drafted in draft.entries.items()
+        if drafted.entry.convergence
+    }
 
 
 def _finished(draft: _Draft, measured: Mapping[str, Convergence]) -> Row:

@@ -20,7 +20,7 @@ import numpy as np
 from bench.errors import UserError
 from bench.harness.store import Store
 from bench.records import AttackRecord, Run
-from bench.report.leaderboard import heading, row_id
+from bench.report.leaderboard import cells_by_row
 
 BUDGET = 8_000_000
 """Characters of all pictures together, as they stand in the page."""
@@ -113,17 +113,14 @@ def _sources(folder: Path) -> Iterator[_Rebuilt]:
     """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
     run, store = Run.read(folder), Store(folder)
     known = set()
-    for training in run.trainings:
-        ids = {c: row_id(heading(run, training, c)) for c in run.suite.checkpoints}
-        for cell in training.cells:
-            row = ids[cell.checkpoint]
-            path = store.artifacts(cell.key) / "reconstruction.safetensors"
-            if (row, cell.label) in known or not path.is_file():
-                continue
-            record = store.read("attack", cell.key)
-            if isinstance(record, AttackRecord):
-                known.add((row, cell.label))
-                yield _Rebuilt(row=row, attack=cell.label, path=path, record=record)
+    for row, cell in cells_by_row(run):
+        path = store.artifacts(cell.key) / "reconstruction.safetensors"
+        if (row, cell.label) in known or not path.is_file():
+            continue
+        record = store.read("attack", cell.key)
+        if isinstance(record, AttackRecord):
+            known.add((row, cell.label))
+            yield _Rebuilt(row=row, attack=cell.label, path=path, record=record)
 
 
 def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: bool) -> Pictures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.errors import UserError
@@ -20,29 +20,18 @@ _TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
 """Where in such a column points stand, so that equal heights do not hide each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coordinate:
-    """A figure with its 95 % interval.
-
-    Attributes:
-        side: Key of SIDES where it has no place on a logarithmic axis, else "".
-    """
-
-    mean: float = 0.0
-    lo: float = 0.0
-    hi: float = 0.0
-    side: str = ""
+def side_of(value: float) -> str:
+    """The key of SIDES of what has no place on a logarithmic axis: inf, or nan for an absent
+    figure; "" of any other."""
+    if math.isnan(value):
+        return "none"
+    return "inf" if math.isinf(value) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """An axis over [lo, hi].
-
-    Attributes:
-        label: What stands beside it.
-        log: Whether it is logarithmic; its ends are then powers of ten.
-        sides: The keys of SIDES that occur.
-    """
+    """An axis over [lo, hi]. log: a logarithmic one, whose ends are powers of ten. sides: keys of
+    SIDES that occur."""
 
     label: str
     lo: float
@@ -77,24 +66,34 @@ class Spot:
     """One row as a point.
 
     Attributes:
-        row: The row.
         place: Its place in the table.
         group: Number of its defense, which has a colour.
         front: Whether no other setting beats it in both figures.
-        muted: Whether the row has no rank.
-        hollow: Whether the clients' own accuracy stands for that of a common model.
         aside: How far from the middle of a side column, as a share of its width.
     """
 
     row: Row
     place: int
-    x: Coordinate
-    y: Coordinate
+    x: Interval
+    y: Interval
     group: int
     front: bool
-    muted: bool
-    hollow: bool
     aside: float
+
+    @property
+    def side(self) -> str:
+        """The column beside the x axis where it stands, "" on the axis."""
+        return side_of(self.x.mean)
+
+    @property
+    def muted(self) -> bool:
+        """Whether the row has no rank."""
+        return self.row.rank is None
+
+    @property
+    def hollow(self) -> bool:
+        """Whether the clients' own accuracy stands for that of a common model."""
+        return self.row.accuracy is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,7 @@ class Curve:
     """SSIM of one attack by gradient evaluations per start, where nothing defends."""
 
     attack: str
-    points: tuple[tuple[int, Coordinate], ...]
+    points: tuple[tuple[int, Interval], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,25 +157,20 @@ KINDS = {
 
 
 def scatter(rows: Sequence[Row], name: str) -> Scatter:
-    """One plot of a table's rows.
-
-    Args:
-        rows: All rows of one table, in its order.
-        name: Key of KINDS.
+    """One plot, by its key of KINDS, of all rows of one table.
 
     Raises:
         UserError: If no row has both figures.
     """
     choice, *keys = KINDS[name]
     metric = _metric(rows)
-    measures = [_MEASURES[k] for k in keys]
-    placed = [(i, r, [m(r, metric) for m in measures]) for i, r in enumerate(rows)]
+    placed = [(i, r, [_measured(r, k, metric) for k in keys]) for i, r in enumerate(rows)]
     found = [(i, r, x, y) for i, r, (x, y) in placed if x is not None and y is not None]
     if not found:
         raise UserError("no row of this table has both figures: nothing to draw.")
     kept = {i for i, *_ in found}
     floors = _floors([r for _, r, *_ in found], metric, keys)
-    edges = [Coordinate(mean=v, lo=v, hi=v) for f in floors for v in (f.lo, f.hi)]
+    edges = [_exact(v) for f in floors for v in (f.lo, f.hi)]
     values = ([x for *_, x, _ in found], [y for *_, y in found])
     scales = [
         _scale(key, along + (edges if key == "leak" else []), metric)
@@ -193,8 +187,6 @@ def scatter(rows: Sequence[Row], name: str) -> Scatter:
             y=y,
             group=groups[r.defense],
             front=n in leading,
-            muted=r.rank is None,
-            hollow=r.accuracy is None,
             aside=asides[n],
         )
         for n, (i, r, x, y) in enumerate(found)
@@ -217,11 +209,7 @@ def utility(row: Row) -> Interval | None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Places of the points that no other beats in both, by x.
-
-    Args:
-        points: (x, y), the smaller the better.
-    """
+    """Places of the points (x, y), the smaller the better, that no other beats in both, by x."""
     leading, best = [], math.inf
     ordered = sorted((x, y, i) for i, (x, y) in enumerate(points))
     for _, alike in itertools.groupby(ordered, key=lambda point: point[0]):
@@ -233,7 +221,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _leading(
-    found: Sequence[tuple[int, Row, Coordinate, Coordinate]], keys: Sequence[str], metric: str
+    found: Sequence[tuple[int, Row, Interval, Interval]], keys: Sequence[str], metric: str
 ) -> list[int]:
     """The front of the ranked settings with a common accuracy: that of clients' own networks, on
     their own labels, is no match for it. None where x holds claims, whose units differ."""
@@ -244,7 +232,8 @@ def _leading(
         n for n, (_, r, *_) in enumerate(found) if r.rank is not None and r.accuracy is not None
     ]
     points = [
-        (math.inf if found[n][2].side else sign * found[n][2].mean, -found[n][3].mean) for n in able
+        (math.inf if side_of(found[n][2].mean) else sign * found[n][2].mean, -found[n][3].mean)
+        for n in able
     ]
     return [able[place] for place in front(points)]
 
@@ -254,12 +243,12 @@ def _metric(rows: Sequence[Row]) -> str:
     return "mse" if all(r.worst.metric == "mse" for r in rows if r.worst) else "ssim"
 
 
-def _asides(found: Sequence[tuple[Coordinate, Coordinate]]) -> list[float]:
+def _asides(found: Sequence[tuple[Interval, Interval]]) -> list[float]:
     """Points of each side column set side by side."""
     turns: dict[str, itertools.cycle[float]] = {}
     out = [0.0] * len(found)
     for n in sorted(range(len(found)), key=lambda n: found[n][1].mean):
-        if side := found[n][0].side:
+        if side := side_of(found[n][0].mean):
             out[n] = next(turns.setdefault(side, itertools.cycle(_TURNS)))
     return out
 
@@ -283,39 +272,21 @@ def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band
 # --- measures and axes ------------------------------------------------------------------------
 
 
-def _accuracy(row: Row, _: str) -> Coordinate | None:
-    found = utility(row)
-    return _coordinate(found) if found else None
+def _measured(row: Row, key: str, metric: str) -> Interval | None:
+    """A row's figure by a key of KINDS; an epsilon that is absent as nan."""
+    if key == "accuracy":
+        return utility(row)
+    if key == "leak":
+        return row.worst.interval if row.worst and row.worst.metric == metric else None
+    number: float | None = getattr(row, key)
+    return _exact(math.nan if number is None else number)
 
 
-def _leak(row: Row, metric: str) -> Coordinate | None:
-    worst = row.worst
-    return _coordinate(worst.interval) if worst and worst.metric == metric else None
+def _exact(value: float) -> Interval:
+    return Interval(mean=value, lo=value, hi=value)
 
 
-def _epsilon(key: str) -> Callable[[Row, str], Coordinate]:
-    def read(row: Row, _: str) -> Coordinate:
-        number: float | None = getattr(row, key)
-        if number is None or math.isinf(number):
-            return Coordinate(side="none" if number is None else "inf")
-        return Coordinate(mean=number, lo=number, hi=number)
-
-    return read
-
-
-def _coordinate(interval: Interval) -> Coordinate:
-    return Coordinate(mean=interval.mean, lo=interval.lo, hi=interval.hi)
-
-
-_MEASURES: Mapping[str, Callable[[Row, str], Coordinate | None]] = {
-    "accuracy": _accuracy,
-    "leak": _leak,
-    "eps_record": _epsilon("eps_record"),
-    "eps_claimed": _epsilon("eps_claimed"),
-}
-
-
-def _scale(key: str, values: Sequence[Coordinate], metric: str) -> Scale:
+def _scale(key: str, values: Sequence[Interval], metric: str) -> Scale:
     if key == "accuracy":
         return _linear("accuracy", values)
     if key == "eps_record":
@@ -328,19 +299,19 @@ def _scale(key: str, values: Sequence[Coordinate], metric: str) -> Scale:
     return Scale(label=label, lo=min(0.0, *(v.lo for v in values)), hi=1.0)
 
 
-def _linear(label: str, values: Sequence[Coordinate]) -> Scale:
+def _linear(label: str, values: Sequence[Interval]) -> Scale:
     """An axis around all intervals, with a margin, inside of [0, 1]."""
     low, high = min(v.lo for v in values), max(v.hi for v in values)
     margin = max(0.02, 0.06 * (high - low))
     return Scale(label=label, lo=max(0.0, low - margin), hi=min(1.0, high + margin))
 
 
-def _logarithmic(label: str, values: Sequence[Coordinate]) -> Scale:
+def _logarithmic(label: str, values: Sequence[Interval]) -> Scale:
     """Whole decades around all finite values, and a column for each side that occurs."""
-    finite = [b for v in values if not v.side for b in (v.mean, v.lo, v.hi) if b > 0]
+    finite = [b for v in values if not side_of(v.mean) for b in (v.mean, v.lo, v.hi) if b > 0]
     low = math.floor(math.log10(min(finite))) if finite else 0
     high = math.ceil(math.log10(max(finite))) if finite else 1
-    sides = tuple(s for s in SIDES if any(v.side == s for v in values))
+    sides = tuple(s for s in SIDES if any(side_of(v.mean) == s for v in values))
     return Scale(label=label, lo=10.0**low, hi=10.0 ** max(high, low + 1), log=True, sides=sides)
 
 
@@ -357,17 +328,10 @@ def is_reference(row: Row) -> bool:
 
 
 def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
-    """SSIM against budget where nothing defends.
-
-    Args:
-        rows: Of any number of suites and tables.
-        first: A row of the network and round that is shown.
-
-    Returns:
-        Every attack at each suite's budget and at twice that; None where it was not measured.
-    """
+    """Every attack's SSIM where nothing defends, at each suite's budget and at twice that; None
+    where it was not measured. first: a row of the network and round that is shown."""
     shown = network(first)
-    series: dict[str, dict[int, Coordinate]] = {}
+    series: dict[str, dict[int, Interval]] = {}
     floors: Mapping[str, float] = {}
     for row in rows:
         if not is_reference(row) or network(row) != shown:
@@ -376,8 +340,8 @@ def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
             again, score = entry.doubled, entry.scores.get("ssim")
             if again and again.ssim and score and entry.budget:
                 measured = series.setdefault(name, {})
-                measured.setdefault(entry.budget, _coordinate(score))
-                measured.setdefault(again.budget, _coordinate(again.ssim))
+                measured.setdefault(entry.budget, score)
+                measured.setdefault(again.budget, again.ssim)
                 floors = floors or entry.floor
     if not series:
         return None

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from bench.report.plots import SIDES, Band, Coordinate, Scale
+from bench.metrics.intervals import Interval
+from bench.report.plots import SIDES, Band, Scale, side_of
 
 WIDTH, HEIGHT = 440, 330
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 46
@@ -24,6 +25,13 @@ SHAPES = (
     "M-5-3H5V3H-5Z",
 )
 COLOURS = 8
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
+_AROUND = (
+    *((9, -6), (-9, -6), (9, 13), (-9, 13), (0, -13), (0, 20)),
+    *((12, -20), (-12, -20), (12, 26), (-12, 26), (16, 40), (-16, 40)),
+)
+"""Where a point's label may stand, the best place first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +47,8 @@ class Mark:
         states: Classes of the style sheet: muted, hollow, front.
     """
 
-    x: Coordinate
-    y: Coordinate
+    x: Interval
+    y: Interval
     row: int
     group: int
     words: str
@@ -57,31 +65,31 @@ class Plot:
         self.name, self.title, self.description = name, title, description
         self._right = WIDTH - RIGHT - SIDE * len(x.sides)
         self._back: list[str] = []
-        self._taken: list[tuple[float, float, float, float]] = []
+        self._taken: list[Box] = []
         self._axes()
 
     def at(self, point: Mark) -> tuple[float, float]:
-        return self.across(point.x) + SIDE * point.aside, self.up(point.y)
+        return self.across(point.x.mean) + SIDE * point.aside, self.up(point.y.mean)
 
-    def across(self, value: Coordinate) -> float:
-        if value.side:
-            return self._right + SIDE * (self.x.sides.index(value.side) + 0.5)
-        return LEFT + self.x.share(value.mean) * (self._right - LEFT)
+    def across(self, value: float) -> float:
+        if side := side_of(value):
+            return self._right + SIDE * (self.x.sides.index(side) + 0.5)
+        return LEFT + self.x.share(value) * (self._right - LEFT)
 
-    def up(self, value: Coordinate) -> float:
-        return HEIGHT - BOTTOM - self.y.share(value.mean) * (HEIGHT - BOTTOM - TOP)
+    def up(self, value: float) -> float:
+        return HEIGHT - BOTTOM - self.y.share(value) * (HEIGHT - BOTTOM - TOP)
 
     def floor(self, line: Band) -> None:
         """A floor, drawn behind the points."""
         width, height = self._right - LEFT, HEIGHT - BOTTOM - TOP
         if line.across:
-            top, end = (self.up(Coordinate(mean=v)) for v in (line.hi, line.lo))
+            top, end = self.up(line.hi), self.up(line.lo)
             self._band(LEFT, top, width, end - top)
             self._name(
                 line.label, [(self._right - 4, top - 3, "end"), (LEFT + 4, top - 3, "start")]
             )
             return
-        start, end = (self.across(Coordinate(mean=v)) for v in (line.lo, line.hi))
+        start, end = self.across(line.lo), self.across(line.hi)
         self._band(start, TOP, end - start, height)
         foot = HEIGHT - BOTTOM - 5
         places = [(end + 4, foot, "start"), (end + 4, foot - 13, "start")]
@@ -147,11 +155,11 @@ class Plot:
     def _axes(self) -> None:
         bottom = HEIGHT - BOTTOM
         for value, text in self.x.ticks():
-            x = self.across(Coordinate(mean=value))
+            x = self.across(value)
             self._back.append(f'<path class="gr" d="M{x:.1f} {TOP}V{bottom}"/>')
             self._text(x, bottom + 14, text, "tk", "middle")
         for value, text in self.y.ticks():
-            y = self.up(Coordinate(mean=value))
+            y = self.up(value)
             self._back.append(f'<path class="gr" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
             self._text(LEFT - 5, y + 4, text, "tk", "end")
         for number, side in enumerate(self.x.sides):
@@ -178,11 +186,11 @@ class Plot:
     def _mark(self, point: Mark, *, first: bool, named: bool) -> str:
         x, y = self.at(point)
         bars = ""
-        if not point.x.side and point.x.hi > point.x.lo:
-            a, b = (self.across(Coordinate(mean=v)) - x for v in (point.x.lo, point.x.hi))
+        if point.x.hi > point.x.lo:
+            a, b = (self.across(v) - x for v in (point.x.lo, point.x.hi))
             bars += f"M{a:.1f} 0H{b:.1f}"
         if point.y.hi > point.y.lo:
-            a, b = (self.up(Coordinate(mean=v)) - y for v in (point.y.lo, point.y.hi))
+            a, b = (self.up(v) - y for v in (point.y.lo, point.y.hi))
             bars += f"M0 {a:.1f}V{b:.1f}"
         states = "".join(f" {s}" for s in point.states)
         words = f' aria-label="{escape(point.words)}"' if named else ""
@@ -197,20 +205,8 @@ class Plot:
         """The point's label at the first free place around it, or nothing where all is full."""
         x, y = self.at(point)
         length = 5.9 * len(point.tag)
-        for dx, dy, anchor in (
-            (9, -6, "start"),
-            (-9, -6, "end"),
-            (9, 13, "start"),
-            (-9, 13, "end"),
-            (0, -13, "middle"),
-            (0, 20, "middle"),
-            (12, -20, "start"),
-            (-12, -20, "end"),
-            (12, 26, "start"),
-            (-12, 26, "end"),
-            (16, 40, "start"),
-            (-16, 40, "end"),
-        ):
+        for dx, dy in _AROUND:
+            anchor = "middle" if dx == 0 else ("start" if dx > 0 else "end")
             left = x + dx - {"start": 0, "end": length, "middle": length / 2}[anchor]
             box = (left, y + dy - 9, left + length, y + dy + 3)
             inside = box[0] > LEFT and box[2] < WIDTH and box[1] > 0 and box[3] < HEIGHT - BOTTOM
@@ -234,9 +230,6 @@ def key(group: int) -> Markup:
         f'<svg class="key" viewBox="-8 -8 16 16" aria-hidden="true">'
         f'<g class="pt c{group % COLOURS}"><path class="mk" d="{SHAPES[shape(group)]}"/></g></svg>'
     )
-
-
-Box = tuple[float, float, float, float]
 
 
 def _overlap(a: Box, b: Box) -> bool:

@@ -19,12 +19,6 @@ from bench.records import (
     canonical,
 )
 
-_UNTRAINED = {
-    "failed": FlagCode.TRAINING_FAILED,
-    "timeout": FlagCode.TRAINING_TIMEOUT,
-    "not_applicable": FlagCode.TRAINING_NOT_APPLICABLE,
-}
-_BROKEN = {"failed": FlagCode.ATTACK_FAILED, "timeout": FlagCode.ATTACK_TIMEOUT}
 _REFUTES = (
     (FlagCode.AUDIT_REFUTES_CLAIM, "verdict_claim"),
     (FlagCode.AUDIT_REFUTES_PROOF, "verdict_proof"),
@@ -33,39 +27,22 @@ _REFUTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What of a training's record flags are made from.
-
-    Attributes:
-        status: Of the training.
-        reason: Why it is not done, None if it is.
-        diverged: How it diverged, None if it did not.
-        audit: What became of the audit.
-        class_chance: Share of the commonest class.
-        personal_chance: Of always guessing a client's commonest class.
-    """
+    """What flags are made from, of a training's record, which would be too much to keep."""
 
     status: str
-    reason: str | None
-    diverged: str | None
-    audit: AuditSummary | AuditFailure | None
-    class_chance: float
-    personal_chance: float
+    reason: str | None = None
+    diverged: str | None = None
+    audit: AuditSummary | AuditFailure | None = None
+    class_chance: float = 0.0
+    personal_chance: float = 0.0
 
     @classmethod
     def of(cls, record: TrainOutcome) -> Trained:
         """What is kept of a record."""
         if record.status != "done":
-            return cls(
-                status=record.status,
-                reason=record.reason,
-                diverged=None,
-                audit=None,
-                class_chance=0.0,
-                personal_chance=0.0,
-            )
+            return cls(status=record.status, reason=record.reason)
         return cls(
             status="done",
-            reason=None,
             diverged=record.diverged,
             audit=record.audit,
             class_chance=record.class_chance,
@@ -74,12 +51,7 @@ class Trained:
 
 
 def flags_of(row: Row, trained: Sequence[Trained]) -> tuple[Flag, ...]:
-    """A row's flags, each once.
-
-    Args:
-        row: The row without its flags.
-        trained: Of every seed.
-    """
+    """The flags, each once, of a row that has none yet, from its trainings of every seed."""
     # Not a set: the order is part of the files.
     return tuple(dict.fromkeys(_flags(row, trained)))
 
@@ -87,7 +59,8 @@ def flags_of(row: Row, trained: Sequence[Trained]) -> tuple[Flag, ...]:
 def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
     for found in trained:
         if found.status != "done":
-            yield Flag(code=_UNTRAINED[found.status], values={"reason": str(found.reason)})
+            code = FlagCode(f"training_{found.status}")
+            yield Flag(code=code, values={"reason": str(found.reason)})
         elif found.diverged:
             yield Flag(code=FlagCode.DIVERGED, values={"reason": found.diverged})
     if at_chance(row, [t for t in trained if t.status == "done"]):
@@ -103,8 +76,8 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
         if isinstance(found.audit, AuditFailure):
             yield Flag(code=FlagCode.AUDIT_FAILED, values={"reason": found.audit.reason})
     for name, entry in row.attacks.items():
-        if entry.status in _BROKEN:
-            yield Flag(code=_BROKEN[entry.status], subject=name)
+        if entry.status in ("failed", "timeout"):
+            yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.worst and _below_floor(row.worst, row.attacks[row.worst.attack]):
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.worst.attack)
     for name, entry in row.attacks.items():
@@ -138,25 +111,18 @@ def ranked(found: Sequence[Row]) -> list[Row]:
         tables.setdefault(network(row), []).append(row)
     out = []
     for members in tables.values():
-        able = [
-            (r.worst.leak, r) for r in members if r.worst and not any(f.costs_rank for f in r.flags)
-        ]
-        able.sort(key=lambda pair: pair[0])
-        placed = {id(r) for _, r in able}
-        out += [replace(r, rank=place) for place, (_, r) in enumerate(able, start=1)]
-        out += [replace(r, rank=None) for r in members if id(r) not in placed]
+        leaks = {
+            i: r.worst.leak
+            for i, r in enumerate(members)
+            if r.worst and not any(f.costs_rank for f in r.flags)
+        }
+        able = sorted(leaks, key=leaks.__getitem__)
+        out += [replace(members[i], rank=place) for place, i in enumerate(able, start=1)]
+        out += [replace(r, rank=None) for i, r in enumerate(members) if i not in leaks]
     return out
 
 
 def network(row: Row) -> str:
     """What rows of one table have in common: network, how it is trained, and checkpoint."""
-    return canonical(
-        [
-            row.protocol_settings,
-            row.dataset,
-            row.dataset_settings,
-            row.model,
-            row.model_settings,
-            row.checkpoint,
-        ]
-    )
+    data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
+    return canonical([row.protocol_settings, *data, *model, row.checkpoint])
