@@ -9,6 +9,8 @@ from typing import Any
 from bench.report import leaderboard
 from bench.report.text import to_leaderboard_json
 
+SCHEMA_FILE = Path(leaderboard.__file__).with_name("schema.json")
+
 
 def written(folder: Path) -> list[dict[str, Any]]:
     """Rows as leaderboard.json has them."""

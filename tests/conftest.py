@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from bench import suite as suites
 from bench.contract.attack import Context, Seen
 from bench.contract.defense import Defense
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
+from bench.harness import launch, runner
+from bench.harness.environment import Environment, registry_for
+from bench.harness.keys import Keys
+from bench.harness.plan import expand
+from bench.harness.store import Store
 from bench.models import Network, build
 from bench.protocols.federation import Federation
 from bench.protocols.observe import Truth, observe
@@ -217,3 +223,29 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+Run = Callable[..., tuple[Store, runner.Report]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a suite's file into tmp_path: store and report."""
+
+    def go(
+        suite: Path, *, out: str = "out", plugins: tuple[Path, ...] = (), workers: int = 0,
+        only: dict[str, Any] | None = None, fresh: bool = False,
+    ) -> tuple[Store, runner.Report]:  # fmt: skip
+        env = Environment(plugins=plugins)
+        registry = registry_for(plugins)
+        plan = expand(suites.read_suite(str(suite)), only)
+        runner.check(plan, registry, env)
+        store = Store(tmp_path / out)
+        store.prepare()
+        report = runner.run(
+            plan, store, Keys(registry, env), executor=launch.local(plan, env, workers=workers),
+            fresh=fresh, command=["test"],
+        )  # fmt: skip
+        return store, report
+
+    return go

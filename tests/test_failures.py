@@ -1,0 +1,346 @@
+"""What fails is recorded and the run goes on; files are whole; workers answer."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from bench.cli.reports import publish
+from bench.harness.executors.local import Workers
+from bench.harness.executors.task import Task
+from bench.harness.store import Store, write_whole
+from bench.records import NoResult, read_json, to_json
+from bench.report import leaderboard, terminal
+from bench.report.text import cells, to_csv
+from bench.report.verdicts import Trained, at_chance
+from tests import test_report_html as made_up
+from tests.board import SCHEMA_FILE, board, written
+from tests.conftest import Run
+from tests.made_records import trained
+
+# --- what fails -------------------------------------------------------------------------------
+
+BAD = '''
+import torch
+from bench.contract.attack import Attack, Reconstruction
+from bench.contract.defense import Defense
+
+class Raises(Attack):
+    """Raises."""
+    def run(self, seen, ctx):
+        raise RuntimeError("boom")
+
+class WrongShape(Attack):
+    """Returns nonsense."""
+    def run(self, seen, ctx):
+        return Reconstruction(images=torch.zeros(1))
+
+class NotANumber(Attack):
+    """Returns NaN."""
+    def run(self, seen, ctx):
+        shape = (len(seen.clients), 1, *ctx.network.shape)
+        return Reconstruction(images=torch.full(shape, float("nan")))
+
+class Forgetful(Attack):
+    """Returns nothing."""
+    def run(self, seen, ctx):
+        return None
+
+class Refuses(Defense):
+    """Raises in a hook."""
+    def upload(self, messages, local, client):
+        raise RuntimeError("no upload")
+
+class Explodes(Defense):
+    """Uploads NaN."""
+    def upload(self, messages, local, client):
+        return [m.with_parts({n: type(p)(values=p.values * float("nan"))
+                              for n, p in m.parts.items()}) for m in messages]
+
+class Dies(Attack):
+    """Takes its process with it."""
+    def run(self, seen, ctx):
+        import os
+        os.kill(os.getpid(), 9)
+
+class Sleeps(Attack):
+    """Never ends."""
+    def run(self, seen, ctx):
+        import time
+        time.sleep(600)
+'''
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> tuple[Path, ...]:
+    path = tmp_path / "bad_plugins.py"
+    path.write_text(BAD)
+    return (path,)
+
+
+def test_a_failing_cell_is_recorded_and_the_run_goes_on(
+    run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
+) -> None:
+    attacks = "".join(
+        f'\n[[attacks]]\nname = "{n}"\n'
+        for n in ("raises", "wrong_shape", "not_a_number", "forgetful")
+    )
+    store, report = run(tiny(append=attacks), plugins=bad, only={"defense": "none"})
+    reasons = {label.split()[-3]: reason for label, reason in report.failures}
+    assert reasons["raises"] == "failed: RuntimeError: boom"
+    assert "images must be a tensor [2, 1, 1, 16, 16], got [1]" in reasons["wrong_shape"]
+    assert "must return a Reconstruction, got NoneType" in reasons["forgetful"]
+    assert set(reasons) == {"raises", "wrong_shape", "forgetful"}
+    row = board(store.folder)[0]
+    assert row["attacks"]["ilrg"]["status"] == "done"
+    nan = row["attacks"]["not_a_number"]
+    assert (nan["status"], nan["failed"], nan["n"]) == ("done", 2, 2)
+    assert nan["ssim"]["mean"] == pytest.approx(nan["floor"]["ssim"])
+    assert row["attacks"]["raises"]["ssim"] is None
+    assert row["attacks"]["raises"]["failed"] == 2
+    assert "raises failed" in row["flags"]
+    _, again = run(tiny(append=attacks), plugins=bad, only={"defense": "none"})
+    assert again.ran == 6  # failures are tried again, the rest is cached
+
+
+def test_a_diverged_training_is_a_result_with_its_attacks_not_applicable(
+    run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
+) -> None:
+    suite = tiny(append='\n[[defenses]]\nname = "explodes"\n')
+    store, report = run(suite, plugins=bad, only={"defense": "explodes", "attack": "prior_only"})
+    assert report.failures == []
+    rows = {r["checkpoint"]: r for r in board(store.folder)}
+    final = rows["final"]["attacks"]["prior_only"]
+    assert final["status"] == "not_applicable"
+    assert "training diverged (weights not finite after round 1)" in final["reason"]
+    assert any(f.startswith("diverged") for f in rows["final"]["flags"])
+    assert rows["final"]["rank"] is None
+    assert rows["init"]["attacks"]["prior_only"]["status"] == "done"
+    assert 0 <= rows["final"]["accuracy"]["mean"] <= 0.2
+
+
+def test_participation_samples_clients_and_the_ledger_counts_real_uploads(
+    run: Run, tiny: Callable[..., Path]
+) -> None:
+    suite = tiny(**{"rounds = 1": "rounds = 6\nparticipation = 0.34"})
+    store, _ = run(suite, only={"defense": "none", "checkpoint": "final"})
+    (path,) = (store.folder / "records" / "train").iterdir()
+    record = json.loads(path.read_text())
+    assert record["rounds_played"] == 6
+    # One of three clients per round: six uploads in all, the busiest client made two to six.
+    assert 2 <= record["facts"]["participations"] <= 6
+    assert record["bytes_up"] == 4 * record["parameters"]
+
+
+def test_a_defense_that_raises_fails_its_training_and_nothing_else(
+    run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
+) -> None:
+    suite = tiny(append='\n[[defenses]]\nname = "refuses"\n')
+    store, report = run(suite, plugins=bad, only={"checkpoint": "init"})
+    ((label, reason),) = report.failures
+    assert "refuses" in label
+    assert reason == "failed: RuntimeError: no upload"
+    rows = {r["defense"]: r for r in board(store.folder)}
+    assert rows["none"]["attacks"]["ilrg"]["status"] == "done"
+    assert rows["refuses"]["attacks"]["ilrg"]["status"] == "not_applicable"
+    assert rows["refuses"]["accuracy"] is None
+    assert rows["refuses"]["flags"] == ["training failed: RuntimeError: no upload"]
+    document = written(store.folder)
+    jsonschema.validate(document, json.loads(SCHEMA_FILE.read_text()))
+
+
+def test_a_dying_worker_and_a_hanging_cell_end_alone(
+    run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
+) -> None:
+    suite = tiny(
+        append='\n[[attacks]]\nname = "dies"\n\n[[attacks]]\nname = "sleeps"\n',
+        **{"budget = 5": "budget = 5\ntimeout_s = 40"},
+    )
+    only = {"defense": "none", "checkpoint": "init"}
+    store, report = run(suite, plugins=bad, only=only, workers=2)
+    reasons = {label.split()[-3]: reason for label, reason in report.failures}
+    assert reasons == {
+        "dies": "failed: the worker process was killed by signal 9",
+        "sleeps": "timeout: over the limit of 40 s",
+    }
+    row = board(store.folder)[0]
+    assert row["attacks"]["ilrg"]["status"] == "done"
+    assert row["attacks"]["sleeps"]["status"] == "timeout"
+
+
+def test_a_killed_driver_leaves_whole_records_and_the_next_run_finishes(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite, out = tiny(), tmp_path / "killed"
+    command = [
+        sys.executable,
+        "-m",
+        "bench.cli",
+        "run",
+        str(suite),
+        "--out",
+        str(out),
+        "--jobs",
+        "1",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(list(out.glob("records/attack/*.json"))) < 2:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = list(out.glob("records/*/*.json"))
+    assert len(done) >= 2
+    assert all(read_json(p)["status"] == "done" for p in done)
+    stamps = {p: p.stat().st_mtime_ns for p in done}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert all(p.stat().st_mtime_ns == t for p, t in stamps.items())
+    assert len(list(out.glob("records/*/*.json"))) == 15
+
+
+def test_two_drivers_on_one_folder_are_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.prepare()
+    with (
+        store.locked(),
+        pytest.raises(ValueError, match="another leakbench run is writing"),
+        Store(tmp_path).locked(),
+    ):
+        pass
+
+
+def test_files_are_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    write_whole(path, "old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new" * 1000)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_infinities_become_text_so_that_any_json_reader_takes_them() -> None:
+    text = to_json({"a": float("inf"), "b": [float("nan"), -float("inf")]})
+    assert json.loads(text) == {"a": "inf", "b": ["nan", "-inf"]}
+
+
+def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> None:
+    store, _ = run(tiny(), only={"checkpoint": "init"})
+    paths = {p.suffix: p.read_text() for p in publish(store.folder, ("md", "csv", "json"))}
+    assert "| # | defense | accuracy |" in paths[".md"]
+    assert "Command: `test`" in paths[".md"]
+    lines = paths[".csv"].splitlines()
+    assert len(lines) == 1 + 3 * 2
+    assert len({len(line.split(",")) for line in lines[:1]}) == 1
+    assert len(json.loads(paths[".json"])) == 3
+
+
+def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
+    run: Run, tiny: Callable[..., Path]
+) -> None:
+    more = '[[defenses]]\nname = "standalone"\n\n[[defenses]]\nname = "lg_fedavg"\n\n[[attacks]]'
+    suite = tiny(**{'[[attacks]]\nname = "ilrg"': f'{more}\nname = "ilrg"'})
+    only = {"checkpoint": "final"}
+    store, report = run(suite, only=only)
+    assert report.failures == []
+    records = [json.loads(p.read_text()) for p in (store.folder / "records/train").iterdir()]
+    by_defense = {r["inputs"]["defense"]: r for r in records}
+    alone, plain = by_defense["standalone"], by_defense["none"]
+    assert (alone["correct"], alone["keeping_clients"], alone["bytes_up"]) == (None, 3, 0)
+    assert (by_defense["lg_fedavg"]["keeping_clients"], plain["keeping_clients"]) == (3, 0)
+    assert len(plain["personal_accuracies"]) == 3
+    rows = board(store.folder)
+    jsonschema.validate(
+        written(store.folder),
+        json.loads(SCHEMA_FILE.read_text()),
+    )
+    row = {r["defense"]: r for r in rows}
+    assert row["standalone"]["accuracy"] is None
+    assert row["standalone"]["attacks"]["ilrg"]["status"] == "not_applicable"
+    mean = sum(alone["personal_accuracies"]) / 3
+    assert row["standalone"]["personal_accuracy"]["mean"] == pytest.approx(mean)
+    assert [row[d]["personalised"] for d in ("none", "standalone", "lg_fedavg")] == [0, 1, 1]
+    typed = leaderboard.rows(store.folder)
+    header, body = cells(typed)
+    assert header[2:5] == ["accuracy", "personal accuracy", "eps claimed"]
+    line = next(b for b in body if b[1] == "standalone")
+    assert line[2] == "-"
+    assert line[3].startswith(f"{mean:.3f} [")
+    assert "own\nacc" in [c.header for c in terminal.shown(typed)[0].columns]
+    read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))
+    assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
+    own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
+    assert own == pytest.approx([mean] * 2)
+    plain_rows = [r for r in typed if not r.personalised]
+    assert cells(plain_rows)[0][2:4] == ["accuracy", "eps claimed"]
+    assert "own\nacc" not in [c.header for c in terminal.shown(plain_rows)[0].columns]
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "personalised", "flagged"),
+    [
+        (0.08, 0.9, True, False),  # first stages that nobody shares: judged by clients' networks
+        (0.08, 0.3, True, True),
+        (None, 0.3, True, True),
+        (None, 0.9, True, False),
+        (0.08, 0.9, False, True),
+        (0.5, 0.3, True, False),
+    ],
+)
+def test_a_personalised_row_is_at_chance_if_its_clients_networks_are_too(
+    common: float | None, own: float, personalised: bool, flagged: bool
+) -> None:
+    made = made_up.row(
+        accuracy=None if common is None else made_up.interval(common, 0.0),
+        personal_accuracy=made_up.interval(own, 0.0),
+        personalised=personalised,
+    )
+    record = trained(class_chance=0.1, personal_chance=0.4)
+    assert at_chance(made, [Trained.of(record)]) == flagged
+
+
+# --- workers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Nothing:
+    artifacts: Path = Path("unused")
+
+    def __call__(self) -> NoResult:
+        return NoResult(status="not_applicable", reason="nothing to do")
+
+
+def test_workers_are_reused_and_everything_is_answered() -> None:
+    tasks = deque(Task(id=i, label=str(i), work=Nothing()) for i in range(7))
+    outcomes = list(Workers(count=2, threads=1, timeout_s=60)(tasks))
+    assert sorted(o.task.id for o in outcomes) == list(range(7))
+    assert all(o.record.status == "not_applicable" for o in outcomes)
+    assert all(o.record.memory["host"] > 1e7 for o in outcomes)
+
+
+def test_workers_take_gpus_in_turn_and_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(count=3, threads=1, timeout_s=60, gpus=("0", "GPU-5"))
+    found = [workers.surroundings(i) for i in range(3)]
+    assert [f["CUDA_VISIBLE_DEVICES"] for f in found] == ["0", "GPU-5", "0"]
+    assert [float(f["LEAKBENCH_GPU_SHARE"]) for f in found] == [0.5, 1.0, 0.5]
+    monkeypatch.setenv("LEAKBENCH_GPU_SHARE", "0.5")
+    assert float(workers.surroundings(2)["LEAKBENCH_GPU_SHARE"]) == 0.25
+    assert Workers(count=3, threads=1, timeout_s=60).surroundings(0) == {}
