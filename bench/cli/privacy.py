@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,12 +43,14 @@ def ledger(
         built = options.setting_of(defense, set_, plugin)
         known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
         try:
+            with _refused_facts(defense):
+                built.guarantee(known)
+                formulas = built.paper_formulas(known) if paper else ()
             entry = account(built, known)
-            formulas = built.paper_formulas(known) if paper else ()
-        except UserError:
-            raise
-        except (ArithmeticError, ValueError) as error:
-            raise UserError(f"{defense} has no ledger at these facts: {error}") from error
+        except ArithmeticError as error:
+            raise UserError(
+                f"epsilon cannot be computed at settings or facts this extreme ({error})."
+            ) from error
     document = {"defense": defense, "variant": built.variant, "facts": asdict(known)}
     document |= asdict(entry) | ({"paper": [asdict(f) for f in formulas]} if paper else {})
     if as_json:
@@ -55,6 +58,17 @@ def ledger(
         return
     for line in _formula_lines(formulas) if paper else _entry_lines(entry):
         options.say(line)
+
+
+@contextmanager
+def _refused_facts(defense: str) -> Iterator[None]:
+    """A plugin may refuse facts by ValueError, which anywhere else is a bug."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{defense} has no ledger at these facts: {error}") from error
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:
