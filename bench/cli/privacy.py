@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,7 @@ from bench.cli import options
 from bench.errors import UserError
 
 if TYPE_CHECKING:
-    from bench.contract.defense import Defense
-    from bench.contract.events import Facts, Formula
+    from bench.contract.events import Formula
     from bench.privacy.ledger import Entry
 
 
@@ -43,9 +43,10 @@ def ledger(
         built = options.setting_of(defense, set_, plugin)
         known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
         try:
-            _accepted(built, known, name=defense)
+            with _refused_facts(defense):
+                built.guarantee(known)
+                formulas = built.paper_formulas(known) if paper else ()
             entry = account(built, known)
-            formulas = built.paper_formulas(known) if paper else ()
         except ArithmeticError as error:
             raise UserError(
                 f"epsilon cannot be computed at settings or facts this extreme ({error})."
@@ -59,14 +60,15 @@ def ledger(
         options.say(line)
 
 
-def _accepted(built: Defense, facts: Facts, *, name: str) -> None:
-    """Raises UserError if the defense refuses the facts, which a plugin does by a ValueError."""
+@contextmanager
+def _refused_facts(defense: str) -> Iterator[None]:
+    """A plugin may refuse facts by ValueError, which anywhere else is a bug."""
     try:
-        built.guarantee(facts)
+        yield
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{name} has no ledger at these facts: {error}") from error
+        raise UserError(f"{defense} has no ledger at these facts: {error}") from error
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:
