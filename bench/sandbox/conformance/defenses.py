@@ -80,11 +80,17 @@ def _run_everywhere(own: Examination) -> None:
             kept = kept or changed_attribute(
                 before, attributes(own.played[ground].defense, Defense)
             )
-    noticed = (watch.changed, watch.moved, {kept: kept} if kept else {})
-    for (name, said, change), found in zip(_NOTICES, noticed, strict=True):
-        own.findings += [
-            failed(name, said.format(hook, what), change, hook) for hook, what in found.items()
-        ][:1] or [passed(name)]
+    noticed: tuple[tuple[Mapping[str, str], str], ...] = (
+        (watch.changed, f"{len(watch.called)} hooks watched"),
+        (watch.moved, ""),
+        ({kept: kept} if kept else {}, ""),
+    )
+    for (name, wrong, change), (found, right) in zip(_NOTICES, noticed, strict=True):
+        if found:
+            hook, what = next(iter(found.items()))
+            own.findings.append(failed(name, wrong.format(hook, what), change, hook))
+        else:
+            own.findings.append(passed(name, right))
 
 
 def _run(own: Examination, ground: Ground, watch: Watch) -> str:

@@ -54,13 +54,17 @@ class Probes:
         """Whether an upload depends on nothing that clients or third parties said before."""
         return not any(overrides(self.defense, hook) for hook in _COORDINATION)
 
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The public mechanisms of the rounds that the pairs come from. Uploads that are made alone
+    @property
+    def known(self) -> Round:
+        """What is public of the rounds that the pairs come from. Uploads that are made alone
         follow no training, as a learning rate of 0 says."""
-        known = Round(clients=company(self.defense), batch=BATCH)
         if self.alone and not self._in_steps():
-            known = Round(lr=0.0, parameters=_COUNT)
-        return fresh(self.defense).mechanisms_in(known)
+            return Round(lr=0.0, parameters=_COUNT)
+        return Round(clients=company(self.defense), batch=BATCH)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The public mechanisms of those rounds."""
+        return fresh(self.defense).mechanisms_in(self.known)
 
     def _in_steps(self) -> bool:
         return "gradient" in self.defense.owns and not overrides(self.defense, "upload")
