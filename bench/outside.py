@@ -124,9 +124,6 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
         out: The files' name without an ending; existing ones are replaced.
         env: Where data sets lie.
 
-    Returns:
-        The files.
-
     Raises:
         UserError: For a cell that is none or has no observation, and for an `out` with a dot in
             its name.

@@ -74,16 +74,9 @@ def environment(
 def planned(
     suite: suites.Suite, only: Mapping[str, Any], env: Environment, shard: tuple[int, int] = (1, 1)
 ) -> tuple[Plan, Keys]:
-    """The checked plan and the keys of its jobs.
+    """The checked plan of part `shard`, (i, n), and the keys of its jobs; `only` as in `expand`.
 
-    Args:
-        suite: What is asked for.
-        only: See `bench.harness.plan.expand`.
-        env: Where jobs run.
-        shard: (i, n), the i-th of n parts.
-
-    Raises:
-        UserError: For whatever can be found wrong before any work.
+    Raises UserError for whatever can be found wrong before any work.
     """
     registry_for.cache_clear()  # a plugin that was edited since this process ran it is another one
     registry = registry_for(env.plugins)

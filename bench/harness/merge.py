@@ -58,17 +58,10 @@ class _Part:
 
 
 def merge(folders: Sequence[Path], out: Path) -> Merged:
-    """Write the union of result folders; whole or not at all.
+    """Write the union of result folders to an empty or new one; whole or not at all.
 
     A record that failed gives way to one that did not. The order of the folders changes nothing.
     Artifacts are copied, so that a later run in one folder cannot reach another's.
-
-    Args:
-        folders: Result folders of one suite.
-        out: An empty or new folder.
-
-    Returns:
-        What it holds.
 
     Raises:
         UserError: For folders of different suites or code, for a training or attack that was made

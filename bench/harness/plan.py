@@ -35,16 +35,8 @@ class Plan:
         return found
 
     def part(self, number: int, of: int) -> Plan:
-        """A part of the plan: every `of`-th training with its attacks, so that parts are alike in
-        cost.
-
-        Args:
-            number: Which part, from 1.
-            of: How many there are.
-
-        Raises:
-            UserError: For a part that does not exist or is empty.
-        """
+        """Part `number`, from 1, of so many: every `of`-th training with its attacks, so that parts
+        are alike in cost. Raises UserError for one that does not exist or is empty."""
         if not 1 <= number <= of:
             raise UserError(f"shard {number}/{of} does not exist: give i/n with 1 <= i <= n.")
         if number > len(self.trainings):
@@ -79,9 +71,6 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
         suite: The suite.
         only: Key of ONLY_KEYS -> value, or several with commas between them; a task is its place
             in the file, from 0.
-
-    Returns:
-        The plan.
 
     Raises:
         UserError: For an unknown key and for a filter that leaves nothing.

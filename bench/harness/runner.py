@@ -151,9 +151,6 @@ def run(
         command: How a reader would make the run again.
         on_progress: Is told of every job that ended.
 
-    Returns:
-        Counts and failures.
-
     Raises:
         UserError: If another driver holds the folder; if a record or a job's files cannot be
             written: the run ends, what is finished is kept.

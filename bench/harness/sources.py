@@ -52,15 +52,8 @@ class Sources:
         self._sources: dict[str, ParsedModule | None] = {}
 
     def reached(self, root: str, *, folder: Path | None = None) -> dict[str, str]:
-        """The root module and all that it reaches.
-
-        Args:
-            root: Dotted name of the module.
-            folder: Modules that lie here are followed as well as those of the packages.
-
-        Returns:
-            Module -> digest. Modules that only hand on names are left out.
-        """
+        """The root module and all that it reaches: module -> digest, without those that only hand
+        on names. Modules that lie in `folder` are followed as well as those of the packages."""
         found: dict[str, str] = {}
         asked: set[Import] = set()
         todo: list[Import] = [(root, None)]

@@ -138,16 +138,8 @@ class Store:
         shutil.rmtree(self.folder / "scratch", ignore_errors=True)
 
     def keep(self, kind: Kind, key: str, record: Record) -> None:
-        """Put a finished job's files and its record in their places.
-
-        Args:
-            kind: Of the job.
-            key: Its name from here on.
-            record: What became of the job; the sizes of its files are added. It is written last.
-
-        Raises:
-            OSError: If that fails: then there is no record.
-        """
+        """Put a finished job's files and its record in their places, the record last, with the
+        sizes of the files. Raises OSError if that fails: then there is no record."""
         scratch, place = self.scratch(key), self.artifacts(key)
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
@@ -192,13 +184,8 @@ class Store:
     ) -> TrainOutcome | AttackOutcome | None:
         """The record of a training or attack, None if there is none.
 
-        Args:
-            kind: Of its job.
-            key: Its name.
-            lenient: Whether a file that is no record counts as none, so that its job is run again.
-
-        Raises:
-            UserError: For such a file otherwise.
+        Raises UserError for a file that is no record; where `lenient`, that counts as none too, so
+        that its job is run again.
         """
         try:
             return read_outcome(self.path(kind, key), kind)

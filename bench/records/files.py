@@ -28,14 +28,7 @@ T = TypeVar("T")
 
 
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
-    """A file's content, if it is a plain file of a sane size.
-
-    Args:
-        path: The file, or a link to one.
-        most: Largest size in bytes.
-
-    Returns:
-        All of its bytes.
+    """A file's content, if it is a plain file, or a link to one, of at most so many bytes.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -65,14 +58,7 @@ def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
 
 
 def read_json(path: Path | str, *, most: int = MOST_BYTES) -> Any:
-    """The value of a JSON file.
-
-    Args:
-        path: The file.
-        most: Its largest size in bytes.
-
-    Returns:
-        Dictionaries, lists, texts and numbers; texts as UTF-8 can hold them.
+    """The value of a JSON file, its texts as UTF-8 can hold them.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -97,18 +83,9 @@ def _sound(value: Any) -> Any:
 
 
 def checked(adapter: TypeAdapter[T], value: Any, place: Path | str) -> T:
-    """A value read from JSON as what it should be.
+    """A value of `read_json` as the adapter's type.
 
-    Args:
-        adapter: Of the type.
-        value: As `read_json` gives it.
-        place: Where it stands, for the error.
-
-    Returns:
-        The typed value.
-
-    Raises:
-        UserError: Naming the place and the first thing that is wrong there.
+    Raises UserError naming the place and the first thing that is wrong there.
     """
     try:
         return adapter.validate_python(value)
@@ -129,10 +106,6 @@ def read_outcome(path: Path | str, kind: Literal["train"]) -> TrainOutcome: ...
 def read_outcome(path: Path | str, kind: Literal["attack"]) -> AttackOutcome: ...
 def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
     """The record in a file of this or an older version.
-
-    Args:
-        path: The file.
-        kind: Of its job.
 
     Raises:
         FileNotFoundError: If there is none.

@@ -211,15 +211,7 @@ _FIRST = ("suite", "protocol", "protocol_settings", "dataset", "dataset_settings
 
 
 def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
-    """A row as leaderboard.json holds it.
-
-    Args:
-        row: The row.
-        sentence: Makes the `text` that stands beside each flag's code for human readers.
-
-    Returns:
-        Values of `to_json`.
-    """
+    """A row as leaderboard.json holds it; `sentence` makes the `text` beside each flag's code."""
     flags = [
         {
             "code": f.code,
@@ -235,12 +227,7 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
 
 
 def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:
-    """leaderboard.json: strict JSON, a row per line.
-
-    Args:
-        rows: In their order.
-        sentence: As for `row_to_dict`.
-    """
+    """leaderboard.json: strict JSON, a row per line; `sentence` as for `row_to_dict`."""
     lines = ",\n".join(to_line(row_to_dict(row, sentence)) for row in rows)
     return f"[\n{lines}\n]\n"
 
@@ -252,22 +239,10 @@ def read_rows(path: Path) -> list[Row]:
         FileNotFoundError: If there is none.
         UserError: If it is no leaderboard.
     """
-    return rows_of_json(read_json(path), path)
-
-
-def rows_of_json(value: Any, place: Path) -> list[Row]:
-    """The rows that JSON of this or an older version describes.
-
-    Args:
-        value: What the file holds.
-        place: The file, for errors.
-
-    Raises:
-        UserError: If that is no leaderboard.
-    """
+    value = read_json(path)
     if not isinstance(value, list):
-        raise UserError(f"{place} must be a list of rows (see bench/report/schema.json).")
-    return [_row(row, f"{place}, row {number}") for number, row in enumerate(value, start=1)]
+        raise UserError(f"{path} must be a list of rows (see bench/report/schema.json).")
+    return [_row(row, f"{path}, row {number}") for number, row in enumerate(value, start=1)]
 
 
 @cache

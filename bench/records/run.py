@@ -198,8 +198,7 @@ class Run(RunFacts):
     def read(cls, folder: Path) -> Run:
         """The run of a result folder.
 
-        Raises:
-            UserError: If it is no result folder, or its run.json is no run of its own suite.
+        Raises UserError if it is none, or its run.json is no run of its own suite.
         """
         try:
             value = read_json(folder / RUN)
@@ -209,14 +208,9 @@ class Run(RunFacts):
 
     @classmethod
     def of(cls, value: Any, place: Path) -> Run:
-        """The run that a run.json of any version describes.
+        """The run that a run.json of any version describes; `place` is the file, for errors.
 
-        Args:
-            value: What the file holds.
-            place: The file, for errors.
-
-        Raises:
-            UserError: If that is no run, or not one of its own suite.
+        Raises UserError if that is no run, or not one of its own suite.
         """
         if isinstance(value, dict):
             if not {"suite", "trainings"} <= value.keys():
@@ -273,18 +267,7 @@ def labels(suite: Suite) -> dict[str, AttackSettings]:
 def attack_job(
     train: TrainJob, suite: Suite, label: str, attack: AttackSettings, checkpoint: Checkpoint
 ) -> AttackJob:
-    """The attack that a suite makes of one of its entries.
-
-    Args:
-        train: The training that it attacks.
-        suite: Says what the entry leaves open: threat and budget.
-        label: Its column.
-        attack: The suite's entry.
-        checkpoint: When its observation was made.
-
-    Returns:
-        The job.
-    """
+    """The attack that a suite makes of its entry `attack`; `label` is its column."""
     return AttackJob(
         train=train,
         attack=attack.name,

@@ -24,12 +24,8 @@ def sound_text(text: str) -> str:
 def to_json(value: Any) -> str:
     """A record, row, run or other value as strict JSON, indented.
 
-    Args:
-        value: A dataclass, pydantic model, job, or anything JSON has a form for. What has a
-            `to_json_value` method is asked for it.
-
-    Returns:
-        Its text; infinities and NaN are the strings "inf", "-inf" and "nan".
+    What has a `to_json_value` method is asked for it; infinities and NaN are the strings "inf",
+    "-inf" and "nan".
     """
     return json.dumps(plain(value), indent=1, allow_nan=False)
 

@@ -59,17 +59,10 @@ def compare(
     rerun: TrainOutcome | AttackOutcome | None,
     tolerance: float,
 ) -> Iterator[Comparison]:
-    """Every figure of either record.
+    """Every figure of either record, None where there is none; `what` names the training or attack,
+    `tolerance` is that of means, where a figure has none of its own.
 
-    Args:
-        what: The training or attack.
-        submitted: Its record in the submission, None where there is none.
-        rerun: That of the rerun.
-        tolerance: Of means, where a figure has none of its own.
-
-    Yields:
-        A comparison per figure; one that only one of them has differs. Of records that are not
-        both done, the status.
+    One that only one of them has differs. Of records that are not both done, the status.
     """
     if not (isinstance(submitted, DoneRecord) and isinstance(rerun, DoneRecord)):
         one, other = ("none" if r is None else r.status for r in (submitted, rerun))

@@ -76,17 +76,9 @@ class Request:
 
 
 def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None) -> Path:
-    """Write the submission's folder.
+    """Write the submission's folder and return it; `tell` is told what is being checked.
 
-    Args:
-        request: What is to be submitted.
-        tell: Is told what is being checked.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UserError: Why the run or the plugin cannot be submitted.
+    Raises UserError saying why the run or the plugin cannot be submitted.
     """
     run = Run.read(request.run)
     day = _day(request.date)

@@ -104,16 +104,10 @@ def candidates(opened: Opened) -> list[Cell]:
 
 
 def sample(opened: Opened, *, count: int, seed: int) -> list[Cell]:
-    """Candidates drawn without replacement, in their order; the first draw is a row of the plugin
-    itself.
+    """So many candidates drawn without replacement, all of them if there are no more, in their
+    order; the first draw is a row of the plugin itself.
 
-    Args:
-        opened: The submission.
-        count: How many; all of them if there are no more.
-        seed: Of the draw.
-
-    Raises:
-        UserError: For count < 1, and if the plugin has no cell.
+    Raises UserError for count < 1, and if the plugin has no cell.
     """
     if count < 1:
         raise UserError(f"--sample must be >= 1 (cells to rerun), got {count}.")
@@ -145,8 +139,8 @@ def rerun(
     workers: int,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
-    """Train and attack again in a temporary folder, and compare every figure that follows from
-    the code; what a clock says is not compared.
+    """Train and attack again in a temporary folder, and compare every figure that follows from the
+    code; what a clock says is not compared.
 
     Args:
         opened: The submission.
@@ -156,9 +150,6 @@ def rerun(
         tolerance: Of means, where figures are not equal.
         workers: Processes, 0 to run in this one.
         tell: Is told what has ended.
-
-    Returns:
-        A comparison per figure.
 
     Raises:
         UserError: For a suite that cannot run here.

@@ -106,13 +106,8 @@ class Table:
         return {c.features["device"] for c in self.costs if not c.skipped}
 
     def training(self, job: TrainJob, *, device: str, samples: int) -> Estimate:
-        """Of one training.
-
-        Args:
-            job: The training.
-            device: Where it would run.
-            samples: Of the whole training set, which local epochs divide.
-        """
+        """Of one training; `samples` are those of the whole training set, which local epochs
+        divide."""
         protocol = job.protocol
         steps = float(protocol.local_steps or 1)
         if protocol.local_epochs:
@@ -129,13 +124,7 @@ class Table:
         return self._told[known]
 
     def attack(self, job: AttackJob, *, device: str, reference: bool) -> Estimate:
-        """Of one attack.
-
-        Args:
-            job: The attack.
-            device: Where it would run.
-            reference: Whether an optimising attack runs again at twice its budget.
-        """
+        """Of one attack; where `reference`, an optimising one runs again at twice its budget."""
         # Seeds, and the trainings of a suite that cost alike, are looked up once.
         known = (_but_for_seed(job.train), device, reference, canonical(job.inputs()))
         if known not in self._told:

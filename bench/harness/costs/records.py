@@ -65,15 +65,8 @@ def finished(folder: Path) -> Finished:
 def measure(folder: Path, found: Finished | None = None) -> list[Cost]:
     """The costs of a result folder's finished trainings and attacks, one per set of features.
 
-    Args:
-        folder: The result folder.
-        found: Its `finished` jobs, if they were read already.
-
-    Returns:
-        Costs.
-
-    Raises:
-        UserError: For a folder without records.
+    `found` are its `finished` jobs, if they were read already. Raises UserError for a folder
+    without records.
     """
     if not (folder / "records").is_dir():
         raise UserError(f"{folder} holds no records: give --costs a result folder.")
