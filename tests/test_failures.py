@@ -25,7 +25,7 @@ from bench.records import NoResult, read_json, to_json
 from bench.report import leaderboard, terminal
 from bench.report.text import cells, to_csv
 from bench.report.verdicts import Trained, at_chance
-from tests import test_report_html as made_up
+from tests import made_rows as made_up
 from tests.board import SCHEMA_FILE, board, written
 from tests.conftest import Run
 from tests.made_records import trained

@@ -23,8 +23,8 @@ from bench.records import DoubledScore, Row
 from bench.report import figures, leaderboard, paper, plots
 from bench.results import Results
 from tests.conftest import TINY
-from tests.test_report_html import attack, worst
-from tests.test_report_html import row as board_row
+from tests.made_rows import attack, worst
+from tests.made_rows import row as board_row
 
 ROOT = Path(__file__).parents[1]
 

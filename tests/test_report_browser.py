@@ -17,7 +17,7 @@ import pytest
 
 from bench.records import DoubledScore, FlagCode, LedgerWords
 from bench.report import boards, html, leaderboard, pictures
-from tests.test_report_html import HOSTILE, attack, flag, interval, other, row, run_of, worst
+from tests.made_rows import HOSTILE, attack, flag, interval, other, row, run_of, worst
 
 sync_api = pytest.importorskip("playwright.sync_api")
 

@@ -22,7 +22,7 @@ from bench.report import entries, leaderboard, plots, terminal, text
 from bench.report.files import FILES, Files
 from bench.seeding import numpy_generator
 from tests.benchmarks.drawn_folder import Extent, write
-from tests.test_report_html import row
+from tests.made_rows import row
 
 SIZES = [(1,), (7,), (8,), (9,), (24,), (130,), (8, 8, 8), (10, 9, 10), (1, 5), (3, 0, 8), (2, 2)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import bench
 from bench.records import FlagCode
 from bench.report.text import escaped, to_latex
-from tests.test_report_html import HOSTILE, attack, flag, interval, row
+from tests.made_rows import HOSTILE, attack, flag, interval, row
 
 RESULTS = Path(__file__).parents[1] / "results" / "quick"
 SPECIAL = r"50% of $x_1 & #2 {a} ~b ^c \input"

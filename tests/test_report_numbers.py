@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.report import boards, charts, entries, figures
-from tests.test_report_html import attack, interval, row, worst
+from tests.made_rows import attack, interval, row, worst
 
 
 def worst_case(found: Any, metric: str) -> Any:

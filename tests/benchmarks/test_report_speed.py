@@ -25,7 +25,7 @@ from bench.records import Convergence, FlagCode, LedgerWords
 from bench.report import html, pictures
 from bench.report.text import to_leaderboard_json
 from bench.seeding import numpy_generator
-from tests.test_report_html import attack, flag, row, run_of, worst
+from tests.made_rows import attack, flag, row, run_of, worst
 
 ROWS = 2000
 ATTACKS = ("dlg", "idlg", "inverting_gradients", "analytic", "ridge", "decoder", "ilrg", "prior")

@@ -1,0 +1,311 @@
+"""Defenses that are broken on purpose, and what `leakbench check` finds in a plugin's text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.sandbox.conformance.findings import Conformance, Finding
+from bench.sandbox.conformance.plugins import check_plugins
+
+
+def failures(conformance: Conformance) -> dict[str, Finding]:
+    return {f.name: f for f in conformance.findings if f.status == "failed"}
+
+
+HEAD = '''
+import torch
+from dataclasses import replace
+from bench.contract.attack import Attack, Reconstruction
+from bench.contract.defense import Defense
+from bench.contract.messages import Message, Part, as_kind
+from bench.contract.mechanisms import Clip, GaussianNoise, LaplaceNoise, SignPerturbation
+from bench.contract.events import Gaussian
+from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_values
+
+
+def noised(messages, local, client, *, std, norm=1e9, draw=gaussian_like, rng=None):
+    """What an honest Gaussian does."""
+    out = []
+    for message in messages:
+        update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
+        parts = clip(update.parts, norm=norm)
+        stream = rng or client.rng["defense"]
+        out.append(replace_values(update, {
+            n: p.values + draw(p.values, **{"scale" if draw is laplace_like else "std": std},
+                               rng=stream)
+            for n, p in parts.items()}))
+    return out
+
+'''
+
+BROKEN_DEFENSES = {
+    "changes the update in place": ("arguments untouched", "upload", '''
+class Broken(Defense):
+    """Halves every update."""
+    def upload(self, messages, local, client):
+        for message in messages:
+            for part in message.parts.values():
+                part.values.mul_(0.5)
+        return messages
+'''),
+    "moves the global generator": ("global generators untouched", "upload", '''
+class Broken(Defense):
+    """Adds noise of its own."""
+    def upload(self, messages, local, client):
+        return [replace_values(m, {n: p.values + torch.randn(p.values.shape)
+                                   for n, p in m.parts.items()}) for m in messages]
+'''),
+    "keeps state": ("no state on self", "rounds", '''
+class Broken(Defense):
+    """Counts its uploads."""
+    def __init__(self):
+        self.rounds = 0
+    def upload(self, messages, local, client):
+        self.rounds += 1
+        return messages
+'''),
+    "sends a sample": ("private data in messages", "say", '''
+class Broken(Defense):
+    """Tells the server a sample."""
+    def say(self, when, client, local, round):
+        if when != "upload":
+            return []
+        return [Message(kind="hello", sender=client.id, receiver="server", round=round,
+                        parts={"note": Part(values=3 * client.x[:1] - 1)})]
+'''),
+    "sends the labels": ("private data in messages", "say", '''
+class Broken(Defense):
+    """Tells the server its label counts."""
+    def say(self, when, client, local, round):
+        if when != "upload":
+            return []
+        counts = torch.bincount(client.y, minlength=10).float()
+        return [Message(kind="sizes", sender=client.id, receiver="server", round=round,
+                        parts={"sizes": Part(values=counts)})]
+'''),
+    "declares half of its noise": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds Gaussian noise."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.2)
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "declares twice its noise": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds Gaussian noise."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.05)
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "proves by a Gaussian that is Laplace": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds Laplace noise of the declared std."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1 / 2**0.5, norm=1.0, draw=laplace_like)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
+    def guarantee(self, facts):
+        return (Gaussian(sensitivity=2.0, std=0.1, unit="record"),)
+'''),
+    "clips elsewhere": ("declared Clip of update", "upload", '''
+class Broken(Defense):
+    """Clips to another norm than it declares."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.0, norm=2.0)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.0))
+'''),
+    "keeps other signs": ("declared SignPerturbation of update", "mechanisms", '''
+class Broken(Defense):
+    """Flips signs more often than it declares."""
+    def upload(self, messages, local, client):
+        out = []
+        for m in messages:
+            u = as_kind(m, "update", base=local.broadcast, lr=local.lr)
+            out.append(replace_values(u, {n: p.values * torch.where(
+                torch.rand(p.values.shape, generator=client.rng["defense"]) < 0.7, 1.0, -1.0)
+                for n, p in u.parts.items()}))
+        return out
+    def mechanisms(self):
+        return (SignPerturbation(of="update", keep=0.8, low=1.0, high=1.0),)
+'''),
+    "contradicts itself": ("guarantee agrees with mechanisms", "guarantee", '''
+class Broken(Defense):
+    """Proves more noise than there is."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1, norm=1.0)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
+    def guarantee(self, facts):
+        return (Gaussian(sensitivity=2.0, std=0.4, unit="record"),)
+'''),
+    "halves its sensitivity": ("guarantee agrees with mechanisms", "guarantee", '''
+class Broken(Defense):
+    """Forgets that a replaced record moves an update by twice the clip."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1, norm=1.0)
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
+    def guarantee(self, facts):
+        return (Gaussian(sensitivity=1.0, std=0.1, unit="record"),)
+'''),
+    "has the wrong shape": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Flattens what it sends."""
+    def upload(self, messages, local, client):
+        return [m.with_parts({n: replace(p, values=p.values.flatten())
+                              for n, p in m.parts.items()}) for m in messages]
+'''),
+    "crashes": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Divides by nothing."""
+    def upload(self, messages, local, client):
+        return 1 / 0
+'''),
+    "sends NaN": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Sends no numbers."""
+    def upload(self, messages, local, client):
+        return [replace_values(m, {n: p.values * float("nan") for n, p in m.parts.items()})
+                for m in messages]
+'''),
+    "lies about bits": ("runs under fedavg", "upload", '''
+class Broken(Defense):
+    """Says that it sends one bit per value."""
+    def upload(self, messages, local, client):
+        return [m.with_parts({n: replace(p, bits=1) for n, p in m.parts.items()})
+                for m in messages]
+'''),
+    "has no annotation": ("settings", "__init__", '''
+class Broken(Defense):
+    """Takes a scale.
+
+    scale: of nothing.
+    """
+    def __init__(self, *, scale=1.0):
+        self.scale = scale
+'''),
+    "has no docstring": ("docstring", "", '''
+class Broken(Defense):
+    pass
+'''),
+    "takes any number": ("bad settings", "__init__", '''
+class Broken(Defense):
+    """Takes a scale.
+
+    scale: of nothing.
+    """
+    def __init__(self, *, scale: float = 1.0):
+        self.scale = scale
+'''),
+    "ignores the seed": ("other draws, other figures", "upload", '''
+class Broken(Defense):
+    """Draws the same noise for everyone."""
+    def upload(self, messages, local, client):
+        return noised(messages, local, client, std=0.1, rng=torch.Generator().manual_seed(0))
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "is different in every run": ("same seed, same figures (fedavg)", "", '''
+class Broken(Defense):
+    """Seeds itself from the machine."""
+    def upload(self, messages, local, client):
+        rng = torch.Generator()
+        rng.seed()
+        return noised(messages, local, client, std=0.1, rng=rng)
+'''),
+    "reads what was withheld": ("values that are not present", "aggregate", '''
+class Broken(Defense):
+    """Sums what it says is withheld."""
+    owns = frozenset({"aggregate"})
+    def upload(self, messages, local, client):
+        return [m.with_parts({n: replace(p, present=torch.zeros_like(p.values, dtype=torch.bool))
+                              for n, p in m.parts.items()}) for m in messages]
+    def aggregate(self, server, messages):
+        ups = [as_kind(m, "weights", base=server.state, lr=server.lr) for m in messages]
+        return {n: torch.stack([u.parts[n].values for u in ups]).mean(dim=0)
+                for n in server.state}
+'''),
+    "draws once per row": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Adds one draw to all values of a row."""
+    def upload(self, messages, local, client):
+        def rowwise(values, *, std, rng):
+            rows = values.flatten(1) if values.dim() > 1 else values[:, None]
+            draw = std * torch.randn(len(rows), 1, generator=rng)
+            return draw.expand_as(rows).reshape(values.shape)
+        return noised(messages, local, client, std=0.1, draw=rowwise)
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "takes its noise back": ("declared GaussianNoise of update", "mechanisms", '''
+class Broken(Defense):
+    """Every second upload subtracts the noise of the one before."""
+    def upload(self, messages, local, client):
+        last = client.memory.pop("last", None)
+        drawn = []
+        def remembered(values, *, std, rng):
+            noise = gaussian_like(values, std=std, rng=rng) if last is None else -last[len(drawn)]
+            drawn.append(noise)
+            return noise
+        out = noised(messages, local, client, std=0.1, draw=remembered)
+        if last is None:
+            client.memory["last"] = drawn
+        return out
+    def mechanisms(self):
+        return (GaussianNoise(of="update", std=0.1),)
+'''),
+    "flips whole rows": ("declared SignPerturbation of update", "mechanisms", '''
+class Broken(Defense):
+    """Flips the signs of a row together."""
+    def upload(self, messages, local, client):
+        out = []
+        for m in messages:
+            u = as_kind(m, "update", base=local.broadcast, lr=local.lr)
+            out.append(replace_values(u, {n: p.values * torch.where(torch.rand(
+                len(p.values), *[1] * (p.values.dim() - 1), generator=client.rng["defense"]) < 0.8,
+                1.0, -1.0) for n, p in u.parts.items()}))
+        return out
+    def mechanisms(self):
+        return (SignPerturbation(of="update", keep=0.8, low=1.0, high=1.0),)
+'''),
+    "sends a sample as bytes": ("private data in messages", "say", '''
+class Broken(Defense):
+    """Tells the server a sample in whole numbers."""
+    def say(self, when, client, local, round):
+        if when != "upload":
+            return []
+        return [Message(kind="hello", sender=client.id, receiver="server", round=round,
+                        parts={"note": Part(values=(client.x[:1] * 255).byte())})]
+'''),
+    "does something at zero strength": ("zero strength is no defense", "zero_strength", '''
+class Broken(Defense):
+    """Shrinks every update.
+
+    scale: added to what is left, >= 0.
+    """
+    zero_strength = {"scale": 0.0}
+    def __init__(self, *, scale: float = 0.5) -> None:
+        if not scale >= 0:
+            raise ValueError("scale must be >= 0.")
+        self.scale = scale
+    def upload(self, messages, local, client):
+        return [replace_values(m, {n: p.values * 0.5 for n, p in m.parts.items()})
+                for m in messages]
+'''),
+    "does not own its role": ("roles", "aggregate", '''
+class Broken(Defense):
+    """Keeps the state."""
+    def aggregate(self, server, messages):
+        return dict(server.state)
+'''),
+}  # fmt: skip
+
+
+def check_text(tmp_path: Path, text: str) -> Conformance:
+    path = tmp_path / "broken.py"
+    path.write_text(HEAD + text)
+    (found,) = check_plugins(str(path), {})
+    return found

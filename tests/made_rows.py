@@ -1,0 +1,116 @@
+"""Rows of a leaderboard that no run made, and the page of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from bench import suite as suites
+from bench.metrics.intervals import Interval
+from bench.metrics.named import METRICS
+from bench.protocols.settings import ProtocolSettings
+from bench.records import (
+    AttackEntry,
+    Flag,
+    FlagCode,
+    LedgerWords,
+    Row,
+    Run,
+    WorstCase,
+)
+from bench.report import (
+    html,
+    leaderboard,
+    pictures,
+)
+from bench.report.text import to_leaderboard_json
+from tests.conftest import TINY
+
+SCHEMA = json.loads(Path(leaderboard.__file__).with_name("schema.json").read_text())
+
+HOSTILE = "<img src=x onerror=alert(1)></script><!--<script>alert(2)</script>\"' " + "w" * 300
+
+
+def interval(mean: float, width: float = 0.05) -> Interval:
+    return Interval(mean=mean, lo=mean - width, hi=mean + width)
+
+
+def attack(ssim: float | None = 0.5, **more: Any) -> AttackEntry:
+    """An attack's entry; without an SSIM one that is not applicable. Metrics may be given by their
+    names."""
+    done = ssim is not None
+    scores = {} if ssim is None else {"ssim": interval(ssim)}
+    scores |= {m: more.pop(m) for m in METRICS if m in more}
+    return AttackEntry(
+        **{
+            "status": "done" if done else "not_applicable",
+            "reason": None if done else "nothing to attack",
+            "threat": "server", "is_floor": False, "n": 8 if done else 0, "failed": 0,
+            "scores": scores, "floor": {"ssim": 0.2, "ssim_class_mean": 0.7} if done else {},
+            "seconds": 1.5 if done else None, "gradient_evaluations": 200 if done else None,
+            "budget": 200 if done else None, **more,
+        }
+    )  # fmt: skip
+
+
+def row(defense: str = "none", rank: int | None = 1, ssim: float = 0.5, **more: Any) -> Row:
+    """A row of a leaderboard."""
+    return Row(
+        **{
+            "suite": "toy v1", "protocol": "fedavg", "protocol_settings": PROTOCOL,
+            "dataset": "digits", "model": "lenet", "defense": defense, "variant": "",
+            "settings": {}, "checkpoint": "init", "threat": "server: one round of 8 clients",
+            "seeds": (0,), "accuracy": interval(0.9), "eps_claimed": None, "eps_record": math.inf,
+            "ledger": LedgerWords(words=("One.", "Two.", "Three."), reasons=("Why.",)),
+            "delta": 1e-5, "unit": None, "bytes_up": 1200.0, "bytes_down": 3.4e6,
+            "client_seconds": 0.05, "attacks": {"dlg": attack(ssim)},
+            "worst": worst(interval(ssim)), "flags": (), "rank": rank, **more,
+        }
+    )  # fmt: skip
+
+
+def worst(found: Interval, metric: Any = "ssim", attack_: str = "dlg") -> WorstCase:
+    return WorstCase(attack=attack_, metric=metric, interval=found)
+
+
+def flag(code: FlagCode, subject: str = "", **values: float | str) -> Flag:
+    return Flag(code=code, subject=subject, values=values)
+
+
+def other(text: str) -> Flag:
+    """A flag of which nothing is known but its sentence."""
+    return flag(FlagCode.OTHER, text=text)
+
+
+PROTOCOL = ProtocolSettings(name="fedavg", clients=3, lr=0.1, local_steps=1)
+
+SUITE = suites.Suite.model_validate(tomllib.loads(TINY))
+
+
+def run_of(name: str = "toy", description: str = "A toy.", **more: Any) -> Run:
+    return Run(
+        **{
+            "suite": SUITE.model_copy(update={"name": name, "description": description}),
+            "trainings": (), "command": "leakbench run toy", "device": "cpu",
+            "versions": {"python": "3.12", "leakbench": "9.9"}, **more,
+        }
+    )  # fmt: skip
+
+
+def page(*rows: Any, run: Run | None = None, album: Any = None) -> str:
+    return html.page(rows, run or run_of(), album or pictures.none("none were kept"))
+
+
+def blocks(text: str, kind: str) -> list[Any]:
+    """JSON blocks of a class."""
+    found = re.findall(rf'<script type="application/json" class="{kind}">(.*?)</script>', text)
+    return [json.loads(f) for f in found]
+
+
+def as_json(rows: Any) -> Any:
+    """As leaderboard.json has them."""
+    return json.loads(to_leaderboard_json(rows))

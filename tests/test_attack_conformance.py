@@ -1,0 +1,166 @@
+"""`leakbench check` of attacks, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from bench.cli import plugins
+from bench.registry import Registry
+from bench.sandbox.conformance.plugins import check
+from tests.broken_plugins import BROKEN_DEFENSES, HEAD, check_text, failures
+
+# --- attacks --------------------------------------------------------------------------------
+
+BROKEN_ATTACKS = {
+    "gives NaN": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Gives no numbers."""
+    recovers = frozenset({"images"})
+    def run(self, seen, ctx):
+        return Reconstruction(images=torch.full((2, 1, *ctx.network.shape), float("nan")))
+'''),
+    "has the wrong shape": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Forgets the samples."""
+    recovers = frozenset({"labels"})
+    def run(self, seen, ctx):
+        return Reconstruction(labels=torch.zeros(len(seen.clients), dtype=torch.int64))
+'''),
+    "promises more than it gives": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Gives nothing."""
+    recovers = frozenset({"images"})
+    def run(self, seen, ctx):
+        return Reconstruction()
+'''),
+    "changes what was seen": ("arguments untouched", '''
+class Broken(Attack):
+    """Changes the broadcast."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        next(iter(seen.before.values())).add_(1.0)
+        return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64))
+'''),
+    "uses the global generator": ("global generators untouched", '''
+class Broken(Attack):
+    """Guesses."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        return Reconstruction(label_counts=torch.randint(9, (2, 10)))
+'''),
+    "is different in every run": ("same seed, same answer", '''
+COUNT = [0]
+class Broken(Attack):
+    """Guesses by turns."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        COUNT[0] += 1
+        return Reconstruction(label_counts=torch.full((2, 10), COUNT[0]))
+'''),
+    "ignores its budget": ("budget", '''
+class Broken(Attack):
+    """Spends what it likes."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64),
+                              evaluations=1000)
+'''),
+    "fixes its device": ("device", '''
+class Broken(Attack):
+    """Wants a GPU."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        return Reconstruction(label_counts=torch.zeros(2, 10).cuda())
+'''),
+    "reads a file": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Looks for the truth beside it."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        open("init-server-truth.safetensors")
+'''),
+    "never applies": ("runs anywhere", '''
+class Broken(Attack):
+    """Could not run if it wanted to."""
+    recovers = frozenset({"counts"})
+    def applies(self, seen):
+        return "not today"
+    def run(self, seen, ctx):
+        raise RuntimeError("never reached")
+'''),
+    "gives no reason": ("runs on fedavg, lenet, batch 1", '''
+class Broken(Attack):
+    """Applies where it likes."""
+    recovers = frozenset({"counts"})
+    def applies(self, seen):
+        return False
+'''),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN_ATTACKS)
+def test_a_broken_attack_is_found(tmp_path: Path, what: str) -> None:
+    name, text = BROKEN_ATTACKS[what]
+    wrong = failures(check_text(tmp_path, text))
+    assert name in wrong, wrong
+    assert wrong[name].change
+
+
+# --- command --------------------------------------------------------------------------------
+
+APP = typer.Typer()
+
+APP.command()(plugins.check)
+
+APP.command()(plugins.new)  # two commands, so that names are needed
+
+run = CliRunner()
+
+
+def test_the_command_tells_failures_as_table_and_json(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(HEAD + BROKEN_DEFENSES["crashes"][2])
+    result = run.invoke(APP, ["check", str(path)], env={"COLUMNS": "160"})
+    assert result.exit_code == 1
+    assert "ZeroDivisionError" in result.stdout
+    assert "hook upload" in result.stdout
+    result = run.invoke(APP, ["check", str(path), "--json"])
+    assert result.exit_code == 1
+    (document,) = json.loads(result.stdout)
+    assert document["passed"] is False
+    assert {f["status"] for f in document["findings"]} == {"passed", "failed", "skipped"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gausian"], "Did you mean 'gaussian'"),
+        (["gaussian"], "needs the setting(s)"),
+        (["spm", "--set", "epsilon=-1"], "epsilon must lie in"),
+        (["nothing.py"], "no such plugin file"),
+    ],
+)
+def test_bad_input_of_check_gets_one_sentence(arguments: list[str], message: str) -> None:
+    result = run.invoke(APP, ["check", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_file_that_does_not_load_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import nothing_of_the_kind")
+    result = run.invoke(APP, ["check", str(path)])
+    assert result.exit_code == 2
+    assert "nothing_of_the_kind" in result.stderr
+
+
+def test_global_generators_are_left_as_they_were(registry: Registry) -> None:
+    before = torch.get_rng_state()
+    check(registry, "attack", "prior_only", {})
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,199 @@
+"""Paired statistics: power, tests and intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from bench.metrics.intervals import bootstrap
+from bench.metrics.paired import (
+    EXACT_UP_TO,
+    Variances,
+    holm,
+    least_victims,
+    paired,
+    power,
+    sign_flip,
+    variances,
+    victims_needed,
+)
+from bench.seeding import numpy_generator
+
+ONE_SEED = Variances(victims=1.0, seeds=None)
+
+
+# --- power ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("effect", "seeds", "victims", "between"),
+    [(1.2, 1, 8, None), (0.5, 1, 20, None), (2.0, 3, 8, 0.25), (1.0, 5, 8, 0.25), (8.0, 2, 4, 0.25),
+     (0.5, 4, 16, 0.0)],
+)  # fmt: skip
+def test_power_is_what_simulated_t_tests_have(
+    effect: float, seeds: int, victims: int, between: float | None
+) -> None:
+    rng = numpy_generator(0, "simulated power", seeds, victims)
+    many = 20000
+    shifts = rng.normal(0, (between or 0) ** 0.5, size=(many, seeds, 1))
+    values = effect + shifts + rng.normal(size=(many, seeds, victims))
+    units = values[:, 0] if seeds == 1 else values.mean(axis=2)
+    found = float((stats.ttest_1samp(units, 0, axis=1).pvalue <= 0.05).mean())
+    spread = Variances(victims=1.0, seeds=between)
+    exact = power(effect, spread=spread, seeds=seeds, victims=victims)
+    assert found == pytest.approx(exact, abs=0.012)  # 4 standard errors of 20000 draws at most
+
+
+def test_half_a_standard_deviation_needs_34_victims_as_in_the_textbook() -> None:
+    # G*Power 3.1, means, difference from constant, two-sided, d = 0.5, alpha 0.05, power 0.8: 34.
+    plan = victims_needed(0.5, spread=ONE_SEED, seeds=1, victims=8)
+    assert plan is not None
+    assert (plan.victims, plan.seeds, plan.blocked) == (34, None, False)
+    turned = victims_needed(-0.5, spread=ONE_SEED, seeds=1, victims=8)
+    assert turned is not None
+    assert turned.victims == 34
+
+
+@given(effect=st.floats(0.2, 3), between=st.sampled_from([0.0, 0.01, 0.3]), seeds=st.integers(2, 6))
+@settings(max_examples=25, deadline=None)
+def test_what_is_needed_is_the_least_that_has_the_power(
+    effect: float, between: float, seeds: int
+) -> None:
+    spread = Variances(victims=1.0, seeds=between)
+    plan = victims_needed(effect, spread=spread, seeds=seeds, victims=8)
+    assert plan is not None
+    assert plan.blocked == (power(effect, spread=spread, seeds=seeds, victims=np.inf) < 0.8)
+    assert (plan.victims is None) == plan.blocked
+    if plan.victims:
+        assert power(effect, spread=spread, seeds=seeds, victims=plan.victims) >= 0.8
+        fewer = plan.victims - 1
+        if fewer >= 2 and fewer * seeds >= least_victims():
+            assert power(effect, spread=spread, seeds=seeds, victims=fewer) < 0.8
+    assert plan.seeds is not None
+    assert power(effect, spread=spread, seeds=plan.seeds, victims=8) >= 0.8
+    if plan.seeds > 2:
+        assert power(effect, spread=spread, seeds=plan.seeds - 1, victims=8) < 0.8
+
+
+def test_no_difference_has_no_number_and_a_certain_one_needs_what_sign_flips_need() -> None:
+    assert victims_needed(0.0, spread=ONE_SEED, seeds=1, victims=8) is None
+    plan = victims_needed(0.1, spread=Variances(victims=0.0, seeds=None), seeds=1, victims=8)
+    assert plan is not None
+    assert plan.victims == least_victims() == 6
+    assert sign_flip(np.ones(6)) <= 0.05 < sign_flip(np.ones(5))
+    assert least_victims(comparisons=7) == 9
+    tiny = victims_needed(1e-9, spread=ONE_SEED, seeds=1, victims=8)
+    assert tiny is not None
+    assert tiny.victims is None
+    with pytest.raises(ValueError, match="needs the variance between seeds"):
+        power(1.0, spread=ONE_SEED, seeds=2, victims=8)
+
+
+# --- tests and intervals ----------------------------------------------------------------------
+
+
+def test_sign_flips_agree_with_scipy_where_all_are_counted() -> None:
+    d = numpy_generator(0, "differences").normal(0.5, 1, size=9)
+    oracle = stats.permutation_test(
+        (d, np.zeros(9)), lambda x, y: np.mean(x - y), permutation_type="samples",
+        n_resamples=np.inf, vectorized=False,
+    )  # fmt: skip
+    assert sign_flip(d) == pytest.approx(oracle.pvalue, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "against"), [(12, 2), (EXACT_UP_TO, 9), (60, 21)])
+def test_sign_flips_of_equal_sizes_are_a_binomial_test(n: int, against: int) -> None:
+    d = np.ones(n)
+    d[:against] = -1
+    exact = float(stats.binomtest(against, n).pvalue)
+    tolerance = 1e-9 if n <= EXACT_UP_TO else 4 * (exact / 9999) ** 0.5
+    assert sign_flip(d) == pytest.approx(exact, abs=tolerance)
+
+
+def test_holm_agrees_with_a_hand_example() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_variances_agree_with_a_hand_example_and_with_a_simulation() -> None:
+    # means 2 and 6: within (1+1+1+1)/2 = 2, between 2*(4+4)/1 = 16, so (16 - 2) / 2 = 7
+    found = variances([np.array([1.0, 3.0]), np.array([5.0, 7.0])])
+    assert found == Variances(victims=2.0, seeds=7.0)
+    assert found.seed_share == pytest.approx(7 / 9)
+    # sizes 1 and 3: within 2/2 = 1, between 1*9 + 3*1 = 12, n0 = 4 - 10/4, so 11 / 1.5
+    found = variances([np.array([0.0]), np.array([3.0, 4.0, 5.0])])
+    assert found is not None
+    assert (found.victims, found.seeds) == pytest.approx((1, 11 / 1.5))
+    rng = numpy_generator(0, "unbalanced")
+    groups = [rng.normal(0, 2) + rng.normal(0, 3, size=2 + 6 * (i % 2)) for i in range(2000)]
+    found = variances(groups)
+    assert found is not None
+    assert found.victims == pytest.approx(9, rel=0.05)
+    assert found.seeds == pytest.approx(4, rel=0.15)
+    assert variances([np.array([1.0]), np.array([2.0])]) is None
+    assert variances([np.array([1.0, 2.0])]) == Variances(victims=0.5, seeds=None)
+
+
+def test_the_interval_is_the_hierarchical_bootstrap_of_the_leaderboard() -> None:
+    rng = numpy_generator(0, "groups")
+    for sizes in ((8, 8, 8), (4, 9), (20,)):
+        groups = [rng.normal(i, 1, size=n) for i, n in enumerate(sizes)]
+        found, oracle = paired(groups).interval, bootstrap(groups)
+        assert oracle is not None
+        assert found.mean == pytest.approx(oracle.mean)
+        assert found.lo == pytest.approx(oracle.lo, abs=0.12)
+        assert found.hi == pytest.approx(oracle.hi, abs=0.12)
+
+
+def test_the_t_test_over_seeds_is_scipys_and_absent_without_a_spread() -> None:
+    groups = [np.array([0.1, 0.3]), np.array([0.4, 0.2]), np.array([0.5, 0.5])]
+    expected = stats.ttest_1samp([0.2, 0.3, 0.5], 0).pvalue
+    assert paired(groups).p_seeds == pytest.approx(expected)
+    assert paired(groups).seed_std == pytest.approx(np.std([0.2, 0.3, 0.5], ddof=1))
+    assert paired(groups[:1]).p_seeds is None
+    assert paired(groups[:1]).seed_std is None
+    assert paired([np.array([1.0, 2.0]), np.array([2.0, 1.0])]).p_seeds is None
+
+
+FIGURES = st.lists(
+    st.lists(st.floats(-1, 1).map(lambda v: round(v, 4)), min_size=1, max_size=6),
+    min_size=1, max_size=4,
+).map(lambda lists: [np.array(v) for v in lists])  # fmt: skip
+
+
+@given(groups=FIGURES, shift=st.floats(-1, 1), order=st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None)
+def test_the_comparison_turns_with_the_sign_moves_with_a_shift_and_ignores_order(
+    groups: list[np.ndarray], shift: float, order: Any
+) -> None:
+    one, turned = paired(groups), paired([-g for g in groups])
+    assert 0 < one.p <= 1
+    assert turned.p == one.p
+    assert turned.interval.mean == pytest.approx(-one.interval.mean, abs=1e-12)
+    assert turned.interval.lo == pytest.approx(-one.interval.hi, abs=1e-12)
+    assert turned.interval.hi == pytest.approx(-one.interval.lo, abs=1e-12)
+    moved = paired([g + shift for g in groups])
+    for name in ("mean", "lo", "hi"):
+        there = getattr(one.interval, name) + shift
+        assert getattr(moved.interval, name) == pytest.approx(there, abs=1e-9)
+    mixed = paired([np.array(order.sample(list(g), len(g))) for g in groups])
+    assert mixed.interval == one.interval
+    assert mixed.p == one.p
+    if one.variances is not None:
+        assert moved.variances is not None
+        assert moved.variances.victims == pytest.approx(one.variances.victims, abs=1e-9)
+        assert one.variances.seeds is None or one.variances.seeds >= 0
+
+
+@pytest.mark.parametrize("groups", [[], [np.array([])], [np.array([1.0]), np.array([])]])
+def test_no_values_are_refused(groups: list[np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="one or more values in every seed"):
+        paired(groups)
+    with pytest.raises(ValueError, match="finite"):
+        paired([np.array([1.0, np.nan])])

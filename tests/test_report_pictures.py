@@ -1,0 +1,280 @@
+"""The page's pictures of what attacks rebuilt, and the report command."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from skimage.metrics import structural_similarity
+from typer.testing import CliRunner
+
+from bench import suite as suites
+from bench.cli import app
+from bench.cli.reports import publish
+from bench.harness import launch, runner
+from bench.harness.environment import Environment, registry_for
+from bench.harness.plan import expand
+from bench.harness.store import Store
+from bench.records import (
+    Run,
+    to_json,
+)
+from bench.report import (
+    leaderboard,
+    pictures,
+)
+from tests.conftest import TINY
+from tests.made_rows import (
+    SCHEMA,
+    as_json,
+    blocks,
+    page,
+)
+
+# --- pictures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with images of one and of three samples per victim."""
+    base = tmp_path_factory.mktemp("report")
+    text = TINY.replace('[[attacks]]\nname = "prior_only"',
+                        '[[attacks]]\nname = "prior_only"\nthreat = "three"').replace(
+        "victims = 2\n", 'victims = 3\n\n[[threats]]\nname = "three"\nvictims = 3\nbatch = 3\n'
+    )  # fmt: skip
+    text += '\n[[attacks]]\nname = "analytic"\nthreat = "server"\n'
+    path = base / "tiny.toml"
+    path.write_text(text)
+    return finished(path, base / "out")
+
+
+def finished(suite: Path, out: Path) -> Path:
+    env = Environment()
+    plan = expand(suites.read_suite(str(suite)), {"checkpoint": "init"})
+    store = Store(out)
+    store.prepare()
+    keys = runner.Keys(registry_for(()), env)
+    executor = launch.local(plan, env, workers=0)
+    report = runner.run(plan, store, keys, executor=executor, command=["leakbench", "run", "tiny"])
+    assert report.failures == []
+    return out
+
+
+def decoded(sprite: str) -> np.ndarray:
+    data = base64.b64decode(sprite.removeprefix("data:image/png;base64,"))
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def cell_of(album: Any, attack_: str, place: int = 0) -> Any:
+    return [c for c in album["cells"] if c["attack"].startswith(attack_)][place]
+
+
+def reconstruction(folder: Path, cell: Any) -> dict[str, torch.Tensor]:
+    (named,) = [r for r in leaderboard.rows(folder) if leaderboard.row_id(r) == cell["row"]]
+    key = next(
+        c.key
+        for c in Run.read(folder).cells
+        if (c.setting, c.label) == (named.setting, cell["attack"])
+    )
+    return load_file(folder / "artifacts" / key / "reconstruction.safetensors")
+
+
+def test_pictures_show_truth_and_reconstruction_of_the_first_victims(folder: Path) -> None:
+    album = pictures.load(folder)
+    assert (album["victims"], album["without"], album["unreadable"]) == (8, 0, [])
+    assert len(album["cells"]) == 3 * 2
+    cell = cell_of(album, "analytic", 1)
+    found = reconstruction(folder, cell)
+    for name in ("truth", "images"):
+        strip = decoded(album["sprites"][cell[name]])
+        assert strip.shape == (16, 3 * 16)
+        expected = (found[name][:, 0, 0] * 255).round().numpy()
+        assert (np.hstack(list(expected)) == strip).all()
+    text = page(*leaderboard.rows(folder), album=album)
+    (own,) = blocks(text, "pictures")
+    assert sorted(c["row"] for c in own["cells"]) == [0, 0, 1, 1, 2, 2]
+    assert "The first 8 victims in the run&#39;s order, of the first seed" in text
+    assert len(album["sprites"]) < 2 * len(album["cells"])  # one truth for all settings
+
+
+def test_scores_under_pictures_are_the_records_and_scikit_images(folder: Path) -> None:
+    album = pictures.load(folder)
+    single, batch = cell_of(album, "analytic"), cell_of(album, "prior_only")
+    assert (single["samples"], batch["samples"]) == (1, 3)
+    assert (len(single["scores"]), len(batch["scores"])) == (3, 9)
+    for cell in (single, batch):
+        found = reconstruction(folder, cell)
+        pairs = zip(found["images"].flatten(0, 1), found["truth"].flatten(0, 1), strict=True)
+        expected = [
+            structural_similarity(
+                a[0].double().numpy(), b[0].double().numpy(), data_range=1.0,
+                gaussian_weights=True, sigma=1.5, use_sample_covariance=False,
+            )
+            for a, b in pairs
+        ]  # fmt: skip
+        assert cell["scores"] == pytest.approx(expected, abs=6e-4)
+
+
+def test_a_budget_leaves_every_attack_the_same_fewer_victims_then_the_first_attacks(
+    folder: Path,
+) -> None:
+    whole = sum(len(s) for s in pictures.collect(folder)["sprites"])
+    fewer = pictures.collect(folder, budget=int(0.75 * whole))
+    assert fewer["victims"] < 3
+    assert {len(c["scores"]) // c["samples"] for c in fewer["cells"]} == {fewer["victims"]}
+    assert len(fewer["cells"]) == 6
+    least = pictures.collect(folder, budget=900)
+    assert (least["victims"], len(least["cells"]) + least["without"]) == (1, 6)
+    assert 0 < least["without"] < 6
+    text = page(*leaderboard.rows(folder), album=least)
+    assert f"{least['without']} attack cells have no pictures here" in text
+    assert "The first victim in the run&#39;s order" in text
+
+
+def test_large_and_coloured_pictures_are_shrunk_and_keep_their_colours() -> None:
+    red = np.zeros((2, 1, 3, 192, 96), dtype=np.float32)
+    red[:, :, 0] = 1.0
+    strip = decoded(pictures._sprite(red))
+    assert strip.shape == (96, 2 * 48, 3)
+    assert (strip == [255, 0, 0]).all()
+
+
+def test_damaged_reconstructions_are_named_and_the_others_shown(
+    folder: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    first, second = sorted(copy.rglob("reconstruction.safetensors"))[:2]
+    first.write_bytes(b"no tensors")
+    save_file({"images": torch.zeros(2, 1, 1, 16, 16), "truth": torch.zeros(2, 1, 1, 8, 8)}, second)
+    album = pictures.load(copy)
+    assert len(album["cells"]) == 4
+    assert {u.split("/")[0] for u in album["unreadable"]} == {first.parent.name, second.parent.name}
+    assert "Not readable, so not shown" in page(*leaderboard.rows(copy), album=album)
+
+
+def test_records_are_shown_as_numbers(tmp_path: Path) -> None:
+    suite = tmp_path / "records.toml"
+    suite.write_text(
+        TINY.replace('"digits"', '"breast_cancer"').replace('"mlp_spm"', '"logistic"')
+        .replace('"ilrg"', '"analytic"')
+    )  # fmt: skip
+    out = finished(suite, tmp_path / "out")
+    album = pictures.load(out)
+    assert album["cells"] == []
+    record = next(r for r in album["records"] if r["attack"] == "analytic")
+    found = reconstruction(out, record)
+    assert record["features"] == found["truth"].shape[-1] == 30
+    assert np.array(record["truth"]) == pytest.approx(found["truth"][:4, 0, :10].numpy(), rel=6e-3)
+    (own,) = blocks(page(*leaderboard.rows(out), album=album), "pictures")
+    assert len(own["records"]) == 3 * 2
+
+
+def test_kept_pictures_come_back_without_artifacts(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    result = CliRunner().invoke(app, ["report", str(copy), "--format", "html,json",
+                                      "--keep-pictures"])  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    first = (copy / "report.html").read_text()
+    shutil.rmtree(copy / "artifacts")
+    shutil.rmtree(copy / "records")
+    publish(copy, ("html",))
+    assert (copy / "report.html").read_text() == first
+    (copy / "pictures.json").unlink()
+    publish(copy, ("html",))
+    assert "neither reconstructions nor a pictures.json" in (copy / "report.html").read_text()
+
+
+def spoiled(**changes: Any) -> dict[str, Any]:
+    """A record's entry of a pictures.json, with changes."""
+    return {"row": "r", "attack": "analytic", "samples": 1, "features": 2, "images": [[0.5, 1]],
+            "truth": [[0.25, 1]], "scores": [0.1], **changes}  # fmt: skip
+
+
+def test_a_kept_pictures_file_with_records_is_read_as_it_was_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    album = pictures.load(folder) | {"records": [spoiled()], "unreadable": ["x: damaged"]}
+    (tmp_path / "pictures.json").write_text(to_json(album))
+    assert pictures.load(tmp_path) == album
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda a: a.update(schema=2),
+        lambda a: a.update(sprites=["https://example.org/x.png"] * 99),
+        lambda a: a.update(sprites=['data:image/png;base64,AA" onerror="x'] * 99),
+        lambda a: a.update(sprites=[]),
+        lambda a: a["cells"][0].update(truth="0"),
+        lambda a: a["cells"][0].update(scores=[]),
+        lambda a: a["cells"][0].pop("row"),
+        lambda a: a["cells"][0].update(samples=0),
+        lambda a: a["cells"][0].update(scores=["1"]),
+        lambda a: a["cells"][0].update(metric="psnr"),
+        lambda a: a["cells"][0].update(truth=True),
+        lambda a: a.update(cells=["x"]),
+        lambda a: a.update(victims="x"),
+        lambda a: a.update(victims=True),
+        lambda a: a.update(without=-1),
+        lambda a: a.update(why=["x"]),
+        lambda a: a.update(unreadable="x"),
+        lambda a: a.update(unreadable=[1]),
+        lambda a: a.update(sprites={s: s for s in a["sprites"]}),
+        lambda a: a.update(records={}),
+        lambda a: a.update(records=[spoiled(features="9")]),
+        lambda a: a.update(records=[spoiled(scores=[])]),
+        lambda a: a.update(records=[spoiled(images=[])]),
+        lambda a: a.update(records=[spoiled(truth=[["x"]])]),
+    ],
+)
+def test_a_foreign_pictures_file_is_refused(
+    spoil: Callable[[Any], Any], folder: Path, tmp_path: Path
+) -> None:
+    album = pictures.load(folder)
+    spoil(album)
+    (tmp_path / "pictures.json").write_text(to_json(album))
+    with pytest.raises(ValueError, match=r"is no pictures\.json of leakbench"):
+        pictures.load(tmp_path)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--format", "htm"), "Did you mean 'html'"),
+        (("--format", "md", "--keep-pictures"), "--keep-pictures needs the format html"),
+    ],
+)
+def test_bad_options_of_report_get_one_sentence(
+    arguments: tuple[str, ...], message: str, folder: Path
+) -> None:
+    result = CliRunner().invoke(app, ["report", str(folder), *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_rows_made_from_records_carry_ledger_budget_and_doubled_and_follow_the_schema(
+    folder: Path,
+) -> None:
+    rows = leaderboard.rows(folder)
+    jsonschema.validate(as_json(rows), SCHEMA)
+    assert all(r.ledger and len(r.ledger.words) == 3 and r.ledger.reasons for r in rows)
+    assert {r.attacks["analytic"].budget for r in rows} == {5}
+    assert len({leaderboard.row_id(r) for r in rows}) == len(rows)

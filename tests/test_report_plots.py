@@ -1,0 +1,259 @@
+"""Plots and texts of a report: points, fronts, labels, errors of records."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from bench.harness.plan import expand
+from bench.metrics.intervals import Interval
+from bench.records import (
+    DoubledScore,
+    FlagCode,
+    PlannedTraining,
+    Row,
+)
+from bench.report import (
+    boards,
+    charts,
+    columns,
+    plots,
+    site,
+    svg,
+    terminal,
+)
+from bench.report.text import markdown
+from tests.made_rows import (
+    SUITE,
+    attack,
+    flag,
+    interval,
+    page,
+    row,
+    run_of,
+    worst,
+)
+
+# --- plots ------------------------------------------------------------------------------------
+
+
+def chart(view: str, *rows: Any) -> charts.View:
+    (board,) = boards.boards(rows)
+    return next(v for v in charts.views(board) if v.name == view)
+
+
+def labelled(drawing: str) -> list[str]:
+    return re.findall(r'<text class="tg"[^>]*>([^<]*)</text>', drawing)
+
+
+def test_the_front_holds_the_ranked_settings_that_none_beats_in_both() -> None:
+    rows = [
+        row("safe", 1, 0.2, accuracy=interval(0.5)),
+        row("good", 2, 0.4, accuracy=interval(0.8)),
+        row("beaten", 3, 0.5, accuracy=interval(0.7)),
+        row("open", 4, 0.9, accuracy=interval(0.9)),
+        row("useless", None, 0.1, accuracy=interval(0.95)),
+        row("own", 5, 0.05, accuracy=None, personal_accuracy=interval(0.99), personalised=True),
+    ]
+    view = chart("leak", *rows)
+    drawing = str(view.drawing)
+    assert labelled(drawing) == ["1 safe", "2 good", "4 open"]
+    marks = re.findall(r'<g class="pt ([^"]*)"[^>]*aria-label="([^;]*);', drawing)
+    classes = {name: style.split()[1:] for style, name in marks}
+    assert classes["safe"] == ["front"]
+    assert classes["beaten"] == []
+    assert classes["useless"] == ["muted"]
+    assert classes["own"] == ["hollow"]
+    assert len(re.findall(r'tabindex="0"', drawing)) == 1
+    assert len(re.findall(r'tabindex="-1"', drawing)) == 5
+    assert "<title " in drawing
+    assert "<desc " in drawing
+    assert "class mean" in drawing
+
+
+def test_points_tell_setting_figures_and_epsilons() -> None:
+    drawing = str(chart("leak", row("spm", settings={"epsilon": 1.5}, eps_claimed=1.5,
+                                    unit="coordinate")).drawing)  # fmt: skip
+    assert (
+        'aria-label="spm(epsilon=1.5); rank 1; accuracy 0.900 [0.85, 0.95]; worst SSIM 0.500 '
+        '[0.45, 0.55] by dlg; ε claimed 1.5 per coordinate; ε proven inf"'
+    ) in drawing
+
+
+def test_epsilons_without_a_number_stand_in_columns_beside_the_axis() -> None:
+    rows = [row("a", 1, eps_claimed=10.0, unit="client", eps_record=100.0),
+            row("b", 2, eps_claimed=math.inf, unit="record"), row("c", 3), row("d", 4)]  # fmt: skip
+    claimed, proven = (str(chart(v, *rows).drawing) for v in ("claimed", "proven"))
+    assert ">no claim</text>" in claimed
+    assert ">inf</text>" in claimed
+    assert ">no claim</text>" not in proven
+    places = re.findall(r"translate\(([\d.]+) ([\d.]+)\)\"><path class=\"ci\"", proven)
+    assert len(set(places)) == 4  # equal heights in one column do not hide each other
+    assert labelled(claimed) == []  # claims of different units have no front
+
+
+def test_errors_of_records_are_safer_the_larger_they_are() -> None:
+    def record(name: str, rank: int, error: float, accuracy: float) -> Any:
+        entry = attack(None, status="done", reason=None, mse=interval(error, error / 2),
+                       floor={"mse": 1.0})  # fmt: skip
+        return row(name, rank, accuracy=interval(accuracy), attacks={"analytic": entry},
+                   worst=worst(interval(error, error / 2), "mse", "analytic"))  # fmt: skip
+
+    rows = [record("safe", 1, 0.5, 0.6), record("beaten", 2, 0.1, 0.5),
+            record("open", 3, 1e-8, 0.9)]  # fmt: skip
+    view = chart("leak", *rows)
+    assert labelled(str(view.drawing)) == ["3 open", "1 safe"]
+    assert "safer →" in str(view.drawing)
+    (board,) = boards.boards(rows)
+    assert board.lines[2].cells[4].text == "1e-8"
+
+
+def of_records(defense: str = "none", **more: Any) -> Row:
+    """A row of an attack that copies records, and of one that guesses."""
+    error = Interval(mean=6.68e-17, lo=3.2e-20, hi=1.34e-16)
+    copy = attack(None, status="done", reason=None, mse=error,
+                  floor={"mse": 0.0873, "mse_class_mean": 4e-3})  # fmt: skip
+    guess = replace(copy, scores={"mse": Interval(mean=0.523, lo=0.386, hi=104.2)})
+    attacks = {"analytic": copy, "dlg": guess, **more.pop("attacks", {})}
+    return row(defense, attacks=attacks, worst=worst(error, "mse", "analytic"), **more)
+
+
+def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained() -> None:
+    rows = [of_records()]
+    text = markdown(rows, run_of())
+    exact = "6.68e-17 [3.2e-20, 1.3e-16]"
+    assert f"| {exact} | 0.523 [0.39, 1e2] | MSE 0.09/4e-3 | MSE {exact} analytic |" in text
+    ((line,),) = [b.lines for b in boards.boards(rows)]
+    shown = [(c.text, c.small) for c in line.cells if "[" in c.small][1:]
+    assert shown == [("6.68e-17", "[3.2e-20, 1.3e-16]"), ("0.523", "[0.39, 1e2]"),
+                     ("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic")]  # fmt: skip
+    for legend in (text, terminal.legend(rows)):
+        assert "MSE (of records" in legend
+        assert "higher is safer, 0 is a perfect copy" in legend
+    for legend in (markdown([row()], run_of()), terminal.legend([row()])):
+        assert "MSE" not in legend
+    mixed = [row(), of_records(dataset="adult")]  # no column of all rows together is an MSE
+    assert "MSE (of records" in terminal.legend(mixed)
+
+
+def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
+    copy = of_records().attacks["analytic"]
+    counts = attack(None, status="done", reason=None, lnacc=interval(0.5))
+    made = of_records(
+        "ms_pafl", settings={"epsilon": 100.0, "noise": "analytic", "check_in": 0.7},
+        personalised=True, personal_accuracy=interval(0.8), eps_claimed=8.33e12, unit="record",
+        flags=(flag(FlagCode.DIVERGED, reason="weights not finite"), flag(FlagCode.AT_CHANCE)),
+        attacks={"idlg": copy, "ridge": copy, "ilrg": counts},
+    )  # fmt: skip
+    (table,) = terminal.shown([made])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table)
+    text = console.export_text()
+    assert "floor 0.09/4e-3" in text
+    (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
+    assert first[-6:] == ["7e-17", "0.52", "7e-17", "7e-17", "0.50", "DC"]
+    texts = [columns.two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
+    assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
+
+
+def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
+    jobs = expand(SUITE.model_copy(update={"seeds": [0, 1, 2]})).trainings
+    planned = {j.seed: PlannedTraining(key="0" * 24, job=j, cells=()) for j in jobs}
+    run = run_of(trainings=(planned[2], planned[2]))
+    assert "Device: cpu, seeds [2]" in markdown([row()], run)
+    shown = page(row(), run=run)
+    assert "<dt>Seeds</dt><dd>2 (intervals cover victims" in shown
+    run = run_of(trainings=(planned[2], planned[0]))
+    assert "<dt>Seeds</dt><dd>0, 2</dd>" in page(row(), run=run)
+    entry = site.Published(name="a", run=run, rows=[], files={})
+    assert "seeds 0, 2" in site.index([entry])
+
+
+def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lost() -> None:
+    names = [f"no{i:02}" for i in range(16)]
+    attacks = {n: attack(i / 100) for i, n in enumerate(names)}
+    made = row(
+        "gaussian",
+        rank=1,
+        attacks=attacks,
+        worst=None,
+        flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)),
+    )
+    console = Console(width=80, file=io.StringIO(), record=True)
+    found = terminal.shown([made])
+    for table in found:
+        console.print(table)
+    lines = console.export_text().splitlines()
+    assert len(found) > 1
+    text = " ".join(lines)
+    assert all(n in text for n in names)
+    figures = [line.split() for line in lines if " gaussian " in line]
+    assert figures[0][-1] == "CV"
+    shown = [f for line in figures for f in line if f.startswith("0.") and len(f) == 4]
+    assert shown[-16:] == [f"{i / 100:.2f}" for i in range(16)]
+
+
+def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> None:
+    reason = "ValueError: a|b\nsecond line\r\nthird"
+    attacks = {"dlg": attack(), "idlg": attack(None, status="failed", reason=reason)}
+    rows = [row(flags=(flag(FlagCode.AUDIT_FAILED, reason=reason),), attacks=attacks)]
+    lines = markdown(rows, run_of()).splitlines()
+    body = lines[lines.index(next(line for line in lines if line.startswith("| ---"))) + 1]
+    assert body.endswith("audit failed: ValueError: a\\|b second line third |")
+    assert lines[-1] == "- idlg failed: ValueError: a|b second line third (none)"
+
+
+def test_leakage_is_drawn_against_the_budgets_of_all_suites() -> None:
+    def reference(budget: int, ssim: float, again: float) -> Any:
+        doubled = DoubledScore(budget=2 * budget, ssim=interval(again))
+        entry = attack(ssim, budget=budget, doubled=doubled)
+        return row(suite=f"b{budget} v1", attacks={"dlg": entry, "idlg": attack(0.3)})
+
+    rows = [reference(100, 0.5, 0.6), reference(300, 0.7, 0.8)]
+    first, second = boards.boards(rows)
+    view = charts.budget_view(first, rows)
+    assert view is not None
+    assert [line[:3] for line in view.table[1:]] == [
+        ("dlg", "100", "0.500"), ("dlg", "200", "0.600"), ("dlg", "300", "0.700"),
+        ("dlg", "600", "0.800"),
+    ]  # fmt: skip
+    assert str(view.drawing).count('class="pt') == 4
+    assert charts.budget_view(second, rows[1:]) is not None
+    assert charts.budget_view(*(lambda b: (b, b.rows))(boards.boards([row()])[0])) is None
+    assert "Its figures as a table" in page(*rows)
+
+
+def test_labels_never_cover_points_or_each_other() -> None:
+    rows = [row(f"defense_{i}", i + 1, 0.5 + i / 500, accuracy=interval(0.5 + i / 500))
+            for i in range(30)]  # fmt: skip
+    drawing = str(chart("leak", *rows).drawing)
+    tags = re.findall(r'<text class="tg"[^>]* x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">'
+                      r"([^<]*)<", drawing)  # fmt: skip
+    boxes = []
+    for x, y, anchor, text in tags:
+        length = 5.9 * len(text)
+        left = float(x) - {"start": 0.0, "end": length, "middle": length / 2}[anchor]
+        boxes.append((left, float(y) - 9, left + length, float(y) + 3))
+    assert 1 < len(boxes) < 30
+    assert not any(svg._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_floors_that_lie_close_together_have_their_names_apart() -> None:
+    floors = attack(0.9, floor={"ssim": 0.22, "ssim_class_mean": 0.24})
+    drawing = str(chart("leak", row(ssim=0.9, attacks={"dlg": floors})).drawing)
+    names = re.findall(r'<text class="flt" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', drawing)
+    assert [n for *_, n in names] == ["mean image", "class mean"]
+    (x, y, _), (other_x, other_y, _) = names
+    assert abs(float(x) - float(other_x)) > 12 or abs(float(y) - float(other_y)) >= 12
+
+
+def test_ticks_are_round_numbers_inside_the_axis() -> None:
+    axis = plots.Scale(label="", lo=0.83, hi=0.97)
+    assert [t for _, t in axis.ticks()] == ["0.85", "0.90", "0.95"]
+    wide = plots.Scale(label="", lo=1e-8, hi=1e4, log=True)
+    assert [t for _, t in wide.ticks()] == ["1e-8", "1e-6", "1e-4", "1e-2", "1", "1e2", "1e4"]
