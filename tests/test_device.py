@@ -35,7 +35,7 @@ from bench.seeding import generator
 from bench.toolkit import memory
 from tests.conftest import network_for
 from tests.synchronisation import second_device, watched
-from tests.test_shipped_plugins_conform import ATTACKS, DEFENSES
+from tests.test_shipped_plugins_conform import ATTACKS, DEFENSES, shipped
 
 CPU = torch.device("cpu")
 PROTOCOLS = ("fedsgd", "fedavg", "splitfed private", "splitfed shared")
@@ -88,13 +88,13 @@ class Run:
 
     @property
     def patches(self) -> bool:
-        return "patches" in DEFENSES[self.defense]
+        return "patches" in DEFENSES.get(self.defense, {})
 
     def network(self) -> Network:
         return network_for(self.digits, "vit_small" if self.patches else "lenet")
 
     def deployed(self) -> Defense:
-        return self.registry.defense(self.defense, DEFENSES[self.defense])
+        return self.registry.defense(self.defense, DEFENSES.get(self.defense, {}))
 
     def federation(self, device: torch.device, clients: int = 4) -> Federation:
         data = self.digits
@@ -145,7 +145,8 @@ class Run:
         self, name: str, seen: Seen, device: torch.device, budget: int
     ) -> Reconstruction | None:
         """The attack's answer, or None where it does not apply."""
-        settings = {**ATTACKS[name], **({"rows": 40} if "rows" in ATTACKS[name] else {})}
+        known = ATTACKS.get(name, {})
+        settings = {**known, **({"rows": 40} if "rows" in known else {})}
         attack = self.registry.attack(name, settings)
         if attack.applies(seen) is not None:
             return None
@@ -197,7 +198,7 @@ def test_training_elsewhere_gives_the_state_of_a_cpu(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("defense", [d for d in DEFENSES if d != "none"])
+@pytest.mark.parametrize("defense", [d for d in shipped("leakbench.defenses") if d != "none"])
 def test_every_defense_elsewhere_trains_as_on_a_cpu(
     run: Make, device: torch.device, defense: str, protocol: str, tmp_path: Path
 ) -> None:
@@ -218,7 +219,7 @@ def test_an_attack_elsewhere_answers_as_on_a_cpu(
 @pytest.mark.slow
 @pytest.mark.parametrize("defense", ["none", "gaussian", "spm", "standalone", "selective_shield"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("attack", list(ATTACKS))
+@pytest.mark.parametrize("attack", shipped("leakbench.attacks"))
 def test_every_attack_elsewhere_answers_as_on_a_cpu(
     run: Make, device: torch.device, attack: str, protocol: str, defense: str, tmp_path: Path
 ) -> None:
