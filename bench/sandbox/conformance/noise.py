@@ -169,11 +169,17 @@ def _drawn(mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pai
         # A sign, or a bit, is drawn relative to that of the value.
         sign = torch.where(centre - (0.5 if mechanism.scores else 0.0) < 0, -1.0, 1.0)
         some = centre != 0
-        views = {
+        views: dict[str, tuple[Tensor, Tensor, Tensor | None, float]] = {
             "noise": (rest, expected, centre, slack),
             "noise along the value": (rest * sign, expected * sign, centre * sign, slack),
-            "share of the value": ((sent / centre)[some], (draw / centre)[:, some], None, 1e-3),
         }
+        if mechanism.variance == 0:  # what is added whatever the value is no share of it
+            views["share of the value"] = (
+                (sent / centre)[some],
+                (draw / centre)[:, some],
+                None,
+                1e-3,
+            )
         for what, (left, declared, by, rounding) in views.items():
             if by is not None:
                 check_independence(_standardised(left, declared, by), what)
