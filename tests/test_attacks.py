@@ -74,6 +74,7 @@ def test_several_samples_are_rebuilt_and_matched_one_to_one(
     assert values["label_accuracy"] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_public_start_beats_a_gray_one_on_a_trained_network(digits: Dataset) -> None:
     """A trained network's gradients point nowhere from gray: 3 of 8 against 8 of 8."""
     network = network_for(digits)

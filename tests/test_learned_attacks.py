@@ -251,6 +251,7 @@ def test_ridge_inverts_smashed_data_above_the_class_mean_floor(
 # --- decoder ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_decoder_improves_on_ridge_where_the_cut_is_deep(photos: Dataset) -> None:
     case = smashed(photos, "cnn_selective_shield", "block2", clients=16)
     ridge = run(Ridge(rows=200), photos, case)
@@ -259,7 +260,13 @@ def test_the_decoder_improves_on_ridge_where_the_cut_is_deep(photos: Dataset) ->
     assert decoder > ridge
 
 
-@pytest.mark.parametrize("attack", [Ridge(), Decoder()], ids=["ridge", "decoder"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(Ridge(), id="ridge"),
+        pytest.param(Decoder(), id="decoder", marks=pytest.mark.slow),
+    ],
+)
 def test_noise_on_smashed_data_is_learnt_through(digits: Dataset, attack: Attack) -> None:
     case = smashed(digits, "lenet", "block1", std=0.05, clients=16)
     assert run(attack, digits, case) > floor_of(digits, case[1]) + 0.1
