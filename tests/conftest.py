@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from bench import suite as suites
 from bench.contract.attack import Context, Seen
@@ -29,6 +30,10 @@ from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
 from bench.seeding import generator
+
+# The same inputs every time; `--hypothesis-profile=default` draws others.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile("fixed")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

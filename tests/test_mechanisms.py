@@ -66,10 +66,12 @@ RANDOM: Mapping[str, st.SearchStrategy[Mechanism]] = {
     "SignPerturbation": st.builds(_signs, shares, levels, levels, st.sampled_from([None, 0.4])),
     "SignPerturbation alone": st.builds(_signs, shares, levels, st.just(0.0), st.none()),
     "BernoulliMask": st.builds(
-        lambda s, t, c: BernoulliMask(
-            of="weights", clip=0.05, score_std=s, theta_std=t, theta_clipped=c
+        lambda noise, c: BernoulliMask(of="weights", clip=0.05, theta_clipped=c, **noise),
+        st.one_of(
+            st.just({}), st.builds(lambda s: {"score_std": s}, levels),
+            st.builds(lambda s: {"theta_std": s}, levels),
         ),
-        st.one_of(st.just(0.0), levels), st.one_of(st.just(0.0), levels), st.booleans(),
+        st.booleans(),
     ),
     "TwoPoint": st.builds(
         lambda e, r: TwoPoint(of="weights", epsilon=e, radius=r), budgets, levels
@@ -256,6 +258,11 @@ def test_scores_are_estimated_without_bias_where_nothing_was_learnt(
     variance = float(mechanism.gradient_variance(gradient, base=base, step=0.5))
     assert abs(float(gradient.mean())) < 6.5 * math.sqrt(variance / DRAWS)
     assert float(gradient.var()) == pytest.approx(variance, rel=0.35)
+
+
+def test_scores_and_probabilities_are_not_noised_together() -> None:
+    with pytest.raises(ValueError, match=r"score_std = 1.0 and theta_std = 0.2"):
+        BernoulliMask(of="weights", clip=0.1, score_std=1.0, theta_std=0.2)
 
 
 def test_weights_are_estimated_with_the_broadcasts_sign() -> None:

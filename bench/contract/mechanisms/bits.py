@@ -43,6 +43,14 @@ class BernoulliMask(Mechanism):
     faithful = False
     scores = True
 
+    def __post_init__(self) -> None:
+        # The mean of a clipped probability under both noises has no closed form here.
+        if self.score_std and self.theta_std:
+            raise ValueError(
+                f"score_std = {self.score_std} and theta_std = {self.theta_std}: "
+                "noise stands on scores or on probabilities, not on both."
+            )
+
     @property
     def random(self) -> bool:
         return self.sampled
