@@ -1,4 +1,4 @@
-"""Defenses that are broken on purpose, and what `leakbench check` finds in a plugin's text."""
+"""Plugins that are broken on purpose, and what `leakbench check` finds in a plugin's text."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ def noised(messages, local, client, *, std, norm=1e9, draw=gaussian_like, rng=No
     return out
 
 '''
+
+DEADLY = '''
+import os, time
+
+class Dies(Attack):
+    """Takes its process with it."""
+    def run(self, seen, ctx):
+        os.kill(os.getpid(), 9)
+
+class Sleeps(Attack):
+    """Never ends."""
+    def run(self, seen, ctx):
+        time.sleep(600)
+'''
+"""Attacks that need their process ended or replaced; `Attack` is imported before."""
 
 BROKEN_DEFENSES = {
     "changes the update in place": ("arguments untouched", "upload", '''

@@ -17,6 +17,7 @@ import bench
 from bench.harness import launch, runner
 from bench.harness.plan import Plan
 from bench.harness.store import Store
+from tests.broken_plugins import DEADLY
 from tests.runs import contents, made, planned
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -37,16 +38,6 @@ class Slow(Attack):
         time.sleep(3)
         x = torch.rand(len(seen.clients), 1, *ctx.network.shape, generator=ctx.rng)
         return Reconstruction(images=x)
-
-class Dies(Attack):
-    """Takes its process with it."""
-    def run(self, seen, ctx):
-        os.kill(os.getpid(), 9)
-
-class Sleeps(Attack):
-    """Never ends."""
-    def run(self, seen, ctx):
-        time.sleep(600)
 '''
 
 
@@ -63,7 +54,7 @@ def nodes() -> Iterator[Any]:
 def plugins(tmp_path: Path) -> tuple[Path, ...]:
     path = tmp_path / "cluster_plugins.py"
     (tmp_path / "marks").mkdir()
-    path.write_text(SLOW.replace("{marks}", str(tmp_path / "marks")))
+    path.write_text(SLOW.replace("{marks}", str(tmp_path / "marks")) + DEADLY)
     return (path,)
 
 

@@ -27,6 +27,7 @@ from bench.report.text import cells, to_csv
 from bench.report.verdicts import Trained, at_chance
 from tests import made_rows as made_up
 from tests.board import SCHEMA_FILE, board, written
+from tests.broken_plugins import DEADLY
 from tests.conftest import Run
 from tests.made_records import trained
 
@@ -68,25 +69,13 @@ class Explodes(Defense):
     def upload(self, messages, local, client):
         return [m.with_parts({n: type(p)(values=p.values * float("nan"))
                               for n, p in m.parts.items()}) for m in messages]
-
-class Dies(Attack):
-    """Takes its process with it."""
-    def run(self, seen, ctx):
-        import os
-        os.kill(os.getpid(), 9)
-
-class Sleeps(Attack):
-    """Never ends."""
-    def run(self, seen, ctx):
-        import time
-        time.sleep(600)
 '''
 
 
 @pytest.fixture
 def bad(tmp_path: Path) -> tuple[Path, ...]:
     path = tmp_path / "bad_plugins.py"
-    path.write_text(BAD)
+    path.write_text(BAD + DEADLY)
     return (path,)
 
 

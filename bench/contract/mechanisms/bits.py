@@ -33,6 +33,9 @@ class BernoulliMask(Mechanism):
         score_std: Of normal noise on every score before its probability is taken.
         theta_std: Of normal noise on every probability, which is then clipped to [c, 1 - c].
         theta_clipped: Whether probabilities are clipped to [c, 1 - c] before that noise too.
+
+    Raises:
+        ValueError: For noise on scores and on probabilities together.
     """
 
     clip: float
