@@ -78,7 +78,7 @@ class SplitFedDP(Defense):
         if update_noise not in ("gaussian", "laplace"):
             raise ValueError(f"update_noise must be gaussian or laplace, got '{update_noise}'.")
         self.epsilon, self.delta = epsilon, delta
-        self.smashed_clip = smashed_clip
+        self.smashed_clip, self.update_clip = smashed_clip, update_clip
         self.update: GaussianUpdate | LaplaceUpdate
         if update_noise == "gaussian":
             multiplier = 2 * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
