@@ -110,9 +110,9 @@ def test_different_mechanisms_and_a_gaussian_compose_tightly(
     added = math.fsum(e * n for e, n in groups)
     added += exact_gaussian_epsilon(mu=mu, delta=delta) if mu else 0.0
     assert found <= added
-    assert summed_delta(groups, mu, found) <= delta * (1 + 1e-9)
+    assert summed_delta(groups, mu, found) <= delta * (1 + 1e-9) + 1e-15  # the sum's own rounding
     lower = found - 2e-3 * max(found, 1e-6)
-    assert found == 0 or summed_delta(groups, mu, lower) >= delta * (1 - 1e-9)
+    assert found == 0 or summed_delta(groups, mu, lower) >= delta * (1 - 1e-9) - 1e-15
 
 
 def summed_delta(groups: list[tuple[float, int]], mu: float, epsilon: float) -> float:

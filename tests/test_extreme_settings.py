@@ -20,7 +20,7 @@ from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.privacy.ledger import account, computable, gaussian_epsilon, subsampled_gaussian_epsilon
-from bench.registry import Registry, discover
+from bench.registry import discover
 
 REGISTRY = discover()
 FLOATS = (0.0, 5e-324, 1e-300, 1e-30, 1e-6, 0.25, 0.999999, 1.0, 50.0, 1e6, 1e30, 1e300, math.inf)
@@ -83,15 +83,18 @@ def test_every_defense_ends_in_a_number_or_a_sentence_within_a_second(
             with computable(defense, facts):
                 formulas = defense.paper_formulas(facts)
         except UserError as error:
-            assert str(error).endswith(".")
-            assert "\n" not in str(error)
-            assert any(n in str(error) for n in [*chosen, *known, *numeric(name)]), error
+            sentence = str(error)
         else:
+            sentence = ""
             numbers = [entry.eps_record, entry.eps_claimed, *entry.constants.values()]
             numbers += [v for f in formulas for v in (f.value, f.really)]
             assert not any(isinstance(v, float) and math.isnan(v) for v in numbers), entry
             assert entry.eps_record >= 0
     assert time.process_time() - began < 1
+    if sentence:
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
+        assert any(n in sentence for n in [*chosen, *known, *numeric(name)]), sentence
 
 
 @pytest.mark.parametrize(
@@ -134,10 +137,9 @@ def test_no_step_costs_nothing_and_endless_noise_neither() -> None:
         assert epsilon(noise_multiplier=1e-300, steps=10, delta=1e-5) == math.inf
 
 
-def test_a_claim_without_a_finite_value_does_not_read_as_infinity(registry: Registry) -> None:
-    done = CliRunner().invoke(
-        app, ["ledger", "ms_pafl", "--set", "epsilon=0.5", "--facts", "parameters=10,clients=20"]
-    )
+def test_a_claim_without_a_finite_value_does_not_read_as_infinity() -> None:
+    few = "parameters=10,clients=20,rounds=10"
+    done = CliRunner().invoke(app, ["ledger", "ms_pafl", "--set", "epsilon=0.5", "--facts", few])
     assert done.exit_code == 0
     assert "claimed epsilon: no finite value per record by the paper's formula" in done.stdout
     assert "The paper's formula gives no finite epsilon" in done.stdout

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from scipy import optimize, special
 
 from bench.privacy.gaussian import exact_gaussian_epsilon
 
-Points = NDArray[np.complex128]
+Points = NDArray[Any]
 _NEGLIGIBLE = 45.0
 """Minus the logarithm of what may be left out."""
 _POINTS = 20_000

@@ -24,10 +24,11 @@ def gaussian_delta(*, mu: float, epsilon: float) -> float:
     if math.isinf(mu):
         return 1.0
     low, high = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-    if math.isinf(low):
-        return 0.0 if low < 0 else 1.0
+    tail = float(special.log_ndtr(low))
+    if math.isinf(tail):
+        return 0.0
     # Both terms in logs: e^epsilon alone overflows from 710 on.
-    ratio = epsilon + float(special.log_ndtr(high)) - float(special.log_ndtr(low))
+    ratio = epsilon + float(special.log_ndtr(high)) - tail
     return float(special.ndtr(low)) * -math.expm1(min(ratio, 0.0))
 
 
