@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError
-from bench.names import is_file_name
+from bench.names import GivenName, is_file_name
 from bench.records import RUN, Run, problem, read_json
 
 SCHEMA = 1
@@ -55,7 +55,7 @@ class Submission(BaseModel):
 
     schema_: int = Field(alias="schema", ge=1, le=SCHEMA)
     kind: Literal["defense", "attack"]
-    name: str = Field(pattern=r"^[a-z][a-z0-9_+]*$")
+    name: GivenName = Field(pattern=r"^[a-z][a-z0-9_+]*$")
     author: str
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     leakbench: str
