@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch.func import functional_call
 
@@ -46,6 +47,7 @@ def one_at_a_time(data: Data, shape: tuple[int, ...], samples: int) -> float:
     return float(distance(guess, data.x[data.held], variance=data.variance).mean())
 
 
+@pytest.mark.timeout(3600)
 def test_decoder_training_against_one_image_at_a_time(benchmark: Any, digits: Dataset) -> None:
     seen, _, ctx = smashed(digits, "lenet", "block1", std=0.05)
     channel = Channel(seen, ctx, max_features=4096)

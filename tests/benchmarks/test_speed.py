@@ -16,8 +16,8 @@ curvature pairs, the tolerance and U(-0.25, 0.25) weights are ours, not those of
 that they published): one image of 32x32 in a batch, LeNet with sigmoids and weights from
 U(-0.5, 0.5), image and label logits drawn from N(0, 1) and optimised together, `torch.optim.LBFGS`
 with lr 1, 100 curvature pairs, 20 iterations a call and no line search, called 300 times, nothing
-stopping it before. Ours runs with `preset="paper"` and as it comes, with as many evaluations at
-most.
+stopping it before. Ours runs with `preset="paper"` and as it comes, with as many evaluations a
+start at most; the latter starts anew up to twice where the first start was trapped.
 """
 
 from __future__ import annotations
