@@ -349,7 +349,7 @@ def _suite(
     if overrides:
         raise UserError("overrides change a suite's file; change the dict itself instead.")
     if isinstance(given, suites.Suite):
-        return given
+        given = given.model_dump()  # read anew: it may be another's copy with unchecked changes
     if not isinstance(given, Mapping):
         raise UserError(f"suite must be a name, a TOML file or a dict, got {type(given).__name__}.")
     from pydantic import ValidationError

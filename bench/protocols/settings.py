@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bench.errors import UserError
+from bench.names import GivenName
 
 Checkpoint = Literal["init", "final"]
 LEAST_DRAWS = 100
@@ -107,7 +108,7 @@ class ThreatSettings(BaseModel):
     with the first cut are observed.
 
     Attributes:
-        name: The name by which attacks ask for it.
+        name: The name by which attacks ask for it; its observations' files are named after it.
         victims: Clients that are observed.
         batch: Distinct samples of each victim's batch.
         local_steps: Steps of each victim.
@@ -120,7 +121,7 @@ class ThreatSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = "server"
+    name: GivenName = "server"
     victims: int = Field(8, ge=1)
     batch: int = Field(1, ge=1)
     local_steps: int = Field(1, ge=1)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from bench.contract.events import Facts
 from bench.errors import UserError
+from bench.names import FileName, file_name
 from bench.privacy.entry import Entry
 from bench.protocols.settings import Checkpoint
 from bench.records.jobs import AttackJob, TrainJob
@@ -19,7 +20,6 @@ Kind = Literal["train", "attack"]
 Status = Literal["done", "failed", "timeout", "not_applicable"]
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
 VictimScores = Mapping[str, list[float]]
 """Metric -> one figure per victim."""
 LedgerEntry = Annotated[Entry, AfterValidator(lambda e: replace(e, constants=numbers(e.constants)))]
@@ -38,7 +38,7 @@ class Observation:
 
     status: Literal["done", "not_applicable"]
     reason: str | None = None
-    stem: Annotated[str, Field(pattern=r"^[^/\\]*$")] = ""
+    stem: Annotated[str, AfterValidator(lambda stem: stem and file_name(stem))] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,9 @@ def rows_of(
 ) -> list[Row]:
     """`rows` of some trainings of a run alone, at some of its checkpoints (None: all)."""
     intervals = Intervals()
-    source = _Source(run, records, checkpoints or run.suite.checkpoints, intervals)
+    # The suite of an older run may name a checkpoint twice.
+    shown = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
+    source = _Source(run, records, shown, intervals)
     networks: dict[str, list[_Draft]] = {}
     for members in settings_of(trainings):
         for draft in _drafts(source, members):
