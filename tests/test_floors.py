@@ -28,9 +28,10 @@ from bench.toolkit.counts import round_to_total
 SURE = 4.0
 """Standard errors by which a mean over victims may lie above its floor: by chance it does once in
 30,000 comparisons, of which there are some thousand."""
-SAMPLING = 0.01
+SAMPLING, PUBLIC = 0.01, 0.25
 """By which an answer may be better for the private samples than for the public ones, as a share of
-the metric's way from 0 to 1: a floor is fitted to some hundred public samples."""
+the metric's way from 0 to 1: a floor is fitted to N public samples, of which some hundred at most
+are used, so its expectation is known to about PUBLIC / sqrt(N) and no better than SAMPLING."""
 SKEWED = Dealing(how="dirichlet", clients=10, alpha=0.3, least=8)
 ONE_LABEL = Dealing(how="shards", clients=10, each=1)
 
@@ -94,12 +95,13 @@ def check(data: Dataset, samples: int, dealing: Dealing | None) -> None:
         "aux_x": data.aux_x, "categorical": data.categorical,
     }  # fmt: skip
     lowest = floors(**truth, aux_y=data.aux_y, dealing=dealing)
+    open_ = max(SAMPLING, PUBLIC / len(data.aux_y) ** 0.5)
     above = []
     for name, answer in blind(data, *places.shape):
         for metric, values in score(answer, **truth).values.items():
             gap = sign_of(metric) * (np.array(values) - np.array(lowest[metric]))
             unit = max(1.0, float(np.abs(lowest[metric]).mean()))  # decibels, errors
-            allowed = SURE * gap.std(ddof=1) / len(gap) ** 0.5 + SAMPLING * unit
+            allowed = SURE * gap.std(ddof=1) / len(gap) ** 0.5 + open_ * unit
             if gap.mean() > allowed:
                 above.append(f"{name} {metric}: {gap.mean():.3f} above, {allowed:.3f} allowed")
     assert not above
@@ -108,7 +110,7 @@ def check(data: Dataset, samples: int, dealing: Dealing | None) -> None:
             name = metric.removesuffix(FLOOR_SUFFIX)
             plain = lowest[name]
             gap = sign_of(name) * (np.mean(plain) - np.mean(values))
-            assert gap <= 0.03 * max(1.0, float(np.abs(plain).mean())), metric
+            assert gap <= 0.08 * max(1.0, float(np.abs(plain).mean())), metric
 
 
 @pytest.mark.parametrize("samples", [1, 2, 8, 64])

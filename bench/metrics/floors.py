@@ -156,11 +156,14 @@ def _fitted(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
         Blind(x=made, y=torch.arange(public.classes), by_class=True)
         for made in _representatives(public, fit.flatten(), public.y[fit.flatten()], public.classes)
     ]
+    counts = _best_counts(counts_of(labels, public.classes), samples)
+    likely = torch.repeat_interleave(torch.arange(public.classes), counts["irec"])
+    blind += [Blind(x=b.x[likely], y=likely) for b in by_class]
     best = _best(blind, public, choose)
     given = _best([*blind, *by_class], public, choose)
     given.pop("label_accuracy")
     best |= {name + FLOOR_SUFFIX: answer for name, answer in given.items()}
-    return Fitted(best=best, counts=_best_counts(counts_of(labels, public.classes), samples))
+    return Fitted(best=best, counts=counts)
 
 
 def _best(blind: Sequence[Blind], public: _Public, batches: Tensor) -> dict[str, Blind]:

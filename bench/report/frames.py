@@ -82,6 +82,8 @@ def victims(folder: Path, cells: Iterable[Cell]) -> DataFrame:
                 for k, v in record.floors.items()
                 if k.removesuffix(FLOOR_SUFFIX) in record.values
             }
+            if record.judged is not None:
+                line["judged"] = record.judged[victim]
             lines.append(line | {"key": cell.key})
     return DataFrame(lines)
 
