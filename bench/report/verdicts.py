@@ -103,7 +103,7 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
 
 def with_bound_flag(row: Row) -> Row:
     """A row of an older file, which does not say that the upper bound ranks it, with that flag."""
-    if row.choice or not row.worst or _BY_BOUND in row.flags:
+    if row.choice or not row.worst or any(f.code == FlagCode.BY_BOUND for f in row.flags):
         return row
     return replace(row, flags=(*row.flags, _BY_BOUND))
 
