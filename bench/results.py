@@ -333,7 +333,7 @@ class Results:
         frame = self.leaderboard()
         names = (
             *("rank", "dataset", "model", "checkpoint", "setting", "accuracy", "eps_claimed"),
-            *("unit", "eps_record", "worst_ssim", "worst_attack", "flags"),
+            *("unit", "eps_record", "choice_ssim", "leak", "worst_ssim", "flags"),
         )
         shown = frame[[n for n in names if n in frame]]
         body = shown.to_html(index=False, escape=True, na_rep="-", float_format="{:.3g}".format)

@@ -242,7 +242,9 @@ def test_a_row_keeps_its_rank_where_an_attack_named_diverged_times_out(tmp_path:
     training = PlannedTraining(key="0" * 24, job=job, cells=tuple(cells))
     (tmp_path / "run.json").write_text(to_json(Run(suite=suite, trainings=(training,))))
     (row,) = leaderboard.rows(tmp_path)
-    assert [(f.code, f.subject) for f in row.flags] == [(FlagCode.ATTACK_TIMEOUT, "diverged_x")]
+    assert [(f.code, f.subject) for f in row.flags] == [
+        (FlagCode.ATTACK_TIMEOUT, "diverged_x"), (FlagCode.BY_BOUND, ""),
+    ]  # fmt: skip
     assert row.rank == 1
     store.write("train", "0" * 24, trained(inputs=job, diverged="weights grew 120-fold"))
     (row,) = leaderboard.rows(tmp_path)

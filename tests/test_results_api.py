@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 import bench
 from bench.cli import app
 from bench.harness.store import Store
+from bench.metrics.named import FLOOR_SUFFIX
 from bench.records import AttackRecord
-from bench.report.entries import FLOOR_SUFFIX
 from bench.results import Results
 from tests.conftest import TINY
 
