@@ -32,6 +32,7 @@ from bench.records import (
     TrainOutcome,
     sound_text,
 )
+from bench.registry import judge
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 
@@ -108,6 +109,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
             seconds=again_seconds,
         )
     scores = score(answer, **truth)
+    judged = judge().losses(seen, _context(cell, env, dataset, defense, seen, budget=0), answer)
     victims, samples = truth["y"].shape
     if scores.images is not None:
         work.artifacts.mkdir(parents=True, exist_ok=True)
@@ -124,6 +126,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
         values=scores.values,
         floors=floors(**truth, aux_y=dataset.aux_y[: cell.threat.aux]),
         loss=None if answer.loss is None else [float(v) for v in answer.loss],
+        judged=None if judged is None else judged.tolist(),
         gradient_evaluations=int(answer.evaluations),
         notes=tuple(sound_text(str(note)) for note in answer.notes),
         device=env.device,

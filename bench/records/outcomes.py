@@ -217,6 +217,8 @@ class AttackRecord(DoneRecord):
         gradient_evaluations: What it spent.
         notes: What the attack says of its own run.
         loss: The attack's own, per victim.
+        judged: How badly the answer explains what was seen, per victim, by the measure that all
+            attacks' answers share; None in older records and where there is none.
         budget: Gradient evaluations allowed per start; None in older records.
         doubled: The same at twice the budget, None where that was not run.
         inputs: Of the job; None in older records.
@@ -232,6 +234,7 @@ class AttackRecord(DoneRecord):
     gradient_evaluations: Count
     notes: tuple[str, ...]
     loss: list[float] | None
+    judged: list[float] | None = None
     budget: int | None = None
     doubled: DoubledRun | None = None
     inputs: AttackInputs | None = None
