@@ -8,6 +8,7 @@ on a CPU, after every eighth on a GPU, which would wait for the host's question.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,11 +39,16 @@ class Phase:
         evaluate: The function.
         stop: Loss [P] at which it is left.
         dtype: Of its numbers.
+        share: Of all evaluations, after which it is left at the latest.
+        anew: Whether the function is another one than the last phase's, so that the curvature
+            learnt there is forgotten.
     """
 
     evaluate: Evaluate
     stop: Tensor
     dtype: torch.dtype
+    share: float = 1.0
+    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +111,9 @@ def minimise(
     for number, phase in enumerate(phases):
         if number:
             run.convert(phase)
-        run.wake(phase, max_evaluations)
-        run.advance(max_evaluations, patience, least_gain, look_every)
+        most = math.ceil(phase.share * max_evaluations)
+        run.wake(phase, most)
+        run.advance(most, patience, least_gain, look_every)
     back = torch.argsort(run.order)
     final = run.loss[back]
     return Minimum(
@@ -179,6 +186,8 @@ class Descent:
         self.active = len(self.x)
         self._keep(torch.isfinite(self.loss))
         rows = slice(self.active)
+        if phase.anew:
+            self.memory.forget(torch.isfinite(self.loss))
         if self.active:
             self.loss[rows], self.gradient[rows] = phase.evaluate(self.x[rows], self.order[rows])
             self.evaluations[rows] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,6 +30,8 @@ class Wave:
 
     Attributes:
         count: Per victim.
+        look: Plays the first steps of all of them, after which some are left; None: all go on.
+        kept: How many go on after the look, those of least loss.
         start: Of plain images: `public` takes the public samples that explain the victim's
             messages best, of 32 drawn with its likely labels; after the first, a gray start is
             uniform.
@@ -38,6 +40,8 @@ class Wave:
     """
 
     count: int
+    look: Optimiser | None = None
+    kept: int = 1
     start: Start = "gray"
     above: Tensor | None = None
     noisy_logits: bool = False
@@ -212,29 +216,42 @@ def _play(
             logits = logits.scatter(2, guess.cpu()[..., None], _GUESS_LOGIT).flatten(1)
         start = torch.cat([start, logits.to(start)], dim=1)
     start = start.to(dtype=encoding.dtype, device=device)
-    found: list[Minimum] = []
 
-    def work(part: slice) -> None:
-        def redraw(rows: Tensor) -> Tensor:
-            again = torch.stack([draws[part][i].again() for i in rows.tolist()])
-            return torch.cat([again.to(start), start[part][rows, encoding.pixels :]], dim=1)
+    def optimised(work: Callable[[Problems], Minimum]) -> tuple[Tensor, Tensor]:
+        """Vectors and losses of all starts."""
+        found: list[Minimum] = []
 
-        found.append(
-            optimiser(
-                Problems(
-                    victims=chosen[part],
-                    held=None if held is None else held[part],
-                    start=start[part],
-                    stop=stop[chosen[part]],
-                    redraw=redraw,
+        def some(part: slice) -> None:
+            def redraw(rows: Tensor) -> Tensor:
+                again = torch.stack([draws[part][i].again() for i in rows.tolist()])
+                return torch.cat([again.to(start), start[part][rows, encoding.pixels :]], dim=1)
+
+            found.append(
+                work(
+                    Problems(
+                        victims=chosen[part],
+                        held=None if held is None else held[part],
+                        start=start[part],
+                        stop=stop[chosen[part]],
+                        redraw=redraw,
+                    )
                 )
             )
-        )
 
-    in_chunks(work, len(chosen), bytes_each=optimiser.bytes_each(start.shape[1]), device=device)
-    x, loss = torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
-    solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
-    solution.redrawn += sum(f.redrawn for f in found)
+        in_chunks(some, len(chosen), bytes_each=optimiser.bytes_each(start.shape[1]), device=device)
+        solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
+        solution.redrawn += sum(f.redrawn for f in found)
+        return torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
+
+    if wave.look is not None:
+        start, loss = optimised(wave.look)
+        best = loss.view(len(who), -1).argsort(dim=1, stable=True)[:, : wave.kept]
+        first = torch.arange(len(who), device=device)[:, None] * wave.count
+        rows = (first + best.sort(dim=1).values).flatten()
+        chosen, start = chosen[rows], start[rows]
+        held = None if held is None else held[rows]
+        draws = [draws[i] for i in rows.tolist()]
+    x, loss = optimised(optimiser)
     labels = encoding.labels_in(x).argmax(dim=-1) if held is None else held
     solution.take(chosen, loss, encoding.images(x, held), labels)
 

@@ -35,6 +35,7 @@ from bench.records import (
     TrainOutcome,
     sound_text,
 )
+from bench.registry import judge
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 
@@ -111,6 +112,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
             seconds=again_seconds,
         )
     scores = score(answer, **truth)
+    judged = judge().losses(seen, _context(cell, env, dataset, defense, seen, budget=0), answer)
     victims, samples = truth["y"].shape
     if scores.images is not None:
         work.artifacts.mkdir(parents=True, exist_ok=True)
@@ -127,6 +129,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
         values=scores.values,
         floors=floors_of(cell, dataset, truth),
         loss=None if answer.loss is None else [float(v) for v in answer.loss],
+        judged=None if judged is None else judged.tolist(),
         gradient_evaluations=int(answer.evaluations),
         notes=tuple(sound_text(str(note)) for note in answer.notes),
         device=env.device,
