@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
-from attacks.engine.observation import gradient_estimate
+from attacks.engine.counts import HeadGradient, PublicClasses, Restored
+from attacks.engine.observation import gradient_estimate, mechanisms_of
+from attacks.engine.weighed import Counting, PublicSamples, weighed_counts
 from attacks.engine.wire_labels import network_weights
 from bench.api import Context, Seen, State
 from bench.toolkit.batches import class_means
@@ -38,17 +40,54 @@ def restored_counts(
     """What iLRG makes of the uploads; shrink, refine: see `attacks.ilrg.ILRG`."""
     weights = network_weights(seen, ctx)
     weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
-    head = _head_gradient(seen, weight, bias)
-    found = restore(
-        head,
+    head, samples = _head_gradient(seen, weight, bias), _public_samples(weights, seen, ctx)
+    counting = Counting(
         weight=weight,
         bias=bias,
         total=int(seen.known["batch"]) * int(seen.known["local_steps"]),
-        public=_public_classes(weights, seen, ctx),
+        public=_public_classes(samples, weight, bias),
         shrink=shrink,
         refine=refine,
     )
-    return BatchCounts(counts=found.counts, silent=found.silent, notes=_notes(found, head))
+    found = counting.restored(head)
+    counts, notes = found.counts, _notes(found, head)
+    doubtful = found.unsettled
+    if refine and bool(doubtful.any()) and _plain_gradients(ctx):
+        weighed = weighed_counts(
+            head.victims(doubtful),
+            found.victims(doubtful),
+            counting=counting,
+            samples=samples,
+            sent=partial(_sent, seen=seen, rng=ctx.rng),
+            rng=ctx.rng,
+        )
+        if weighed is not None:
+            counts = counts.clone()
+            counts[doubtful] = weighed
+            notes += (f"counts of {len(weighed)} of {len(counts)} victims weighed on public data",)
+    return BatchCounts(counts=counts, silent=found.silent, notes=notes)
+
+
+def _plain_gradients(ctx: Context) -> bool:
+    """Whether clients send gradients of the loss by the weights, as public batches' are here."""
+    return not {"variables", "gradient"} & ctx.defense.owns
+
+
+def _sent(head: HeadGradient, *, seen: Seen, rng: torch.Generator) -> HeadGradient:
+    """Head gradients as `gradient_estimate` would show them after the public mechanisms."""
+    step = float(seen.known["lr"]) * int(seen.known["local_steps"])
+    shown = [head.weight, head.bias]
+    for mechanism in mechanisms_of(seen):
+        if not mechanism.random:
+            continue
+        for place, name in enumerate(seen.network["head"]):
+            base = seen.before[name].double()
+            value = shown[place] if mechanism.of == "gradient" else -step * shown[place]
+            value = value + base if mechanism.of == "weights" else value
+            drawn = mechanism.sample(value.flatten(1), rng, base=base.flatten())
+            drawn = drawn.view_as(value)
+            shown[place] = mechanism.gradient(drawn, base=base, step=step)
+    return replace(head, weight=shown[0], bias=shown[1])
 
 
 def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
@@ -65,18 +104,20 @@ def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
     )
 
 
-def _public_classes(weights: State, seen: Seen, ctx: Context) -> PublicClasses:
-    """Class means over the public samples (of all of them, for a class without any)."""
+def _public_samples(weights: State, seen: Seen, ctx: Context) -> PublicSamples:
     buffers = {n: v.to(ctx.device) for n, v in seen.buffers.items()}
-    weight, bias = (weights[n].double() for n in ctx.network.head)
     with torch.no_grad():
         features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
-        features = features.double()
-        probability = torch.softmax(features @ weight.T + bias, dim=-1)
-    labels, classes = ctx.aux_y.cpu(), ctx.network.classes
+    return PublicSamples(features=features.double().cpu(), labels=ctx.aux_y.cpu())
+
+
+def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> PublicClasses:
+    """Class means over the public samples (of all of them, for a class without any)."""
+    labels, classes = samples.labels, len(bias)
+    probability = torch.softmax(samples.features @ weight.T + bias, dim=-1)
     return PublicClasses(
-        features=class_means(features.cpu(), labels, classes=classes),
-        probability=class_means(probability.cpu(), labels, classes=classes),
+        features=class_means(samples.features, labels, classes=classes),
+        probability=class_means(probability, labels, classes=classes),
         share=torch.bincount(labels, minlength=classes).double() / len(labels),
     )
 
