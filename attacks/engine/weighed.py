@@ -1,9 +1,10 @@
 """Label counts of batches, weighed by what counters get right on batches of public samples.
 
 Published counters of a trained network's batches err in different places. The attacker draws
-batches of its public samples, whose counts it knows, gives their head gradients to every counter,
-and learns by regression what the answers tell of a class's count (stacked generalisation, Wolpert
-1992). How sure that is, it takes from batches left out of the regression.
+batches of its public samples, whose counts it knows (virtual clients: Ma et al.,
+arXiv:2504.21436), gives their head gradients to every counter, and learns by regression what the
+answers tell of a class's count (stacked generalisation: Wolpert 1992). How sure that is, it takes
+from batches left out of the regression.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _WORK = 10**9
 """Multiplications that solving for all classes of the public batches may cost."""
 _VALUES = 1 << 21
 """Features held at once while public batches are drawn."""
-_KNOTS = 8
+_KNOTS = 4
 """Places at which the answer of a counter may change its weight."""
-_NEAREST = 100
+_NEAREST = 60
 """Left-out rows that tell how the counts of a score are spread."""
 _WITHIN = 0.1
 """Variance that is added to all directions within a class, in units of their mean variance."""
@@ -171,22 +172,26 @@ def public_batches(
 def _hidden_alike(gradient: HeadGradient, head: HeadGradient, start: int) -> HeadGradient:
     """Public batches of which the same is hidden as of the victims, who take turns."""
     turn = (start + torch.arange(len(gradient.bias))) % len(head.bias)
-    alike = {
-        name: None if seen is None else seen[turn]
-        for name, seen in (("weight_seen", head.weight_seen), ("bias_seen", head.bias_seen))
-    }
-    return replace(gradient, **alike)
+    return replace(
+        gradient,
+        weight_seen=None if head.weight_seen is None else head.weight_seen[turn],
+        bias_seen=None if head.bias_seen is None else head.bias_seen[turn],
+    )
 
 
 class _Counters:
     """What several counters say of each class of a batch, [V, C, answers].
 
-    iLRG as its paper has it and refined. The equations of iLRG with the mean softmax of a
-    class's public samples in place of the batch's. The slope that a class's samples have in sum,
-    read off the weight gradient by linear discriminants of the public features, over what one
-    public sample of the class has (the impact of LLG: Wainakh et al., arXiv:2105.09369, there
-    from the sum of a weight row), over what the class's own embedding has, over that of all
-    classes, and as it is.
+    The slope of a sample of class c is 1 - p_c, by which it lowers the gradient of c's bias. Other
+    classes raise it, so the slope that a class's samples have in sum is read off the weight
+    gradient, by linear discriminants of the public features.
+
+    Counts: iLRG's as its paper solves them and refined; its equations with the mean softmax of a
+    class's public samples (as RLU: Chen and Vikalo, arXiv:2405.00955); the slope over that of a
+    public sample (the impact of LLG: Wainakh et al., arXiv:2105.09369, there of a weight row's
+    sum) and over that of the class's own embedding. Beside them: slope, slope of the embedding, the bias gradient, the weight row's
+    smallest value (which tells which classes there are: Yin et al., arXiv:2104.07586), and the
+    share of all classes' slope.
     """
 
     def __init__(self, counting: Counting, samples: PublicSamples) -> None:
@@ -209,7 +214,7 @@ class _Counters:
             slope / self.public_slope.clamp_min(1e-6),
             slope / own.clamp_min(1e-6),
         )
-        as_slopes = (slope, own, -total * filled.bias)
+        as_slopes = (slope, own, -total * filled.bias, total * filled.weight.amin(dim=-1))
         return torch.stack(
             [
                 *(answer.clamp(-2.0, total + 2.0) for answer in as_counts),
