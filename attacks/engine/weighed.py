@@ -39,6 +39,9 @@ _KNOTS = 4
 """Places at which the answer of a counter may change its weight."""
 _NEAREST = 60
 """Left-out rows that tell how the counts of a score are spread."""
+_EXACT = 4.0
+"""Worth of LnAcc in units of IRec's: LnAcc is then hardly lower than where nothing else counts, and
+IRec hardly lower than where both count alike."""
 _WITHIN = 0.1
 """Variance that is added to all directions within a class, in units of their mean variance."""
 
@@ -92,7 +95,7 @@ def weighed_counts(
     sent: Sent,
     rng: torch.Generator,
 ) -> Tensor | None:
-    """Counts of V batches that make LnAcc and IRec together as high as can be expected.
+    """Counts of V batches whose LnAcc, and IRec with less weight, is as high as can be expected.
 
     Args:
         head: What was seen of the batches' head gradients.
@@ -140,10 +143,13 @@ def weighed_counts(
 
 
 def _merit(guess: Tensor, truth: Tensor) -> float:
-    """LnAcc + IRec of counts [B, C] with one total, in sum over the batches, but for a constant."""
+    """What counts [B, C] are worth in LnAcc and IRec, in sum over the batches, but for a constant.
+
+    Where guess and truth have one total, IRec is 1 - sum |guess - truth| / (2 total).
+    """
     right = (guess == truth).double().mean(dim=1)
     away = (guess - truth).abs().sum(dim=1) / (2 * truth.sum(dim=1))
-    return float((right - away).sum())
+    return float((_EXACT * right - away).sum())
 
 
 def public_batches(
@@ -189,9 +195,9 @@ class _Counters:
     Counts: iLRG's as its paper solves them and refined; its equations with the mean softmax of a
     class's public samples (as RLU: Chen and Vikalo, arXiv:2405.00955); the slope over that of a
     public sample (the impact of LLG: Wainakh et al., arXiv:2105.09369, there of a weight row's
-    sum) and over that of the class's own embedding. Beside them: slope, slope of the embedding, the bias gradient, the weight row's
-    smallest value (which tells which classes there are: Yin et al., arXiv:2104.07586), and the
-    share of all classes' slope.
+    sum) and over that of the class's own embedding. Beside them: slope, slope of the embedding,
+    the bias gradient, the weight row's smallest value (which tells which classes there are: Yin
+    et al., arXiv:2104.07586), and the share of all classes' slope.
     """
 
     def __init__(self, counting: Counting, samples: PublicSamples) -> None:
@@ -294,13 +300,15 @@ class _Weighing:
         return self._chances(scores).unflatten(0, answers.shape[:2])
 
     def best(self, chances: Tensor) -> Tensor:
-        """Counts [V, C] of the largest expected LnAcc + IRec for chances [V, C, total + 1].
+        """Counts [V, C] that can be expected to be worth most; see `_merit`.
 
-        Where guess and truth have one total, IRec is 1 - sum |guess - truth| / (2 total).
+        Args:
+            chances: Of every count [V, C, total + 1].
         """
         counts = torch.arange(self.total + 1, dtype=chances.dtype)
         away = (counts[:, None] - counts).abs() / (2 * self.total)
-        return best_counts(chances / chances.shape[1] - chances @ away, total=self.total)
+        worth = _EXACT / chances.shape[1] * chances - chances @ away
+        return best_counts(worth, total=self.total)
 
     def _chances(self, scores: Tensor) -> Tensor:
         """Shares of the counts [M, total + 1] of the left-out scores nearest to scores [M]."""
