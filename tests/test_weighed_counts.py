@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,9 +66,15 @@ class Trained:
         )
         self.weight, self.bias = weight, bias
 
-    def counting(self, total: int, **settings: Any) -> Counting:
-        known = {"weight": self.weight, "bias": self.bias, "public": self.public, "total": total}
-        return Counting(**known, **({"shrink": 0.1, "refine": 3} | settings))
+    def counting(self, total: int, *, refine: int = 3) -> Counting:
+        return Counting(
+            weight=self.weight,
+            bias=self.bias,
+            total=total,
+            public=self.public,
+            shrink=0.1,
+            refine=refine,
+        )
 
     def batches(self, victims: int, total: int) -> tuple[Tensor, HeadGradient]:
         rng = generator(7, "victims")
