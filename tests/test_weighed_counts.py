@@ -23,7 +23,7 @@ from attacks.engine.weighed import (
 )
 from attacks.ilrg import ILRG
 from bench.contract.defense import Defense
-from bench.contract.mechanisms import GaussianNoise
+from bench.contract.mechanisms import GaussianNoise, Mechanism
 from bench.data.dataset import Dataset
 from bench.seeding import generator
 from bench.toolkit.batches import class_means
@@ -279,3 +279,16 @@ def test_only_doubtful_batches_of_plain_gradients_are_weighed(
     assert after.label_counts is not None
     assert torch.equal(after.label_counts[4:], before.label_counts[4:])
     assert note not in ILRG().run(seen, replace(context, defense=OwnGradient())).notes
+
+
+def test_a_mechanism_that_does_not_say_what_it_draws_is_not_rehearsed(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defense = GaussianUpdate(noise_multiplier=0.5, clip_norm=2.0)
+    network = network_for(digits)
+    seen, _ = seen_under(digits, network, defense, batch=8)
+    context = context_for(digits, network, defense)
+    note = "counts of 8 of 8 victims weighed on public data"
+    assert note in ILRG().run(seen, context).notes
+    monkeypatch.setattr(GaussianNoise, "sample", Mechanism.sample)
+    assert note not in ILRG().run(seen, context).notes

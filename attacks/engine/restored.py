@@ -12,7 +12,7 @@ from attacks.engine.counts import HeadGradient, PublicClasses, Restored
 from attacks.engine.observation import gradient_estimate, mechanisms_of
 from attacks.engine.weighed import Counting, PublicSamples, weighed_counts
 from attacks.engine.wire_labels import network_weights
-from bench.api import Context, Seen, State
+from bench.api import Context, Mechanism, Seen, State
 from bench.toolkit.batches import class_means
 
 SHRINK, REFINE = 0.1, 3
@@ -52,7 +52,7 @@ def restored_counts(
     found = counting.restored(head)
     counts, notes = found.counts, _notes(found, head)
     doubtful = found.unsettled
-    if refine and bool(doubtful.any()) and _plain_gradients(ctx):
+    if refine and bool(doubtful.any()) and _can_be_rehearsed(seen, ctx):
         weighed = weighed_counts(
             head.victims(doubtful),
             found.victims(doubtful),
@@ -68,9 +68,11 @@ def restored_counts(
     return BatchCounts(counts=counts, silent=found.silent, notes=notes)
 
 
-def _plain_gradients(ctx: Context) -> bool:
-    """Whether clients send gradients of the loss by the weights, as public batches' are here."""
-    return not {"variables", "gradient"} & ctx.defense.owns
+def _can_be_rehearsed(seen: Seen, ctx: Context) -> bool:
+    """Whether clients send gradients of the loss by the weights, as public batches' are here, and
+    all mechanisms say what they draw."""
+    drawn = all(type(m).sample is not Mechanism.sample for m in mechanisms_of(seen) if m.random)
+    return drawn and not {"variables", "gradient"} & ctx.defense.owns
 
 
 def _sent(head: HeadGradient, *, seen: Seen, rng: torch.Generator) -> HeadGradient:

@@ -34,7 +34,7 @@ _LEAST = 60
 _WORK = 10**9
 """Multiplications that solving for all classes of the public batches may cost."""
 _VALUES = 1 << 21
-"""Features held at once while public batches are drawn."""
+"""Numbers held at once while public batches are drawn, and while counts are searched."""
 _KNOTS = 4
 """Places at which the answer of a counter may change its weight."""
 _NEAREST = 60
@@ -126,8 +126,7 @@ def weighed_counts(
     of_all = Restored.joined(restored)
     # Judged on batches as doubtful as the victims'; the plainer counts win a draw.
     alike = of_all.unsettled.nonzero()[:_LEAST, 0]
-    if len(alike) == 0:
-        alike = torch.arange(_LEAST)
+    alike = alike if len(alike) > 0 else torch.arange(_LEAST)
     merits = [
         _merit(guess, weighing.truth[alike])
         for guess in (
@@ -308,7 +307,8 @@ class _Weighing:
         counts = torch.arange(self.total + 1, dtype=chances.dtype)
         away = (counts[:, None] - counts).abs() / (2 * self.total)
         worth = _EXACT / chances.shape[1] * chances - chances @ away
-        return best_counts(worth, total=self.total)
+        at_once = max(1, _VALUES // (self.total + 1) ** 2)
+        return torch.cat([best_counts(some, total=self.total) for some in worth.split(at_once)])
 
     def _chances(self, scores: Tensor) -> Tensor:
         """Shares of the counts [M, total + 1] of the left-out scores nearest to scores [M]."""
