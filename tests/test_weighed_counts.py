@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,19 +13,23 @@ from torch import Tensor
 
 from attacks.engine import weighed
 from attacks.engine.counts import HeadGradient, PublicClasses, Restored
-from attacks.engine.restored import _sent, restored_counts
+from attacks.engine.restored import _computed, restored_counts
 from attacks.engine.weighed import (
     Counting,
     PublicSamples,
-    Sent,
     best_counts,
+    head_gradients,
     public_batches,
     weighed_counts,
 )
 from attacks.ilrg import ILRG
+from bench.contract.attack import Context, Seen
 from bench.contract.defense import Defense
 from bench.contract.mechanisms import GaussianNoise, Mechanism
+from bench.contract.messages import State
 from bench.data.dataset import Dataset
+from bench.models import Network
+from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from bench.toolkit.batches import class_means
 from defenses.noise import GaussianUpdate
@@ -32,6 +37,10 @@ from tests.benchmarks.test_labels_speed import vectorised
 from tests.conftest import context_for, network_for, seen_under
 
 CLASSES, WIDTH = 10, 64
+
+
+Sent = Callable[[HeadGradient], HeadGradient]
+"""What is seen of head gradients."""
 
 
 def unchanged(head: HeadGradient) -> HeadGradient:
@@ -77,21 +86,28 @@ class Trained:
         )
 
     def batches(self, victims: int, total: int) -> tuple[Tensor, HeadGradient]:
-        rng = generator(7, "victims")
-        return public_batches(self.private, self.counting(total), victims, rng)
+        chosen = public_batches(self.private, victims, total=total, rng=generator(7, "victims"))
+        truth = torch.nn.functional.one_hot(self.private.labels[chosen], CLASSES).sum(dim=1)
+        return truth, head_gradients(self.private, chosen, self.counting(total))
 
-    def weighed(
+    def asked(
         self, head: HeadGradient, total: int, *, sent: Sent = unchanged, seed: int = 0
-    ) -> Tensor:
+    ) -> Tensor | None:
         counting = self.counting(total)
-        found = weighed_counts(
+        return weighed_counts(
             head,
             counting.restored(head),
             counting=counting,
             samples=self.samples,
-            sent=sent,
+            played=lambda chosen: sent(head_gradients(self.samples, chosen, counting)),
+            fewest=False,
             rng=generator(seed, "weighing"),
         )
+
+    def weighed(
+        self, head: HeadGradient, total: int, *, sent: Sent = unchanged, seed: int = 0
+    ) -> Tensor:
+        found = self.asked(head, total, sent=sent, seed=seed)
         assert found is not None
         assert found.sum(dim=1).eq(total).all()
         return found
@@ -140,19 +156,20 @@ def test_noise_is_met_by_noise_on_the_public_batches(std: float) -> None:
     assert lnacc(trained.weighed(seen, 8, sent=noised), truth) > today + 0.03
 
 
-def test_hidden_coordinates_are_hidden_in_the_public_batches_too() -> None:
+def test_with_hidden_coordinates_it_is_better_than_ilrg_too() -> None:
     trained = Trained()
     truth, head = trained.batches(60, 8)
     rng = generator(4, "hidden")
-    seen = replace(
-        head,
-        weight_seen=torch.rand(head.weight.shape, generator=rng) < 0.3,
-        bias_seen=torch.rand(head.bias.shape, generator=rng) < 0.7,
-    )
-    assert seen.weight_seen is not None
-    seen = replace(seen, weight=torch.where(seen.weight_seen, seen.weight, torch.nan))
+
+    def hidden(head: HeadGradient) -> HeadGradient:
+        there = torch.rand(head.weight.shape, generator=rng) < 0.3
+        weight = torch.where(there, head.weight, torch.nan)
+        bias_seen = torch.rand(head.bias.shape, generator=rng) < 0.7
+        return replace(head, weight=weight, weight_seen=there, bias_seen=bias_seen)
+
+    seen = hidden(head)
     today = lnacc(trained.counting(8).restored(seen).counts, truth)
-    assert lnacc(trained.weighed(seen, 8), truth) > today + 0.05
+    assert lnacc(trained.weighed(seen, 8, sent=hidden), truth) > today + 0.05
 
 
 def test_where_refinement_is_right_on_public_batches_it_is_kept() -> None:
@@ -178,12 +195,7 @@ def test_too_many_classes_are_left_to_ilrg(monkeypatch: pytest.MonkeyPatch) -> N
     trained = Trained()
     _, head = trained.batches(2, 8)
     monkeypatch.setattr(weighed, "_WORK", 1000)
-    counting = trained.counting(8)
-    answer = weighed_counts(
-        head, counting.restored(head), counting=counting, samples=trained.samples,
-        sent=unchanged, rng=generator(0, "weighing"),
-    )  # fmt: skip
-    assert answer is None
+    assert trained.asked(head, 8) is None
 
 
 def test_the_same_generator_gives_the_same_counts() -> None:
@@ -204,21 +216,30 @@ def test_best_counts_equal_a_search_over_all_counts() -> None:
         assert tuple(found.tolist()) == every[int(np.argmax(sums))]
 
 
-def test_public_batches_have_the_gradient_of_their_samples() -> None:
-    """With one public sample per class, counts say which samples a batch has."""
+def test_head_gradients_are_those_of_the_mean_loss() -> None:
     trained = Trained()
-    features = trained.public.features
-    samples = PublicSamples(features=features, labels=torch.arange(CLASSES))
-    counts, head = public_batches(samples, trained.counting(6), 3, generator(0, "batches"))
-    for count, weight_grad, bias_grad in zip(counts, head.weight, head.bias, strict=True):
+    chosen = public_batches(trained.samples, 3, total=6, rng=generator(0, "batches"))
+    head = head_gradients(trained.samples, chosen, trained.counting(6))
+    for places, weight_grad, bias_grad in zip(chosen, head.weight, head.bias, strict=True):
         weight, bias = (t.clone().requires_grad_() for t in (trained.weight, trained.bias))
-        labels = torch.repeat_interleave(torch.arange(CLASSES), count)
-        loss = torch.nn.functional.cross_entropy(features[labels] @ weight.T + bias, labels)
-        loss.backward()
+        logits = trained.samples.features[places] @ weight.T + bias
+        torch.nn.functional.cross_entropy(logits, trained.samples.labels[places]).backward()
         assert weight.grad is not None
         assert bias.grad is not None
         assert torch.allclose(weight.grad, weight_grad, atol=1e-12)
         assert torch.allclose(bias.grad, bias_grad, atol=1e-12)
+
+
+def test_public_batches_have_few_classes_or_many() -> None:
+    """Shares are uniform: with K samples and C classes every vector of counts is as likely, so
+    that a class is absent with probability (C - 1) / (K + C - 1)."""
+    samples = PublicSamples(
+        features=torch.zeros(30, 1).double(), labels=torch.arange(5).repeat_interleave(6)
+    )
+    chosen = public_batches(samples, 4000, total=8, rng=generator(0, "shares"))
+    counts = torch.nn.functional.one_hot(samples.labels[chosen], 5).sum(dim=1)
+    assert counts.sum(dim=1).eq(8).all()
+    assert float((counts == 0).double().mean()) == pytest.approx(4 / 12, abs=0.01)
 
 
 @pytest.mark.parametrize("few", [40, 64])
@@ -239,29 +260,44 @@ def test_discriminants_tell_class_means_apart_in_either_dimension(few: int) -> N
     assert torch.allclose(found, whitened @ torch.linalg.inv(between), rtol=1e-6, atol=1e-9)
 
 
-def test_public_batches_are_sent_under_the_public_noise(digits: Dataset) -> None:
+def test_public_batches_are_seen_under_the_public_noise_and_as_hidden(digits: Dataset) -> None:
     defense = GaussianUpdate(noise_multiplier=0.5, clip_norm=2.0)
     seen, _ = seen_under(digits, network_for(digits), defense, batch=4, lr=0.5)
     noise = [m for m in seen.known["mechanisms"] if m["kind"] == GaussianNoise.__name__]
     assert len(noise) == 1
-    zero = HeadGradient(
-        weight=torch.zeros(200, *seen.before[seen.network["head"][0]].shape).double(),
-        bias=torch.zeros(200, 10).double(),
+    width = seen.before[seen.network["head"][0]].shape[1]
+    weight = torch.zeros(CLASSES, width).double()
+    samples = PublicSamples(
+        features=torch.zeros(CLASSES, width).double(), labels=torch.arange(CLASSES)
     )
-    drawn = _sent(zero, seen=seen, rng=generator(0, "sent"))
+    public = PublicClasses(
+        features=weight, probability=weight[:, :CLASSES], share=torch.ones(CLASSES).double()
+    )
+    counting = Counting(
+        weight=weight, bias=weight[:, 0], total=4, public=public, shrink=0.1, refine=3
+    )
+    hidden = torch.arange(2)[:, None, None].expand(2, CLASSES, width) > 0
+    like = HeadGradient(
+        weight=weight.expand(2, -1, -1), bias=weight[:, 0].expand(2, -1), weight_seen=hidden
+    )
+    chosen = torch.zeros(200, 4, dtype=torch.int64)
+    drawn = _computed(
+        chosen, samples=samples, counting=counting, like=like, seen=seen, rng=generator(0, "drawn")
+    )
     expected = noise[0]["std"] / (1.0 if noise[0]["of"] == "gradient" else 0.5)
     assert float(drawn.weight.std()) == pytest.approx(expected, rel=0.01)
-    assert float(drawn.bias.std()) == pytest.approx(expected, rel=0.1)
+    assert float(drawn.bias.var(dim=0).mean().sqrt()) == pytest.approx(expected, rel=0.1)
+    assert drawn.weight_seen is not None
+    assert torch.equal(drawn.weight_seen, hidden.repeat(100, 1, 1))
 
 
 # --- in the attack --------------------------------------------------------------------------------
 
 
-class OwnGradient(Defense):
-    owns = frozenset({"gradient"})
+NOTE = "counts of 8 of 8 victims weighed on public data"
 
 
-def test_only_doubtful_batches_of_plain_gradients_are_weighed(
+def test_only_doubtful_batches_are_weighed(
     digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = network_for(digits)
@@ -278,17 +314,50 @@ def test_only_doubtful_batches_of_plain_gradients_are_weighed(
     assert before.label_counts is not None
     assert after.label_counts is not None
     assert torch.equal(after.label_counts[4:], before.label_counts[4:])
-    assert note not in ILRG().run(seen, replace(context, defense=OwnGradient())).notes
 
 
-def test_a_mechanism_that_does_not_say_what_it_draws_is_not_rehearsed(
+def rehearsing(context: Context, seen: Seen, defense: Defense) -> tuple[Context, list[int]]:
+    """The context with a working shadow, and how many clients each of its calls had."""
+    calls: list[int] = []
+
+    def shadow(x: Tensor, y: Tensor, before: State | None = None) -> Seen:
+        calls.append(len(x))
+        return play_shadow(
+            seen, network=network_of(context), defense=defense, x=x, y=y,
+            rng=generator(0, "shadow"), device=torch.device("cpu"),
+        )  # fmt: skip
+
+    return replace(context, defense=defense, shadow=shadow), calls
+
+
+def network_of(context: Context) -> Network:
+    assert isinstance(context.network, Network)
+    return context.network
+
+
+def test_several_steps_are_rehearsed_through_the_whole_network(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, Defense(), batch=2, local_steps=4)
+    context, calls = rehearsing(context_for(digits, network, Defense()), seen, Defense())
+    answer = ILRG().run(seen, context)
+    assert answer.label_counts is not None
+    assert sum(calls) == weighed._LEAST
+    assert NOTE in answer.notes
+    counts = torch.nn.functional.one_hot(truth.y.flatten(1), 10).sum(dim=1)
+    plain = ILRG(refine=0).run(seen, context).label_counts
+    assert plain is not None
+    assert lnacc(answer.label_counts, counts) > lnacc(plain, counts) + 0.05
+
+
+def test_a_mechanism_that_does_not_say_what_it_draws_is_rehearsed(
     digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defense = GaussianUpdate(noise_multiplier=0.5, clip_norm=2.0)
     network = network_for(digits)
     seen, _ = seen_under(digits, network, defense, batch=8)
-    context = context_for(digits, network, defense)
-    note = "counts of 8 of 8 victims weighed on public data"
-    assert note in ILRG().run(seen, context).notes
+    context, calls = rehearsing(context_for(digits, network, defense), seen, defense)
+    assert NOTE in ILRG().run(seen, context).notes
+    assert calls == []
     monkeypatch.setattr(GaussianNoise, "sample", Mechanism.sample)
-    assert note not in ILRG().run(seen, context).notes
+    assert NOTE in ILRG().run(seen, context).notes
+    assert sum(calls) == weighed._LEAST

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from attacks.engine.channel import SHADOW_WEIGHTS
 from attacks.engine.counts import HeadGradient, PublicClasses, Restored
 from attacks.engine.observation import gradient_estimate, mechanisms_of
-from attacks.engine.weighed import Counting, PublicSamples, weighed_counts
+from attacks.engine.weighed import Counting, PublicSamples, head_gradients, weighed_counts
 from attacks.engine.wire_labels import network_weights
 from bench.api import Context, Mechanism, Seen, State
 from bench.toolkit.batches import class_means
@@ -52,13 +53,20 @@ def restored_counts(
     found = counting.restored(head)
     counts, notes = found.counts, _notes(found, head)
     doubtful = found.unsettled
-    if refine and bool(doubtful.any()) and _can_be_rehearsed(seen, ctx):
+    if refine and bool(doubtful.any()):
+        alike = head.victims(doubtful)
+        simple = _head_suffices(seen, ctx)
         weighed = weighed_counts(
-            head.victims(doubtful),
+            alike,
             found.victims(doubtful),
             counting=counting,
             samples=samples,
-            sent=partial(_sent, seen=seen, rng=ctx.rng),
+            played=partial(
+                _computed, samples=samples, counting=counting, like=alike, seen=seen, rng=ctx.rng
+            )
+            if simple
+            else partial(_rehearsed, seen=seen, ctx=ctx, counting=counting),
+            fewest=not simple,
             rng=ctx.rng,
         )
         if weighed is not None:
@@ -68,17 +76,28 @@ def restored_counts(
     return BatchCounts(counts=counts, silent=found.silent, notes=notes)
 
 
-def _can_be_rehearsed(seen: Seen, ctx: Context) -> bool:
-    """Whether clients send gradients of the loss by the weights, as public batches' are here, and
-    all mechanisms say what they draw."""
+def _head_suffices(seen: Seen, ctx: Context) -> bool:
+    """Whether what a client sends of its head follows from the head's inputs: it takes one step on
+    the loss by the weights, and all mechanisms say what they draw."""
     drawn = all(type(m).sample is not Mechanism.sample for m in mechanisms_of(seen) if m.random)
-    return drawn and not {"variables", "gradient"} & ctx.defense.owns
+    one_step = int(seen.known["local_steps"]) == 1
+    return drawn and one_step and not {"variables", "gradient"} & ctx.defense.owns
 
 
-def _sent(head: HeadGradient, *, seen: Seen, rng: torch.Generator) -> HeadGradient:
-    """Head gradients as `gradient_estimate` would show them after the public mechanisms."""
-    step = float(seen.known["lr"]) * int(seen.known["local_steps"])
-    shown = [head.weight, head.bias]
+def _computed(
+    chosen: Tensor,
+    *,
+    samples: PublicSamples,
+    counting: Counting,
+    like: HeadGradient,
+    seen: Seen,
+    rng: torch.Generator,
+) -> HeadGradient:
+    """Head gradients of batches of public samples as `gradient_estimate` would show them under the
+    public mechanisms, with the same hidden as of the victims, who take turns."""
+    gradient = head_gradients(samples, chosen, counting)
+    step = float(seen.known["lr"])
+    shown = [gradient.weight, gradient.bias]
     for mechanism in mechanisms_of(seen):
         if not mechanism.random:
             continue
@@ -87,9 +106,24 @@ def _sent(head: HeadGradient, *, seen: Seen, rng: torch.Generator) -> HeadGradie
             value = shown[place] if mechanism.of == "gradient" else -step * shown[place]
             value = value + base if mechanism.of == "weights" else value
             drawn = mechanism.sample(value.flatten(1), rng, base=base.flatten())
-            drawn = drawn.view_as(value)
-            shown[place] = mechanism.gradient(drawn, base=base, step=step)
-    return replace(head, weight=shown[0], bias=shown[1])
+            shown[place] = mechanism.gradient(drawn.view_as(value), base=base, step=step)
+    turn = torch.arange(len(chosen)) % len(like.bias)
+    return HeadGradient(
+        weight=shown[0],
+        bias=shown[1],
+        weight_seen=None if like.weight_seen is None else like.weight_seen[turn],
+        bias_seen=None if like.bias_seen is None else like.bias_seen[turn],
+    )
+
+
+def _rehearsed(chosen: Tensor, *, seen: Seen, ctx: Context, counting: Counting) -> HeadGradient:
+    """Head gradients of shadow clients with these public samples, through the whole network."""
+    held = sum(v.numel() for v in seen.before.values())
+    parts = []
+    for some in chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held)):
+        shadow = ctx.shadow(ctx.aux_x[some], ctx.aux_y[some])
+        parts.append(_head_gradient(shadow, counting.weight, counting.bias))
+    return HeadGradient.joined(parts)
 
 
 def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ IRec hardly lower than where both count alike."""
 _WITHIN = 0.1
 """Variance that is added to all directions within a class, in units of their mean variance."""
 
-Sent = Callable[[HeadGradient], HeadGradient]
+Played = Callable[[Tensor], HeadGradient]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Counting:
     Attributes:
         weight: Of the broadcast head, float64 [C, F].
         bias: Likewise [C].
-        total: Samples of a batch.
+        total: Samples of a batch, of all its local steps together.
         public: Means of the public samples by class.
         shrink: See `attacks.ilrg.ILRG`.
         refine: Likewise.
@@ -92,7 +92,8 @@ def weighed_counts(
     *,
     counting: Counting,
     samples: PublicSamples,
-    sent: Sent,
+    played: Played,
+    fewest: bool,
     rng: torch.Generator,
 ) -> Tensor | None:
     """Counts of V batches whose LnAcc, and IRec with less weight, is as high as can be expected.
@@ -102,27 +103,28 @@ def weighed_counts(
         found: What iLRG makes of them.
         counting: What else is known.
         samples: Public samples.
-        sent: What is seen of V public batches' head gradients, under the defense's mechanisms.
+        played: What would be seen of batches of public samples, whose places int64 [B, total] it
+            gets. It is called for some batches after others.
+        fewest: Whether it is slow, so that as few batches as may be are played.
         rng: Draws the public batches.
 
     Returns:
         int64 [V, C], or None where there are too many classes for it.
     """
     classes = len(counting.bias)
-    batches = max(_LEAST, _ROWS // classes)
+    batches = _LEAST if fewest else max(_LEAST, _ROWS // classes)
     if batches * classes**3 > _WORK:
         return None
     counters = _Counters(counting, samples)
-    truth, answers, restored = [], [], []
+    chosen = public_batches(samples, batches, total=counting.total, rng=rng)
+    truth = torch.nn.functional.one_hot(samples.labels[chosen], classes).sum(dim=1)
+    answers, restored = [], []
     at_once = max(1, _VALUES // (counting.total * samples.features.shape[1]))
-    for start in range(0, batches, at_once):
-        some = min(at_once, batches - start)
-        counts, gradient = public_batches(samples, counting, some, rng)
-        drawn = sent(_hidden_alike(gradient, head, start))
-        restored.append(counting.restored(drawn))
-        truth.append(counts)
-        answers.append(counters(drawn, restored[-1]))
-    weighing = _Weighing(torch.cat(answers), torch.cat(truth), total=counting.total)
+    for some in chosen.split(at_once):
+        gradient = played(some)
+        restored.append(counting.restored(gradient))
+        answers.append(counters(gradient, restored[-1]))
+    weighing = _Weighing(torch.cat(answers), truth, total=counting.total)
     of_all = Restored.joined(restored)
     # Judged on batches as doubtful as the victims'; the plainer counts win a draw.
     alike = of_all.unsettled.nonzero()[:_LEAST, 0]
@@ -152,36 +154,28 @@ def _merit(guess: Tensor, truth: Tensor) -> float:
 
 
 def public_batches(
-    samples: PublicSamples, counting: Counting, batches: int, rng: torch.Generator
-) -> tuple[Tensor, HeadGradient]:
-    """Counts int64 [B, C] of batches of public samples, and their mean gradients.
+    samples: PublicSamples, batches: int, *, total: int, rng: torch.Generator
+) -> Tensor:
+    """Places of the samples of batches, int64 [batches, total], with replacement.
 
     Class shares are uniform over all shares of the classes that have public samples, since a
-    client's data is often of few classes; samples are drawn with replacement.
+    client's data is often of few classes.
     """
-    classes = len(counting.bias)
-    sizes = torch.bincount(samples.labels, minlength=classes)
-    shares = -torch.rand(batches, classes, dtype=torch.float64, generator=rng).log()
+    sizes = torch.bincount(samples.labels)
+    shares = -torch.rand(batches, len(sizes), dtype=torch.float64, generator=rng).log()
     shares = torch.where(sizes > 0, shares + 1e-12, 0.0)
-    labels = torch.multinomial(shares, counting.total, replacement=True, generator=rng)
+    labels = torch.multinomial(shares, total, replacement=True, generator=rng)
     place = torch.rand(labels.shape, dtype=torch.float64, generator=rng) * sizes[labels]
     first = sizes.cumsum(0) - sizes
-    chosen = samples.labels.argsort()[first[labels] + place.long()]
+    return samples.labels.argsort()[first[labels] + place.long()]
+
+
+def head_gradients(samples: PublicSamples, chosen: Tensor, counting: Counting) -> HeadGradient:
+    """Mean gradients of batches of public samples with places int64 [B, total], in one step."""
     features = samples.features[chosen]
     slope = torch.softmax(features @ counting.weight.T + counting.bias, dim=-1)
-    truth = torch.nn.functional.one_hot(labels, classes)
-    slope = (slope - truth) / counting.total
-    return truth.sum(dim=1), HeadGradient(weight=slope.mT @ features, bias=slope.sum(dim=1))
-
-
-def _hidden_alike(gradient: HeadGradient, head: HeadGradient, start: int) -> HeadGradient:
-    """Public batches of which the same is hidden as of the victims, who take turns."""
-    turn = (start + torch.arange(len(gradient.bias))) % len(head.bias)
-    return replace(
-        gradient,
-        weight_seen=None if head.weight_seen is None else head.weight_seen[turn],
-        bias_seen=None if head.bias_seen is None else head.bias_seen[turn],
-    )
+    slope = slope - torch.nn.functional.one_hot(samples.labels[chosen], len(counting.bias))
+    return HeadGradient(weight=slope.mT @ features / counting.total, bias=slope.mean(dim=1))
 
 
 class _Counters:
