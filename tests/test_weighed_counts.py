@@ -216,6 +216,14 @@ def test_best_counts_equal_a_search_over_all_counts() -> None:
         assert tuple(found.tolist()) == every[int(np.argmax(sums))]
 
 
+def test_refined_counts_are_left_only_for_surely_better_ones() -> None:
+    base = torch.tensor([1.0, 2.0, 3.0, 2.0])
+    chance = torch.tensor([2.0, -1.0, 1.0, -1.0])
+    assert weighed._surely_best(torch.stack([base, base, base + chance])) == 0
+    assert weighed._surely_best(torch.stack([base, base + 0.5 + 0.1 * chance, base])) == 1
+    assert weighed._surely_best(torch.stack([base, base + 0.5, base + 1.0])) == 2
+
+
 def test_head_gradients_are_those_of_the_mean_loss() -> None:
     trained = Trained()
     chosen = public_batches(trained.samples, 3, total=6, rng=generator(0, "batches"))

@@ -126,31 +126,36 @@ def weighed_counts(
         answers.append(counters(gradient, restored[-1]))
     weighing = _Weighing(torch.cat(answers), truth, total=counting.total)
     of_all = Restored.joined(restored)
-    # Judged on batches as doubtful as the victims'; the plainer counts win a draw.
+    # Judged on batches as doubtful as the victims'.
     alike = of_all.unsettled.nonzero()[:_LEAST, 0]
     alike = alike if len(alike) > 0 else torch.arange(_LEAST)
-    merits = [
-        _merit(guess, weighing.truth[alike])
-        for guess in (
-            whole(of_all.plain[alike], total=counting.total),
-            of_all.counts[alike],
-            weighing.best(weighing.left_out[alike]),
-        )
-    ]
-    best = max(range(len(merits)), key=merits.__getitem__)
-    if best == 0:
-        return whole(found.plain, total=counting.total)
-    return found.counts if best == 1 else weighing.best(weighing(counters(head, found)))
+    guesses = (
+        of_all.counts[alike],
+        whole(of_all.plain[alike], total=counting.total),
+        weighing.best(weighing.left_out[alike]),
+    )
+    best = _surely_best(torch.stack([_merit(g, weighing.truth[alike]) for g in guesses]))
+    if best == 2:
+        return weighing.best(weighing(counters(head, found)))
+    return whole(found.plain, total=counting.total) if best == 1 else found.counts
 
 
-def _merit(guess: Tensor, truth: Tensor) -> float:
-    """What counts [B, C] are worth in LnAcc and IRec, in sum over the batches, but for a constant.
+def _merit(guess: Tensor, truth: Tensor) -> Tensor:
+    """What counts [B, C] are worth in LnAcc and IRec, but for a constant, [B].
 
     Where guess and truth have one total, IRec is 1 - sum |guess - truth| / (2 total).
     """
     right = (guess == truth).double().mean(dim=1)
     away = (guess - truth).abs().sum(dim=1) / (2 * truth.sum(dim=1))
-    return float((_EXACT * right - away).sum())
+    return _EXACT * right - away
+
+
+def _surely_best(merits: Tensor) -> int:
+    """Which of the rows [R, B] exceeds the first by most, in the mean less its standard error; the
+    first if none does."""
+    more = merits - merits[0]
+    error = more.std(dim=1, correction=0) / max(1, merits.shape[1] - 1) ** 0.5
+    return int((more.mean(dim=1) - error).argmax())
 
 
 def public_batches(
