@@ -10,7 +10,7 @@ was seen into terms (`terms`): each compares what candidate clients (`clients`, 
 Learned: `inverter` (of `ridge` and `decoder`) regresses (`regression`, `local`, `grid`) images on
 what public samples look like through the defense (`channel`).
 
-Closed forms: `restored` and `counts` (of `ilrg`), `wire_labels`.
+Counts of labels: `restored` (of `ilrg`), `weighed` (by `regression`) and `counts`; `wire_labels`.
 
 Below all of them: `private` estimates what clients never upload, `prior` is what public data says
 of a sample, `observation` stacks what was seen, and `chunks` fits work to the memory.
