@@ -41,7 +41,7 @@ class InvertingGradients(Attack):
     Labels are granted, or read as by `idlg`; the update of several local steps is simulated.
     Images stay in [0, 1]. The budget is the number of steps (4800 in the paper).
     Departures (strong): a public start and a further one, of which that of less loss answers;
-    total variation weighs in the unit of public images, about a hundred times the paper's weight,
+    total variation weighs in the unit of public images, about a thousand times the paper's weight,
     and fades where the upload is explained, so that an exact one is matched exactly; steps fall
     along a cosine. In both: batched starts; the point of least loss is kept, not the last; the
     upload is first made unbiased where the defense perturbs signs; pixels are not standardised,
