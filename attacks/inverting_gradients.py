@@ -14,7 +14,7 @@ from attacks.engine.clients import column
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
-from attacks.engine.lbfgs import Minimum, Phase
+from attacks.engine.lbfgs import Evaluate, Minimum, Phase
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
@@ -30,9 +30,10 @@ _SMOOTHNESS = 0.02
 """What total variation adds to the loss of an image as rough as public ones are."""
 _FLAT = 1e-3
 """Public images smoother than this tell no unit of roughness."""
-_EXPLAINED = 0.003
-"""Distance from which on total variation fades; an exact upload is matched to far below it, a
-noisy one is not."""
+_FADES = (0.03, 0.003)
+"""Distances below which total variation fades, of a victim's starts in turn: an exact upload is
+matched to far below them, a noisy one does not come near. The earlier it fades, the sooner an
+image is exact; the later, the better for one that the upload hardly tells."""
 
 
 class InvertingGradients(Attack):
@@ -40,7 +41,7 @@ class InvertingGradients(Attack):
 
     Labels are granted, or read as by `idlg`; the update of several local steps is simulated.
     Images stay in [0, 1]. The budget is the number of steps (4800 in the paper).
-    Departures (strong): a public start and a further one, of which that of less loss answers;
+    Departures (strong): a public start and further ones, of which that of least loss answers;
     total variation weighs in the unit of public images, about a thousand times the paper's weight,
     and fades where the upload is explained, so that an exact one is matched exactly; steps fall
     along a cosine. In both: batched starts; the point of least loss is kept, not the last; the
@@ -54,9 +55,9 @@ class InvertingGradients(Attack):
         lr: First step in units of the pixel range.
         total_variation: Weight of the mean absolute difference between neighbouring pixels. By
             default 1e-4 in the paper's objective; in the strong one 0.02 by that mean of public
-            images, fading below a distance of 0.003.
+            images, fading below a distance of 0.03 and 0.003 in turn.
         start: Of the first start (public, gray, uniform, normal; by default public of the strong,
-            normal of the paper's objective); further ones are random.
+            normal of the paper's objective); further ones are the next public or random.
         signed: Whether steps follow the sign of the objective's gradient.
     """
 
@@ -96,31 +97,40 @@ class InvertingGradients(Attack):
         seen = with_private_parts(seen, ctx)
         evidence = Evidence(seen, ctx, dtype=torch.float32, distance="cosine")
         encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
-        beliefs: list[Term] = []
-        if encoding.image and self.total_variation is None:
-            usual = float(roughness(ctx.aux_x).mean())
-            beliefs = [TotalVariation(_SMOOTHNESS / max(usual, _FLAT))]
-            evidence.terms = [LogarithmBelow(evidence.terms, below=_EXPLAINED)]
-        elif encoding.image and self.total_variation:
-            beliefs = [TotalVariation(self.total_variation)]
-        matcher = Matcher(evidence, encoding, beliefs=beliefs)
+        matchers = self._matchers(evidence, encoding, ctx)
         granted = known_labels(seen, ctx.device)
         known = read_labels(evidence, ctx) if granted is None else Labels(fixed=granted)
         solution = solve(
-            matcher,
+            matchers[0],
             ctx,
             waves=[Wave(count=1 + self.restarts, start=self.start)],
             known=known,
             stop=torch.full_like(evidence.square, -torch.inf),
             optimiser=SignedAdam(
-                matcher=matcher,
+                matchers=matchers,
                 steps=ctx.budget,
                 lr=self.lr,
                 decay=self.decay,
                 signed=self.signed,
             ),
         )
-        return solution.answer(matcher, known.notes)
+        return solution.answer(matchers[0], known.notes)
+
+    def _matchers(self, evidence: Evidence, encoding: Encoding, ctx: Context) -> list[Matcher]:
+        """The objectives of a victim's starts in turn; the first judges all."""
+        if not encoding.image:
+            return [Matcher(evidence, encoding)]
+        if self.total_variation is not None:
+            smooth = [TotalVariation(self.total_variation)] if self.total_variation else []
+            return [Matcher(evidence, encoding, beliefs=smooth)]
+        usual = max(float(roughness(ctx.aux_x).mean()), _FLAT)
+        found = []
+        for below in _FADES:
+            matcher = Matcher(evidence, encoding)
+            fading = LogarithmBelow(evidence.terms, below=below)
+            matcher.terms = [fading, TotalVariation(_SMOOTHNESS / usual)]
+            found.append(matcher)
+        return found
 
 
 class LogarithmBelow:
@@ -152,20 +162,50 @@ class LogarithmBelow:
 
 @dataclass(frozen=True, kw_only=True)
 class SignedAdam:
-    """Signed Adam on a matcher's problems with held labels."""
+    """Signed Adam on problems with held labels.
 
-    matcher: Matcher
+    Attributes:
+        matchers: The objectives of a victim's starts in turn. The first judges all.
+        steps: Of every problem.
+        lr: First step length.
+        decay: How it falls.
+        signed: See `InvertingGradients`.
+    """
+
+    matchers: Sequence[Matcher]
     steps: int
     lr: float
     decay: Decay
     signed: bool
 
     def __call__(self, problems: Problems) -> Minimum:
-        encoding = self.matcher.encoding
-        evaluate, image = self.matcher.evaluator(problems.victims, problems.held), encoding.image
+        x = problems.start.to(self.matchers[0].encoding.dtype).clone()
+        loss = x.new_full(x.shape[:1], torch.inf)
+        evaluations = torch.zeros_like(problems.turn)
+        for number, matcher in enumerate(self.matchers):
+            rows = (problems.turn % len(self.matchers) == number).nonzero().squeeze(1)
+            if len(rows):
+                found = self._descend(matcher, problems, rows)
+                x[rows], evaluations[rows] = found.x, found.evaluations
+                loss[rows] = self._judged(problems, rows, found)
+        return Minimum(
+            x=x,
+            loss=loss,
+            evaluations=evaluations,
+            reached=loss <= problems.stop.to(loss),
+            diverged=~torch.isfinite(loss),
+            redrawn=0,
+        )
+
+    def _descend(self, matcher: Matcher, problems: Problems, rows: Tensor) -> Minimum:
+        image = matcher.encoding.image
         return descend(
-            Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
-            problems.start,
+            Phase(
+                evaluate=_evaluator(matcher, problems, rows),
+                stop=problems.stop[rows],
+                dtype=matcher.encoding.dtype,
+            ),
+            problems.start[rows],
             steps=self.steps,
             lr=self.lr,
             decay=self.decay,
@@ -174,5 +214,16 @@ class SignedAdam:
             high=1.0 if image else torch.inf,
         )
 
+    def _judged(self, problems: Problems, rows: Tensor, found: Minimum) -> Tensor:
+        """Losses by the first objective, infinite where the own one was."""
+        judge = _evaluator(self.matchers[0], problems, rows)
+        loss, _ = judge(found.x, torch.arange(len(rows), device=rows.device))
+        return torch.where(found.diverged, torch.inf, loss)
+
     def bytes_each(self, numbers: int) -> int:
-        return 4 * (8 * numbers + self.matcher.working_numbers)
+        return 4 * (8 * numbers + self.matchers[0].working_numbers)
+
+
+def _evaluator(matcher: Matcher, problems: Problems, rows: Tensor) -> Evaluate:
+    held = None if problems.held is None else problems.held[rows]
+    return matcher.evaluator(problems.victims[rows], held)

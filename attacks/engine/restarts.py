@@ -79,6 +79,7 @@ class Problems:
 
     Attributes:
         victims: Whose messages each matches, int64 [P].
+        turn: Which of its victim's starts each is, int64 [P], from 0.
         held: Labels that are held fixed, int64 [P, K], or None.
         start: Vectors [P, N].
         stop: Loss [P] at which a problem is solved.
@@ -86,6 +87,7 @@ class Problems:
     """
 
     victims: Tensor
+    turn: Tensor
     held: Tensor | None
     start: Tensor
     stop: Tensor
@@ -223,6 +225,7 @@ def _play(
             optimiser(
                 Problems(
                     victims=chosen[part],
+                    turn=turn[part],
                     held=None if held is None else held[part],
                     start=start[part],
                     stop=stop[chosen[part]],
