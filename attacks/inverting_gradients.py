@@ -32,8 +32,9 @@ _FLAT = 1e-3
 """Public images smoother than this tell no unit of roughness."""
 _FADES = (0.03, 0.003)
 """Distances below which total variation fades, of a victim's starts in turn: an exact upload is
-matched to far below them, a noisy one does not come near. The earlier it fades, the sooner an
-image is exact; the later, the better for one that the upload hardly tells."""
+matched to far below them. The earlier it fades, the sooner an image is exact; the later, the
+better for one that the upload hardly tells. Under noise, which keeps the distance above, the
+first serves all starts."""
 
 
 class InvertingGradients(Attack):
@@ -125,7 +126,7 @@ class InvertingGradients(Attack):
             return [Matcher(evidence, encoding, beliefs=smooth)]
         usual = max(float(roughness(ctx.aux_x).mean()), _FLAT)
         found = []
-        for below in _FADES:
+        for below in _FADES[:1] if evidence.noisy else _FADES:
             matcher = Matcher(evidence, encoding)
             fading = LogarithmBelow(evidence.terms, below=below)
             matcher.terms = [fading, TotalVariation(_SMOOTHNESS / usual)]
