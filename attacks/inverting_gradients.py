@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from attacks.engine.adam import Decay, descend
-from attacks.engine.clients import column
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
@@ -19,7 +17,7 @@ from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
-from attacks.engine.terms import Candidate, Compare, Misfit, Term, TotalVariation, roughness
+from attacks.engine.terms import Term, TotalVariation, roughness
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -31,10 +29,9 @@ _SMOOTHNESS = 0.02
 _FLAT = 1e-3
 """Public images smoother than this tell no unit of roughness."""
 _FADES = (0.03, 0.003)
-"""Distances below which total variation fades, of a victim's starts in turn: an exact upload is
-matched to far below them. The earlier it fades, the sooner an image is exact; the later, the
-better for one that the upload hardly tells. Under noise, which keeps the distance above, the
-first serves all starts."""
+"""Distances below which total variation fades, of a victim's starts in turn; the first judges all.
+An exact upload is matched to far below them, a noisy one does not come near. The earlier it fades,
+the sooner an image is exact; the later, the better for one that the upload hardly tells."""
 
 
 class InvertingGradients(Attack):
@@ -98,133 +95,104 @@ class InvertingGradients(Attack):
         seen = with_private_parts(seen, ctx)
         evidence = Evidence(seen, ctx, dtype=torch.float32, distance="cosine")
         encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
-        matchers = self._matchers(evidence, encoding, ctx)
+        matcher = Matcher(evidence, encoding, beliefs=self._constant(encoding))
         granted = known_labels(seen, ctx.device)
         known = read_labels(evidence, ctx) if granted is None else Labels(fixed=granted)
         solution = solve(
-            matchers[0],
+            matcher,
             ctx,
             waves=[Wave(count=1 + self.restarts, start=self.start)],
             known=known,
             stop=torch.full_like(evidence.square, -torch.inf),
             optimiser=SignedAdam(
-                matchers=matchers,
+                matcher=matcher,
+                fading=self._fading(encoding, ctx),
                 steps=ctx.budget,
                 lr=self.lr,
                 decay=self.decay,
                 signed=self.signed,
             ),
         )
-        return solution.answer(matchers[0], known.notes)
+        return solution.answer(matcher, known.notes)
 
-    def _matchers(self, evidence: Evidence, encoding: Encoding, ctx: Context) -> list[Matcher]:
-        """The objectives of a victim's starts in turn; the first judges all."""
-        if not encoding.image:
-            return [Matcher(evidence, encoding)]
-        if self.total_variation is not None:
-            smooth = [TotalVariation(self.total_variation)] if self.total_variation else []
-            return [Matcher(evidence, encoding, beliefs=smooth)]
-        usual = max(float(roughness(ctx.aux_x).mean()), _FLAT)
-        found = []
-        for below in _FADES[:1] if evidence.noisy else _FADES:
-            matcher = Matcher(evidence, encoding)
-            fading = LogarithmBelow(evidence.terms, below=below)
-            matcher.terms = [fading, TotalVariation(_SMOOTHNESS / usual)]
-            found.append(matcher)
-        return found
+    def _constant(self, encoding: Encoding) -> list[Term]:
+        """Total variation of a given weight."""
+        given = self.total_variation if encoding.image else None
+        return [TotalVariation(given)] if given else []
+
+    def _fading(self, encoding: Encoding, ctx: Context) -> float | None:
+        """Weight of total variation that fades, or None."""
+        if self.total_variation is not None or not encoding.image:
+            return None
+        return _SMOOTHNESS / max(float(roughness(ctx.aux_x).mean()), _FLAT)
 
 
-class LogarithmBelow:
-    """The sum L of some terms, or below * (1 + log(L / below)) where it is less than `below`.
+def faded(evaluate: Evaluate, encoding: Encoding, *, weight: float, below: Tensor) -> Evaluate:
+    """Losses L with total variation that fades where they are small: b (1 + log(L / b)) stands for
+    L < b, so that the slope of L grows as b / L, and what is added weighs the less.
 
-    Its slope is continuous. Where L is small it grows as below / L, so that what is added to it
-    weighs the less the better the terms are met.
+    below: b of every problem, [P].
     """
 
-    def __init__(self, terms: Sequence[Term], *, below: float) -> None:
-        self.terms, self.below = tuple(terms), below
+    def evaluate_faded(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        loss, gradient = evaluate(z, problems)
+        here = below[problems]
+        share = (loss / here).clamp(torch.finfo(loss.dtype).eps, 1)
+        lowered = torch.where(share < 1, here * (1 + share.log()), loss)
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            rough = roughness(encoding.images(z, None))
+            slope = torch.autograd.grad(rough.sum(), z)[0]
+        return lowered + weight * rough.detach(), gradient / share[:, None] + weight * slope
 
-    def against(self, victims: Tensor) -> Compare:
-        compares = [term.against(victims) for term in self.terms]
-
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            misfits = [misfit for each in compares for misfit in each(candidate)]
-            total = torch.stack([m.loss for m in misfits]).sum(dim=0)
-            share = (total / self.below).clamp(torch.finfo(total.dtype).eps, 1)
-            lowered = torch.where(share < 1, self.below * (1 + share.log()), total)
-            none = torch.zeros_like(lowered)
-            return [
-                Misfit(none if i else lowered, m.output, m.slope / column(share, m.slope))
-                for i, m in enumerate(misfits)
-            ]
-
-        return compare
+    return evaluate_faded
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignedAdam:
-    """Signed Adam on problems with held labels.
+    """Signed Adam on a matcher's problems with held labels.
 
     Attributes:
-        matchers: The objectives of a victim's starts in turn. The first judges all.
+        matcher: The objective.
+        fading: Weight of total variation that is added and fades, or None.
         steps: Of every problem.
         lr: First step length.
         decay: How it falls.
         signed: See `InvertingGradients`.
     """
 
-    matchers: Sequence[Matcher]
+    matcher: Matcher
+    fading: float | None
     steps: int
     lr: float
     decay: Decay
     signed: bool
 
     def __call__(self, problems: Problems) -> Minimum:
-        x = problems.start.to(self.matchers[0].encoding.dtype).clone()
-        loss = x.new_full(x.shape[:1], torch.inf)
-        evaluations = torch.zeros_like(problems.turn)
-        for number, matcher in enumerate(self.matchers):
-            rows = (problems.turn % len(self.matchers) == number).nonzero().squeeze(1)
-            if len(rows):
-                found = self._descend(matcher, problems, rows)
-                x[rows], evaluations[rows] = found.x, found.evaluations
-                loss[rows] = self._judged(problems, rows, found)
-        return Minimum(
-            x=x,
-            loss=loss,
-            evaluations=evaluations,
-            reached=loss <= problems.stop.to(loss),
-            diverged=~torch.isfinite(loss),
-            redrawn=0,
-        )
+        encoding = self.matcher.encoding
+        evaluate = self.matcher.evaluator(problems.victims, problems.held)
+        if self.fading is None:
+            return self._descend(evaluate, problems)
+        fades = torch.tensor(_FADES, dtype=encoding.dtype, device=problems.turn.device)
+        below = fades[problems.turn % len(fades)]
+        found = self._descend(faded(evaluate, encoding, weight=self.fading, below=below), problems)
+        # Starts of a victim are compared by one objective.
+        judge = faded(evaluate, encoding, weight=self.fading, below=fades[:1].expand_as(below))
+        loss, _ = judge(found.x, torch.arange(len(below), device=below.device))
+        return replace(found, loss=torch.where(found.diverged, torch.inf, loss))
 
-    def _descend(self, matcher: Matcher, problems: Problems, rows: Tensor) -> Minimum:
-        image = matcher.encoding.image
+    def _descend(self, evaluate: Evaluate, problems: Problems) -> Minimum:
+        encoding = self.matcher.encoding
         return descend(
-            Phase(
-                evaluate=_evaluator(matcher, problems, rows),
-                stop=problems.stop[rows],
-                dtype=matcher.encoding.dtype,
-            ),
-            problems.start[rows],
+            Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
+            problems.start,
             steps=self.steps,
             lr=self.lr,
             decay=self.decay,
             signed=self.signed,
-            low=0.0 if image else -torch.inf,
-            high=1.0 if image else torch.inf,
+            low=0.0 if encoding.image else -torch.inf,
+            high=1.0 if encoding.image else torch.inf,
         )
 
-    def _judged(self, problems: Problems, rows: Tensor, found: Minimum) -> Tensor:
-        """Losses by the first objective, infinite where the own one was."""
-        judge = _evaluator(self.matchers[0], problems, rows)
-        loss, _ = judge(found.x, torch.arange(len(rows), device=rows.device))
-        return torch.where(found.diverged, torch.inf, loss)
-
     def bytes_each(self, numbers: int) -> int:
-        return 4 * (8 * numbers + self.matchers[0].working_numbers)
-
-
-def _evaluator(matcher: Matcher, problems: Problems, rows: Tensor) -> Evaluate:
-    held = None if problems.held is None else problems.held[rows]
-    return matcher.evaluator(problems.victims[rows], held)
+        return 4 * (8 * numbers + self.matcher.working_numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,11 +9,12 @@ import torch
 from torch import Tensor
 
 from attacks.dlg import DLG
+from attacks.engine.encoding import Encoding
 from attacks.engine.observation import gradient_estimate
-from attacks.engine.terms import Candidate, Compare, Misfit
+from attacks.engine.terms import roughness
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
-from attacks.inverting_gradients import InvertingGradients, LogarithmBelow
+from attacks.inverting_gradients import InvertingGradients, faded
 from attacks.prior_only import PriorOnly
 from bench.contract.attack import Attack, Seen
 from bench.contract.defense import Defense, Loss
@@ -281,28 +281,24 @@ def test_total_variation_weighs_against_noise(digits: Dataset) -> None:
     assert ours > lightly + 0.1
 
 
-def test_a_loss_counts_by_its_logarithm_where_it_is_small() -> None:
-    below = 0.1
-    term = LogarithmBelow([Squares(), Squares()], below=below)
-    x = torch.tensor([[0.3, 0.1], [0.03, 0.01]], dtype=torch.float64).requires_grad_()
-    y = torch.ones(2, 1, 1)
-    misfits = term.against(torch.arange(2))(Candidate(x=x, y=y, vectors=x))
-    total = 2 * x.square().sum(dim=1)
-    expected = torch.stack([total[0], below * (1 + torch.log(total[1] / below))])
-    assert torch.allclose(torch.stack([m.loss for m in misfits]).sum(dim=0), expected)
-    slope = torch.autograd.grad([m.output for m in misfits], x, [m.slope for m in misfits])[0]
+def test_total_variation_fades_where_the_loss_is_small(digits: Dataset) -> None:
+    encoding = Encoding(
+        context_for(digits, network_for(digits), Defense()), samples=1, dtype=torch.float64
+    )
+
+    def squares(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        return z.square().sum(dim=1), 2 * z
+
+    draw = torch.rand(1, encoding.pixels, generator=torch.Generator().manual_seed(0))
+    x = (draw.double() * torch.tensor([[0.1], [0.01]])).requires_grad_()
+    below = torch.tensor([0.1, 0.1], dtype=torch.float64)
+    total = squares(x, below)[0]
+    assert total[1] < 0.1 < total[0]
+    lowered = torch.stack([total[0], 0.1 * (1 + torch.log(total[1] / 0.1))])
+    expected = lowered + 0.5 * roughness(x.view(2, *encoding.shape))
+    loss, slope = faded(squares, encoding, weight=0.5, below=below)(x.detach(), torch.arange(2))
+    assert torch.allclose(loss, expected)
     assert torch.allclose(slope, torch.autograd.grad(expected.sum(), x)[0])
-
-
-class Squares:
-    """The sum of squares of vectors, as a term."""
-
-    def against(self, victims: Tensor) -> Compare:
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            x = candidate.vectors
-            return (Misfit(x.detach().square().sum(dim=1), x, 2 * x.detach()),)
-
-        return compare
 
 
 # --- clear refusals -----------------------------------------------------------------------------
