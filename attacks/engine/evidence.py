@@ -231,23 +231,6 @@ class Evidence:
         smashed = 0.0 if self.view is None else _square(self.view)
         return torch.as_tensor((upload + smashed == 0), device=self.ctx.device) & (not self.sums)
 
-    @cached_property
-    def noise_share(self) -> float:
-        """|upload|^2 by the part of it that is no noise, at most 100: how much more a prior
-        should weigh (the noise's level is public)."""
-        if self.noise is None or self.uploads is None:
-            return 1.0
-        sent = observe(self.seen, kind_of(self.noise), dtype=torch.float64)
-        observation = self.uploads.observation
-        signal = self.noise.signal_share(
-            square=float(sent.square.mean()),
-            coordinates=sum(int(p[0].sum()) for p in sent.present.values()),
-            gradient_square=float(observation.square.mean()),
-            base={n: self.seen.before[n] for n in observation.values},
-            step=self.clients.step,
-        )
-        return 1 / max(signal, 0.01)
-
 
 def _square(view: SplitView) -> Tensor:
     """Squared norm [V] of smashed data, of the victims' own part."""

@@ -83,6 +83,7 @@ class Problems:
 
     Attributes:
         victims: Whose messages each matches, int64 [P].
+        turn: Which of its victim's starts each is, int64 [P], from 0.
         held: Labels that are held fixed, int64 [P, K], or None.
         start: Vectors [P, N].
         stop: Loss [P] at which a problem is solved.
@@ -90,6 +91,7 @@ class Problems:
     """
 
     victims: Tensor
+    turn: Tensor
     held: Tensor | None
     start: Tensor
     stop: Tensor
@@ -230,6 +232,7 @@ def _play(
                 work(
                     Problems(
                         victims=chosen[part],
+                        turn=turn[part],
                         held=None if held is None else held[part],
                         start=start[part],
                         stop=stop[chosen[part]],
@@ -248,7 +251,7 @@ def _play(
         best = loss.view(len(who), -1).argsort(dim=1, stable=True)[:, : wave.kept]
         first = torch.arange(len(who), device=device)[:, None] * wave.count
         rows = (first + best.sort(dim=1).values).flatten()
-        chosen, start = chosen[rows], start[rows]
+        chosen, turn, start = chosen[rows], turn[rows], start[rows]
         held = None if held is None else held[rows]
         draws = [draws[i] for i in rows.tolist()]
     x, loss = optimised(optimiser)

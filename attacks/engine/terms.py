@@ -353,6 +353,14 @@ class Prior:
         return compare
 
 
+def roughness(x: Tensor) -> Tensor:
+    """Mean absolute difference [P] of neighbouring pixels of images [P, ..., H, W], across and
+    down added."""
+    across = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(dim=1)
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(dim=1)
+    return across + down
+
+
 class TotalVariation:
     """Anisotropic total variation per pixel of images, times a weight."""
 
@@ -361,10 +369,7 @@ class TotalVariation:
 
     def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            x = candidate.x
-            across = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(dim=1)
-            down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(dim=1)
-            rough = self.weight * (across + down)
+            rough = self.weight * roughness(candidate.x)
             return (Misfit(rough.detach(), rough, torch.ones_like(rough)),)
 
         return compare
