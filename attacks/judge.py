@@ -11,6 +11,7 @@ from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
+from attacks.engine.together import best_labels
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
 
@@ -32,36 +33,34 @@ class Likelihood(Judge):
             ctx, samples=evidence.clients.samples, dtype=evidence.dtype, framed=True
         )
         matcher = Matcher(evidence, encoding)
-        tried = self._labels(answer, evidence, ctx)
-        each = [self._losses(matcher, answer.images, y, ctx) for y in tried]
-        losses = torch.stack(each).nan_to_num(torch.inf, posinf=torch.inf).amin(dim=0).cpu()
+        images = None if answer.images is None else answer.images.to(ctx.device, evidence.dtype)
+        labels = self._labels(answer, images, matcher, ctx)
+        if images is None:
+            means = class_means(ctx.aux_x, ctx.aux_y, classes=encoding.classes)
+            images = means.to(ctx.device, evidence.dtype)[labels]
+        losses = matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf).cpu()
         if answer.failed is not None:
             losses = losses.masked_fill(answer.failed.cpu(), torch.inf)
         return losses
 
-    def _labels(self, answer: Reconstruction, evidence: Evidence, ctx: Context) -> list[Tensor]:
+    def _labels(
+        self, answer: Reconstruction, images: Tensor | None, matcher: Matcher, ctx: Context
+    ) -> Tensor:
         """Labels int64 [V, K] to judge the answer with."""
-        victims, samples = len(evidence.seen.clients), evidence.clients.samples
+        evidence, samples = matcher.evidence, matcher.encoding.samples
         granted = known_labels(evidence.seen, ctx.device)
         if granted is not None:
-            return [granted]
+            return granted
         if answer.labels is not None:
-            return [answer.labels.to(ctx.device)]
-        classes = torch.arange(ctx.network.classes, device=ctx.device)
-        if answer.label_counts is not None and bool((answer.label_counts.sum(1) == samples).all()):
-            counts = answer.label_counts.to(ctx.device)
-            return [torch.stack([classes.repeat_interleave(row) for row in counts])]
-        if samples == 1:
-            return [c.expand(victims, 1) for c in classes]
-        read = read_labels(evidence, ctx).fixed
-        assert read is not None  # of several samples
-        return [read]
-
-    def _losses(
-        self, matcher: Matcher, images: Tensor | None, labels: Tensor, ctx: Context
-    ) -> Tensor:
-        encoding = matcher.encoding
-        if images is None:
-            means = class_means(ctx.aux_x, ctx.aux_y, classes=encoding.classes)
-            images = means.to(ctx.device)[labels]
-        return matcher.judged(images.to(dtype=encoding.dtype, device=ctx.device), labels)
+            return answer.labels.to(ctx.device)
+        counts = answer.label_counts
+        if counts is not None and bool((counts.sum(dim=1) == samples).all()):
+            classes = torch.arange(ctx.network.classes, device=ctx.device)
+            return torch.stack([classes.repeat_interleave(row.to(ctx.device)) for row in counts])
+        if samples == 1 and images is not None:
+            return best_labels(matcher, images)
+        read = read_labels(evidence, ctx)
+        if read.fixed is not None:
+            return read.fixed
+        assert read.ranking is not None
+        return read.ranking[:, :1]

@@ -73,33 +73,45 @@ def match_together(
     solution.loss = least.to(solution.loss)
 
 
-def best_labels(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
-    """Labels int64 [V, 1] of single samples that suit everything together, by coordinate descent.
+def best_labels(matcher: Matcher, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Labels int64 [V, 1] of single samples that suit all that was seen.
+
+    Where something is known of all victims together, one victim's label after another is tried,
+    and every exchange between two, which a sum hardly tells from the right order.
 
     Args:
-        matcher: With sums.
+        matcher: The objective.
         images: [V, 1, *shape], which stay as they are.
-        labels: Where the search begins [V, 1].
+        labels: Where the search begins [V, 1]; None: with what suits each victim alone.
     """
     count, classes = len(images), matcher.encoding.classes
     victims = torch.arange(count, device=images.device)
     x = images.repeat_interleave(classes, dim=0)
     y = torch.eye(classes, dtype=x.dtype, device=x.device).repeat(count, 1)[:, None]
     own = matcher.losses(x, y, victims.repeat_interleave(classes)).view(count, classes)
+    chosen = own.argmin(dim=1) if labels is None else labels[:, 0].clone()
     sums = matcher.evidence.sums
+    if not sums:
+        return chosen[:, None]
     candidate = Candidate(x=x, y=y, vectors=x.flatten(1))
     with torch.no_grad():
         sent = torch.cat([s.sent(candidate) for s in sums], dim=1).view(count, classes, -1) / count
     mean = torch.cat([s.mean for s in sums])
-    chosen = labels[:, 0].clone()
-    total = sent[victims, chosen].sum(dim=0) - mean
+
+    def loss(tried: Tensor) -> Tensor:
+        """Of assignments [N, V]: [N]."""
+        rest = sent[victims, tried].sum(dim=1) - mean
+        square = rest.square().sum(dim=1).clamp_min(1e-300)
+        return own[victims, tried].sum(dim=1) + len(mean) / 2 * square.log()
+
     for _ in range(_SWEEPS):
-        before = chosen.clone()
+        before = chosen
         for victim in range(count):
-            others = total - sent[victim, chosen[victim]]
-            square = (others + sent[victim]).square().sum(dim=1).clamp_min(1e-300)
-            best = (own[victim] + len(mean) / 2 * square.log()).argmin()
-            total, chosen[victim] = others + sent[victim, best], best
+            tried = chosen.repeat(classes + count, 1)
+            tried[:classes, victim] = torch.arange(classes, device=victims.device)
+            others = classes + victims
+            tried[others, victim], tried[others, victims] = chosen, chosen[victim]
+            chosen = tried[loss(tried).argmin()]
         if torch.equal(before, chosen):
             break
     return chosen[:, None]
