@@ -34,7 +34,7 @@ _TRIED = 10
 """Labels of one sample that are tried under noise, the likeliest ones."""
 _LOOKED = 16
 """A first look at a start takes the budget divided by this."""
-_HEATS = 1.0, 2 / 3, 1 / 3, 0.0
+_HEATS = 1.0, 0.75, 0.5, 0.25, 0.0
 """Of the levels of a likelihood that is annealed."""
 _ROUGH = 1e-11
 """Share of |observation|^2 down to which float32 resolves a squared distance."""
@@ -220,7 +220,6 @@ class QuasiNewton:
                         stop=stop,
                         dtype=dtype,
                         share=turn / len(self.heats),
-                        anew=turn > 1,
                     )
                 )
         return minimise(

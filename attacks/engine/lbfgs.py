@@ -40,15 +40,12 @@ class Phase:
         stop: Loss [P] at which it is left.
         dtype: Of its numbers.
         share: Of all evaluations, after which it is left at the latest.
-        anew: Whether the function is another one than the last phase's, so that the curvature
-            learnt there is forgotten.
     """
 
     evaluate: Evaluate
     stop: Tensor
     dtype: torch.dtype
     share: float = 1.0
-    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +183,6 @@ class Descent:
         self.active = len(self.x)
         self._keep(torch.isfinite(self.loss))
         rows = slice(self.active)
-        if phase.anew:
-            self.memory.forget(torch.isfinite(self.loss))
         if self.active:
             self.loss[rows], self.gradient[rows] = phase.evaluate(self.x[rows], self.order[rows])
             self.evaluations[rows] += 1

@@ -14,8 +14,8 @@ from bench.contract.mechanisms.base import Base, Law, Mechanism, Prepared
 
 _LEAST_SPREAD = 1e-3
 """Least relative spread of a magnitude in the smoothed likelihood."""
-_SOFTNESS = {"weights": (1e-3, 1e-6)}
-_SOFTNESS_OF_STEPS = 1e-1, 1e-4
+_SOFTNESS = {"weights": (1e-2, 1e-4)}
+_SOFTNESS_OF_STEPS = 1.0, 1e-2
 """(most, least) softness. Weights are known but for a small step, so that less tells them."""
 _ROUNDING = 1e-6
 """Relative rounding of a float32 magnitude."""
