@@ -21,10 +21,13 @@ class ILRG(Attack):
     A class whose expected and true counts agree has a bias gradient near 0, so that its quotient
     is noise; min_e |dW - db e|^2 + (shrink / K)^2 |e - public|^2 is the quotient elsewhere, and
     the public feature in coordinates that were not sent.
-    Source: Ma, Sun, Cui, Li, Guo, Xu, arXiv:2207.02160, Eq. 8-12. Departures: shrinkage and
-    refinement (0 and 0 are the paper's), rounding by largest remainder, a defense-aware
-    estimate of the gradient (see `gradient_estimate`), partly visible heads (see `restore`),
-    and LU in place of the pseudo-inverse, which has the same solution.
+    One embedding per class is not enough on a trained network. Batches whose solution is not near
+    whole counts are refined and then weighed with other counters, by what these get right on
+    batches of public samples (see `engine.weighed`).
+    Source: Ma, Sun, Cui, Li, Guo, Xu, arXiv:2207.02160, Eq. 8-12. Departures: shrinkage,
+    refinement and weighing (shrink 0 and refine 0 are the paper's), rounding by largest remainder,
+    a defense-aware estimate of the gradient (see `gradient_estimate`), partly visible heads (see
+    `restore`), and LU in place of the pseudo-inverse, which has the same solution.
     With shared labels that are noised, it decodes the label messages instead.
     Notes say how much of the head was visible, and for how many victims the counts are not to
     be trusted because what was solved is far from whole numbers.
@@ -32,8 +35,7 @@ class ILRG(Attack):
     Args:
         shrink: Pull of the embedding towards the class's mean public feature, in instances.
         refine: Steps of a better embedding (see `counts`) for batches whose solution is not near
-            whole counts; 0 is the paper's attack. It raises LnAcc in the first rounds of
-            training; once a network is trained to 0.96 and more, nothing does.
+            whole counts, before they are weighed; 0 is the paper's attack, without either.
     """
 
     recovers = frozenset({"counts"})

@@ -8,6 +8,7 @@ identity default. An attack is an `Attack`: it gets what a curious server saw (`
 from bench.contract.attack import (
     Attack,
     Context,
+    Judge,
     Reconstruction,
     Seen,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "Formula",
     "Gaussian",
     "GaussianNoise",
+    "Judge",
     "Kind",
     "LabelNoise",
     "Laplace",

@@ -1,9 +1,51 @@
-"""Error texts for names that do not exist."""
+"""Names that users and files give: which are safe, and what is said of one that is unknown."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from bench.errors import UserError
+
+_RESERVED = frozenset('/\\:*?"<>|')
+"""What separates folders or is no part of a name, here or where a result folder is copied to."""
+
+
+def is_file_name(name: str, *, most: int = 255) -> bool:
+    """Whether a file of that name stays in the folder that it is meant for, on any system.
+
+    Args:
+        name: A name that becomes a file's or a folder's, or a part of one.
+        most: Bytes that it may have; common file systems take 255.
+    """
+    return (
+        0 < len(name.encode(errors="replace")) <= most
+        and name.isprintable()
+        and not _RESERVED & set(name)
+        and name[0] not in ". "
+        and name[-1] not in ". "
+    )
+
+
+def file_name(name: str, *, most: int = 255) -> str:
+    """The name itself. Raises UserError if it is none by `is_file_name`."""
+    if not is_file_name(name, most=most):
+        raise UserError(
+            f"files are named after it, so it must have 1 to {most} bytes, begin and end with "
+            "neither dot nor space, and hold no control character and none of "
+            f"{' '.join(sorted(_RESERVED))}"
+        )
+    return name
+
+
+FileName = Annotated[str, AfterValidator(file_name)]
+"""The name of a file in a known folder."""
+GivenName = Annotated[str, AfterValidator(partial(file_name, most=200))]
+"""What a user calls a suite or a threat: files are named after it, with more before and behind."""
 
 
 def did_you_mean(what: str, name: str, known: Sequence[str], *, where: str = "") -> str:

@@ -21,16 +21,16 @@ from torch import Tensor
 
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
-from bench.harness.attack import truth_of
+from bench.harness.attack import floors_of, truth_of
 from bench.harness.environment import Environment, dataset_of
 from bench.harness.store import Store, write_whole
-from bench.metrics.intervals import Interval, bootstrap
-from bench.metrics.score import floors, score
+from bench.metrics.intervals import Interval, interval_of
+from bench.metrics.named import FLOOR_SUFFIX, range_of
+from bench.metrics.score import score
 from bench.names import did_you_mean
 from bench.protocols.export import load_seen, load_truth, save_seen
 from bench.records import Cell, Run, read_json, to_json
 from bench.report.choosing import find
-from bench.report.entries import FLOOR_SUFFIX
 
 ANSWERS = ("images", "labels", "label_counts", "failed")
 _ROUNDING = 1e-6
@@ -196,12 +196,12 @@ def score_file(folder: Path, cell: str, reconstruction: Path, env: Environment) 
     truth = truth_of(chosen.job, dataset, _truth_beside(files))
     answer = _answer(_tensors(reconstruction), truth["x"], truth["y"], dataset.classes)
     scores = score(answer, **truth)
-    lowest = floors(**truth, aux_y=dataset.aux_y[: chosen.job.threat.aux])
+    lowest = floors_of(chosen.job, dataset, truth)
     record = Store(folder).read("attack", chosen.key)
     own = record.values if record and record.status == "done" else {}
     figures = {}
     for name, values in scores.values.items():
-        interval = bootstrap([np.array(values)])
+        interval = interval_of([np.array(values)], range_of(name))
         assert interval is not None
         figures[name] = OutsideFigure(
             interval=interval,

@@ -15,12 +15,13 @@ import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.arguments import checked_arguments
-from bench.contract.attack import Attack
+from bench.contract.attack import Attack, Judge
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.errors import UserError
@@ -29,6 +30,7 @@ from bench.names import did_you_mean
 PluginKind = Literal["defense", "attack"]
 GROUPS: Mapping[PluginKind, str] = {"defense": "leakbench.defenses", "attack": "leakbench.attacks"}
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
+JUDGES = "leakbench.judges"
 FILE_MODULE = "leakbench_plugin_"
 """How the module of a plugin that is given by its file is named, with the file's name after it."""
 
@@ -148,6 +150,14 @@ def discover(files: tuple[Path, ...] = ()) -> Registry:
         for plugin in _from_file(path):
             registry.add(plugin)
     return registry
+
+
+@cache
+def judge() -> Judge:
+    """The installed judge of attacks' answers."""
+    (point,) = entry_points(group=JUDGES)
+    made: Judge = point.load()()
+    return made
 
 
 def _load(kind: PluginKind, name: str, origin: str, load: typing.Callable[[], Any]) -> Plugin:

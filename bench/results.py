@@ -333,7 +333,7 @@ class Results:
         frame = self.leaderboard()
         names = (
             *("rank", "dataset", "model", "checkpoint", "setting", "accuracy", "eps_claimed"),
-            *("unit", "eps_record", "worst_ssim", "worst_attack", "flags"),
+            *("unit", "eps_record", "choice_ssim", "leak", "worst_ssim", "flags"),
         )
         shown = frame[[n for n in names if n in frame]]
         body = shown.to_html(index=False, escape=True, na_rep="-", float_format="{:.3g}".format)
@@ -349,7 +349,7 @@ def _suite(
     if overrides:
         raise UserError("overrides change a suite's file; change the dict itself instead.")
     if isinstance(given, suites.Suite):
-        return given
+        given = given.model_dump()  # read anew: it may be another's copy with unchecked changes
     if not isinstance(given, Mapping):
         raise UserError(f"suite must be a name, a TOML file or a dict, got {type(given).__name__}.")
     from pydantic import ValidationError

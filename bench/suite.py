@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from bench.errors import UserError
-from bench.names import did_you_mean
+from bench.names import GivenName, did_you_mean
 from bench.protocols.settings import (
     LEAST_DRAWS,
     Checkpoint,
@@ -22,6 +30,11 @@ from bench.protocols.settings import (
 )
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+RECORDED = {"recorded": True}
+"""Context of validating the suite of an older run, which may name a thing twice; what it made of it
+is counted once all the same."""
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = 60
 
 
 class DefenseSettings(BaseModel):
@@ -45,7 +58,7 @@ class AttackSettings(BaseModel):
 
     Attributes:
         name: Name of the attack.
-        settings: Its settings; a list of values makes one setting per value (grid).
+        settings: Its settings; here a list is a value.
         threat: Name of the threat under which it runs; the first by default.
         budget: Gradient evaluations per start; the suite's by default.
         checkpoints: The checkpoints that it attacks; all of the suite's by default.
@@ -64,6 +77,8 @@ class AttackSettings(BaseModel):
 
 class Suite(BaseModel):
     """A suite file.
+
+    Nothing in it is named twice: what is repeated would show the same victims again.
 
     Attributes:
         name: Its name, and that of its result folder.
@@ -84,7 +99,7 @@ class Suite(BaseModel):
 
     model_config = _STRICT
 
-    name: str
+    name: GivenName
     version: int = Field(ge=1)
     description: str = ""
     seeds: list[int] = Field(default=[0], min_length=1)
@@ -141,6 +156,33 @@ class Suite(BaseModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _nothing_is_named_twice(self, info: ValidationInfo) -> Suite:
+        if info.context == RECORDED:
+            return self
+        check_once("seeds", self.seeds)
+        check_once("checkpoints", self.checkpoints)
+        for attack in self.attacks:
+            check_once(f"the checkpoints of attack {attack.name}", attack.checkpoints or ())
+        entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
+        for entry in entries:
+            check_once(f"the tasks of {entry.name}", entry.tasks or ())
+        tasks = [
+            task.model_dump(exclude={"protocol"}) | self.protocol_of(task).model_dump()
+            for task in self.tasks
+        ]
+        check_once("tasks", tasks, show=lambda task: f"{task['dataset']} with {task['model']}")
+        for place, task in enumerate(self.tasks):
+            made = [
+                (defense.name, settings)
+                for defense in self.defenses
+                if defense.tasks is None or place in defense.tasks
+                for settings in grid(defense.settings)
+            ]
+            where = f"the defenses of task {place} ({task.dataset} with {task.model})"
+            check_once(where, made, show=lambda setting: _setting(*setting))
+        return self
+
     def protocol_of(self, task: TaskSettings) -> ProtocolSettings:
         """The suite's protocol with the task's values in place of its own."""
         merged = self.protocol.model_dump() | task.protocol
@@ -149,6 +191,28 @@ class Suite(BaseModel):
         elif "local_epochs" in task.protocol:
             merged["local_steps"] = None
         return ProtocolSettings.model_validate(merged)
+
+
+def check_once(where: str, values: Iterable[Any], *, show: Callable[[Any], str] = str) -> None:
+    """Raises UserError for the first of the values that is there again."""
+    known: set[Any] = set()
+    for value in values:
+        one = _hashable(value)
+        if one in known:
+            raise UserError(
+                f"{show(value)} is named twice in {where}, which would count the same victims "
+                "again."
+            )
+        known.add(one)
+
+
+def _hashable(value: Any) -> Any:
+    """Equal for equal values, such as 1 and 1.0."""
+    if isinstance(value, Mapping):
+        return frozenset((k, _hashable(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    return value
 
 
 def shipped() -> list[str]:
@@ -200,7 +264,7 @@ def _first_problem(error: ValidationError) -> str:
         return f"the key '{path}' is missing."
     if not path:
         return message
-    return f"{path}: {message[:1].lower()}{message[1:]}, got {problem['input']!r}."
+    return f"{path}: {message[:1].lower()}{message[1:]}, got {_SHOWN.repr(problem['input'])}."
 
 
 def parse_value(text: str) -> Any:
@@ -264,3 +328,8 @@ def grid(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every combination of the listed values; a value that is no list counts as one."""
     axes = [v if isinstance(v, list) else [v] for v in settings.values()]
     return [dict(zip(settings, values, strict=True)) for values in itertools.product(*axes)]
+
+
+def _setting(name: str, settings: Mapping[str, Any]) -> str:
+    inner = ", ".join(f"{k}={v}" for k, v in settings.items())
+    return f"{name}({inner})" if inner else name

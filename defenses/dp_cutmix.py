@@ -142,7 +142,9 @@ class DPCutMix(GroupMixing):
         # clients with fewer samples have done theirs.
         most = max(self.group, facts.sampled)
         least = min(most, facts.fewest or most)
-        return min(roster % self.group or self.group for roster in range(least, most + 1))
+        first = least % self.group or self.group
+        # From `first` on, rosters leave over more and more, until a full group, then one client.
+        return 1 if most - least > self.group - first else first
 
     def mixed_noises(self) -> float:
         """All of a group's noises meet in every value (Eq. 1), or one does (B.3)."""

@@ -36,13 +36,15 @@ class DPSGD(Defense):
     zero_strength = MappingProxyType({"noise_multiplier": 0.0, "clip_norm": 1e9})
 
     def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
-        if not noise_multiplier >= 0:
+        if not 0 <= noise_multiplier < math.inf:
             raise ValueError(
-                f"noise_multiplier must be >= 0 (noise over clip_norm), got {noise_multiplier}."
+                f"noise_multiplier must be >= 0 and finite (noise over clip_norm), "
+                f"got {noise_multiplier}."
             )
-        if not clip_norm > 0:
+        if not 0 < clip_norm < math.inf:
             raise ValueError(
-                f"clip_norm must be > 0 (L2 norm of one sample's gradient), got {clip_norm}."
+                f"clip_norm must be > 0 and finite (L2 norm of one sample's gradient), "
+                f"got {clip_norm}."
             )
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
 

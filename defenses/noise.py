@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -42,13 +43,14 @@ class _ClippedNoise(Defense):
     )
 
     def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
-        if not noise_multiplier >= 0:
+        if not 0 <= noise_multiplier < math.inf:
             raise ValueError(
-                f"noise_multiplier must be >= 0 (noise over clip_norm), got {noise_multiplier}."
+                f"noise_multiplier must be >= 0 and finite (noise over clip_norm), "
+                f"got {noise_multiplier}."
             )
-        if not clip_norm > 0:
+        if not 0 < clip_norm < math.inf:
             raise ValueError(
-                f"clip_norm must be > 0 (L{self.order} norm of one client's update), "
+                f"clip_norm must be > 0 and finite (L{self.order} norm of one client's update), "
                 f"got {clip_norm}."
             )
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm

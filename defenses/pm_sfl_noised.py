@@ -30,6 +30,7 @@ from bench.api import (
     Unprotected,
 )
 from bench.privacy.gaussian import exact_gaussian_epsilon
+from bench.privacy.ledger import record_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
 from defenses.pm_sfl import PMSFL, Variant
@@ -257,11 +258,8 @@ class NoisedPMSFL(PMSFL):
             count=facts.releases,
         )
         noise = self._theta_noise(facts)
-        mu = math.sqrt(noise.count) * noise.sensitivity / noise.std
-        better = exact_gaussian_epsilon(mu=mu, delta=facts.delta) <= (
-            bits.count * bits.coordinates * bits.epsilon
-        )
-        return noise if better else bits
+        by_noise, by_bits = (record_epsilon((event,), facts.delta) for event in (noise, bits))
+        return noise if by_noise <= by_bits else bits
 
     def _theta_noise(self, facts: Facts) -> Gaussian:
         """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""

@@ -97,11 +97,14 @@ class SelectiveShield(EncryptedZone):
                 raise ValueError(f"{name} must lie in [0, 1], got {value}.")
         if score not in ("eq12", "eq3", "update"):
             raise ValueError(f"score must be eq12, eq3 or update, got '{score}'.")
-        if not noise_multiplier >= 0:
-            raise ValueError(f"noise_multiplier must be >= 0 (sigma), got {noise_multiplier}.")
-        if not clip_norm > 0:
+        if not 0 <= noise_multiplier < math.inf:
             raise ValueError(
-                f"clip_norm must be > 0 (L2 norm of the noised zone's update), got {clip_norm}."
+                f"noise_multiplier must be >= 0 and finite (sigma), got {noise_multiplier}."
+            )
+        if not 0 < clip_norm < math.inf:
+            raise ValueError(
+                f"clip_norm must be > 0 and finite (L2 norm of the noised zone's update), "
+                f"got {clip_norm}."
             )
         if noise_scale not in ("times_K", "plain", "div_K"):
             raise ValueError(f"noise_scale must be times_K, plain or div_K, got '{noise_scale}'.")

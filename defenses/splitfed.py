@@ -24,6 +24,7 @@ from bench.api import (
     Part,
     Unprotected,
 )
+from bench.privacy.gaussian import classic_gaussian_std
 from bench.privacy.ledger import record_epsilon
 from bench.toolkit.vectors import clip_rows_l1, laplace_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
@@ -78,10 +79,14 @@ class SplitFedDP(Defense):
         if update_noise not in ("gaussian", "laplace"):
             raise ValueError(f"update_noise must be gaussian or laplace, got '{update_noise}'.")
         self.epsilon, self.delta = epsilon, delta
-        self.smashed_clip = smashed_clip
+        self.smashed_clip, self.update_clip = smashed_clip, update_clip
         self.update: GaussianUpdate | LaplaceUpdate
+        if math.isinf(100 / epsilon):
+            raise ValueError(
+                f"epsilon must leave the noise finite (budget of one release), got {epsilon}."
+            )
         if update_noise == "gaussian":
-            multiplier = 2 * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+            multiplier = classic_gaussian_std(sensitivity=2, epsilon=epsilon, delta=delta)
             self.update = GaussianUpdate(noise_multiplier=multiplier, clip_norm=update_clip)
         else:
             self.update = LaplaceUpdate(noise_multiplier=2 / epsilon, clip_norm=update_clip)

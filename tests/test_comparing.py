@@ -20,6 +20,7 @@ from bench.protocols.settings import ProtocolSettings, TaskSettings, ThreatSetti
 from bench.records import (
     AttackOutcome,
     Cell,
+    FlagCode,
     NoResult,
     PlannedTraining,
     TrainJob,
@@ -28,6 +29,8 @@ from bench.records import (
 )
 from bench.records import Run as RunOf
 from bench.report import comparison, contenders, leaderboard
+from bench.report.explain import sentence
+from bench.report.pairs import RowComparison
 from bench.seeding import numpy_generator
 from bench.suite import AttackSettings, DefenseSettings, Suite
 from tests.made_records import attacked, trained
@@ -55,7 +58,8 @@ class Folder:
         floors: Sequence[float] | None = None, diverged: str | None = None,
         dataset: str = "digits", **settings: Any,
     ) -> None:  # fmt: skip
-        """attacks: name or name@threat -> SSIM per victim, values by metric, or a status."""
+        """attacks: name or name@threat -> SSIM per victim, with judged losses beside them where
+        they are a pair; values by metric; or a status."""
         job = TrainJob(
             task=TaskSettings(dataset=dataset, model="mlp_spm"), protocol=PROTOCOL, defense=defense,
             settings=settings, threats=self.threats, checkpoints=("final",), delta=1e-5, seed=seed,
@@ -77,11 +81,16 @@ class Folder:
     def record(label: str, given: Any, floors: Sequence[float] | None, seed: int) -> AttackOutcome:
         if isinstance(given, str):
             return NoResult(status=given, reason="so it is")  # type: ignore[arg-type]
+        given, judged = given if isinstance(given, tuple) else (given, None)
         values = given if isinstance(given, dict) else {"ssim": given}
         n = len(next(iter(values.values())))
         floor = list(floors or [seed + i / 10 for i in range(n)])
         return attacked(
-            values=values, victims=n, floors={"ssim": floor}, is_floor=label == "prior_only"
+            values=values,
+            victims=n,
+            floors={"ssim": floor},
+            judged=judged,
+            is_floor=label == "prior_only",
         )
 
     def suite(self) -> Suite:
@@ -96,7 +105,7 @@ class Folder:
         (self.folder / "run.json").write_text(to_json(run))
         return self.folder
 
-    def compared(self, one: str = "a", two: str = "b", **asked: Any) -> comparison.RowComparison:
+    def compared(self, one: str = "a", two: str = "b", **asked: Any) -> RowComparison:
         ladders = comparison.two_rows(contenders.read(self.done()), one, two, **asked)
         return ladders[0].comparisons[0]
 
@@ -233,15 +242,88 @@ def test_rows_have_the_ranks_of_the_leaderboard(tmp_path: Path) -> None:
 
 def test_a_filter_by_defense_hides_the_others_but_their_ranks_count(tmp_path: Path) -> None:
     made = Folder(tmp_path)
-    for defense, values in (("a", [0.1, 0.2]), ("b", [0.5, 0.6]), ("c", [0.3, 0.4])):
+    for defense, leak in (("a", 0.1), ("b", 0.5), ("c", 0.3)):
         for seed in (0, 1):
-            made.row(defense, seed, {"dlg": values})
+            made.row(defense, seed, {"dlg": [leak + 0.01 * seed] * 4})
     (table,) = contenders.read(made.done(), only={"defense": "b"})
     assert [(c.row.defense, c.rank) for c in table.rows] == [("b", 3)]
     (table,) = contenders.read(made.folder, only={"seed": "1"})
     assert [(c.row.defense, sorted(c.trainings)) for c in table.rows] == [
         ("a", [1]), ("c", [1]), ("b", [1]),
     ]  # fmt: skip
+
+
+def shown_ranks(made: Folder) -> list[tuple[str, int | None]]:
+    return [(r.defense, r.rank) for r in leaderboard.rows(made.done())]
+
+
+def test_rows_that_no_test_separates_share_a_rank(tmp_path: Path) -> None:
+    """a and b differ less than victims do, c differs from both; ranks count the rows before."""
+    made = Folder(tmp_path)
+    rng = numpy_generator(0, "tied")
+    for seed in (0, 1, 2):
+        for defense, leak in (("c", 0.8), ("b", 0.31), ("a", 0.3)):
+            made.row(defense, seed, {"dlg": (leak + rng.normal(0, 0.1, size=8)).tolist()})
+    assert sorted(shown_ranks(made)) == [("a", 1), ("b", 1), ("c", 3)]
+
+
+def test_a_row_is_tied_with_the_first_of_its_group_alone(tmp_path: Path) -> None:
+    """b is not separated from a nor c from b, but c is from a, so it begins a group."""
+    made = Folder(tmp_path)
+    noise = numpy_generator(0, "steps").normal(0, 0.1, size=8)
+    for defense, leak in (("a", 0.3), ("b", 0.36), ("c", 0.42), ("d", 0.44)):
+        made.row(defense, 0, {"dlg": (leak + (defense in "bd") * noise).tolist()})
+    pairs = ("a", "b"), ("b", "c"), ("a", "c"), ("c", "d")
+    assert [made.compared(*p).verdict == "not separated" for p in pairs] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    assert shown_ranks(made) == [("a", 1), ("b", 1), ("c", 3), ("d", 3)]
+
+
+def test_trainings_that_waver_do_not_separate_rows(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    for seed, gap in ((0, 0.3), (1, 0.02), (2, -0.05)):
+        made.row("a", seed, {"dlg": [0.3] * 8})
+        made.row("b", seed, {"dlg": [0.3 + gap] * 8})
+    assert shown_ranks(made) == [("a", 1), ("b", 1)]
+
+
+def test_ranks_follow_the_attackers_choice_and_compare_does_too(tmp_path: Path) -> None:
+    """a's best answer by the truth is never chosen; without judged losses it would rank last."""
+    made = Folder(tmp_path)
+    low, high, middle = [0.2] * 8, [0.9] * 8, [0.5 + i / 100 for i in range(8)]
+    made.row("a", 0, {"dlg": (low, [1.0] * 8), "ridge": (high, [2.0] * 8)})
+    made.row("b", 0, {"dlg": (middle, [1.0] * 8), "ridge": (low, [2.0] * 8)})
+    found = leaderboard.rows(made.done())
+    assert [(r.defense, r.rank) for r in found] == [("a", 1), ("b", 2)]
+    first = found[0]
+    assert first.choice is not None
+    assert first.worst is not None
+    assert (first.choice.attack, first.choice.interval.mean) == ("dlg", pytest.approx(0.2))
+    assert (first.worst.attack, first.worst.interval.mean) == ("ridge", pytest.approx(0.9))
+    assert not any(f.code == FlagCode.BY_BOUND for f in first.flags)
+    against = made.compared()
+    assert against.attack == "attacker's choice"
+    assert against.means == pytest.approx((0.2, 0.535))
+    made.row("c", 0, {"dlg": low, "ridge": high})
+    assert made.compared("a", "c").attack == "upper bound"
+    assert made.compared("a", "c").means == pytest.approx((0.9, 0.9))
+    (last,) = [r for r in leaderboard.rows(made.folder) if r.defense == "c"]
+    assert last.rank == 3
+    assert [f.code for f in last.flags] == [FlagCode.BY_BOUND]
+
+
+def test_a_table_whose_undefended_row_leaks_nothing_ranks_nothing(tmp_path: Path) -> None:
+    made = Folder(tmp_path)
+    floors = [0.2] * 8
+    made.row("none", 0, {"dlg": [0.35 + i / 1000 for i in range(8)]}, floors=floors)
+    made.row("spm", 0, {"dlg": [0.21] * 8}, floors=floors)
+    for row in leaderboard.rows(made.done()):
+        assert row.rank is None
+        (flag,) = [f for f in row.flags if f.code == FlagCode.CONTROL_FAILED]
+        assert sentence(flag).startswith("attacks do not work here without a defense (leak 0.19)")
+    made.row("none", 1, {"dlg": [0.9] * 8}, floors=floors)
+    assert all(r.rank for r in leaderboard.rows(made.done()))
 
 
 def test_p_values_are_adjusted_within_a_table_and_too_few_victims_are_told(tmp_path: Path) -> None:
@@ -335,13 +417,13 @@ def test_the_command_prints_within_80_columns_and_as_strict_json(tmp_path: Path)
     assert code == 0, text
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "worst case SSIM · 8 victims in each of 3 seeds" in flat
+    assert "upper bound SSIM · 8 victims in each of 3 seeds" in flat
     assert re.search(r"1 spm epsilon=1\.5 0\.[45]\d\d -0\.\d+ \[.* < 0.001 .* separated", flat)
     code, text = compare(out, "none", "spm", "--power")
     assert code == 0, text
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "second spm(epsilon=1.5): worst case SSIM 0." in flat
+    assert "second spm(epsilon=1.5): upper bound SSIM 0." in flat
     assert ": the first leaks more" in flat
     assert "8 victims in each of 3 seeds (0, 1, 2), threat server" in flat
     assert "verdict separated" in flat

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
-from bench.data import load_dataset
-from bench.data.dataset import Dataset
+from bench.data import builtin, load_dataset
+from bench.data.dataset import Dataset, images_to_tensor
 from bench.data.partition import dirichlet, iid, shards
 
 
@@ -38,6 +41,70 @@ def test_the_seed_decides_the_split(digits: Dataset) -> None:
     again, other = load_dataset("digits", seed=0), load_dataset("digits", seed=1)
     assert torch.equal(digits.train_x, again.train_x)
     assert not torch.equal(digits.train_x, other.train_x)
+
+
+def fit(form: np.ndarray, sequence: np.ndarray) -> int:
+    """How many of a form's labels stand in the sequence's order."""
+    matcher = SequenceMatcher(None, sequence.tolist(), form.tolist(), autojunk=False)
+    return sum(block.size for block in matcher.get_matching_blocks())
+
+
+def test_forms_of_digits_begin_where_the_sequence_of_labels_begins_anew() -> None:
+    labels = load_digits().target
+    sequence = labels[:130]
+    forms = np.split(labels, builtin.FORMS[1:])
+    assert all(120 < len(form) <= 130 for form in forms)
+    assert sum(len(form) - fit(form, sequence) for form in forms) <= 1
+    for one, two in itertools.pairwise(forms):
+        both = np.concatenate([one, two])
+        found = {
+            shift: sum(fit(f, sequence) for f in np.split(both, [len(one) + shift]))
+            for shift in range(-3, 4)
+        }
+        assert found[0] == max(found.values())  # a last digit may fit neither
+
+
+def form_of(count: int) -> np.ndarray:
+    """The form that each of the first digits of the file is of."""
+    return np.searchsorted(builtin.FORMS, np.arange(count), side="right") - 1
+
+
+def test_no_two_forms_of_digits_are_of_one_hand() -> None:
+    """Half a form finds its nearest images of a class in its own other half before any other's."""
+    raw = load_digits()
+    x, form = raw.data / 16, form_of(len(raw.data))
+    second = np.concatenate([np.arange(n) >= n // 2 for n in np.diff([*builtin.FORMS, len(x)])])
+    square = (x**2).sum(axis=1)
+    distance = square[:, None] + square - 2 * x @ x.T
+    distance[raw.target[:, None] != raw.target] = np.inf
+    for half, own in itertools.product((False, True), range(14)):
+        mine = np.flatnonzero((form == own) & (second == half))
+        others = np.flatnonzero(second != half)  # a half of every form
+        nearest = others[distance[np.ix_(mine, others)].argmin(axis=1)]
+        assert np.bincount(form[nearest], minlength=14).argmax() == own
+
+
+def test_digits_of_one_writer_are_all_in_one_part() -> None:
+    raw = load_digits()
+    images = images_to_tensor((raw.images / 16).astype(np.float32), size=16)
+    place = {x.numpy().tobytes(): i for i, x in enumerate(images)}
+    form = form_of(len(images))
+    splits = set()
+    for seed in range(5):
+        data = load_dataset("digits", seed=seed)
+        parts = []
+        for x, y in ((data.test_x, data.test_y), (data.aux_x, data.aux_y),
+                     (data.train_x, data.train_y)):  # fmt: skip
+            found = [place[one.numpy().tobytes()] for one in x]
+            assert raw.target[found].tolist() == y.tolist()
+            counts = y.bincount(minlength=10)
+            assert counts.min() >= 0.85 * counts.max()
+            parts.append(frozenset(form[found].tolist()))
+            assert sorted(found) == np.flatnonzero(np.isin(form, list(parts[-1]))).tolist()
+        assert [len(forms) for forms in parts] == [3, 3, 8]
+        assert len(frozenset.union(*parts)) == 14
+        splits.add(tuple(parts))
+    assert len(splits) == 5
 
 
 def test_tabular_features_are_standardised_by_the_public_part() -> None:

@@ -80,7 +80,10 @@ def test_the_claim_is_opacus_and_the_proof_counts_every_use() -> None:
     entry = account(DPSGD(noise_multiplier=1.5, clip_norm=1.0), FACTS)
     accountant = RDPAccountant()
     accountant.history = [(1.5, 0.2, 50)]
-    assert entry.eps_claimed == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    # Opacus takes the best of a grid of orders, the claim the best order.
+    opacus = accountant.get_epsilon(1e-5)
+    assert entry.eps_claimed is not None
+    assert 0.999 * opacus < entry.eps_claimed <= opacus
     assert uses_of_a_record(FACTS) == 11
     proven = exact_gaussian_epsilon(mu=math.sqrt(11) * 2 / 1.5, delta=1e-5)
     assert entry.eps_record == pytest.approx(proven)

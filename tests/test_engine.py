@@ -321,9 +321,9 @@ def test_what_never_fits_and_what_is_no_shortage_are_raised() -> None:
 )
 def test_the_written_out_derivative_of_every_misfit_is_right(noise: Mechanism) -> None:
     rng = torch.Generator().manual_seed(0)
-    value = torch.randn(200, dtype=DOUBLE, generator=rng)
-    sent = torch.randn(200, dtype=DOUBLE, generator=rng).requires_grad_()
-    terms, slopes = noise.prepared(value, noise.usual_softness).misfit(sent)
+    value = torch.randn(1, 200, dtype=DOUBLE, generator=rng)
+    sent = torch.randn(1, 200, dtype=DOUBLE, generator=rng).requires_grad_()
+    terms, slopes = noise.prepared(value, noise.softness()).misfit(sent)
     (expected,) = torch.autograd.grad(terms.sum(), sent)
     assert torch.allclose(slopes, expected, rtol=1e-8, atol=1e-10)
 
@@ -331,7 +331,7 @@ def test_the_written_out_derivative_of_every_misfit_is_right(noise: Mechanism) -
 def test_the_sign_misfit_is_the_mixture_of_both_signs() -> None:
     mechanism = SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0)
     sent, value = torch.tensor([0.4, -0.4]).double(), torch.tensor([0.9, 0.9]).double()
-    terms, _ = mechanism.misfit(sent, value, mechanism.usual_softness)
+    terms = mechanism.misfit(sent[None], value[None], mechanism.softness())[0][0]
     magnitude = 0.9 / 2
     spread = magnitude * mechanism.relative_std
     for k in range(2):

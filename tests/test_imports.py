@@ -37,6 +37,7 @@ LAYERS = (
     ("contract.defense",),
     ("contract.network",),
     ("contract.messages", "contract.events", "contract.mechanisms"),
+    ("privacy.composition",),
     ("privacy.gaussian", "privacy.entry"),
     ("errors",),
 )

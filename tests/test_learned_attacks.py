@@ -20,8 +20,9 @@ from bench.contract.defense import Client, Defense, Local, fresh
 from bench.contract.messages import SERVER, Message, Part
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
+from bench.metrics.floors import floors
 from bench.metrics.images import ssim
-from bench.metrics.score import floors, score
+from bench.metrics.score import score
 from bench.protocols.observe import Truth
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator

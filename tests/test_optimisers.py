@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.engine.adam import descend
+from attacks.engine.adam import Decay, descend
 from attacks.engine.curvature import CurvatureMemory
 from attacks.engine.lbfgs import Evaluate, Minimum, Phase, minimise
 
@@ -232,18 +232,23 @@ def test_signed_adam_ends_on_the_box_where_the_minimum_lies_beyond() -> None:
     assert found.x.tolist() == [[1.0, 0.0]]
 
 
-def test_signed_adam_without_signs_is_torchs_adam() -> None:
+@pytest.mark.parametrize("decay", ["steps", "cosine"])
+def test_signed_adam_without_signs_is_torchs_adam(decay: Decay) -> None:
     start = starts(2, 4, 7)
     x = start.clone().requires_grad_()
     optimiser = torch.optim.Adam([x], lr=0.05)
-    decay = torch.optim.lr_scheduler.MultiStepLR(optimiser, [3, 5, 7], gamma=0.1)
+    schedule: torch.optim.lr_scheduler.LRScheduler = (
+        torch.optim.lr_scheduler.MultiStepLR(optimiser, [3, 5, 7], gamma=0.1)
+        if decay == "steps"
+        else torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 8)
+    )
     trail: list[Tensor] = []
     for _ in range(8):
         trail.append(x.detach().clone())
         _, gradient = rosenbrock(x, torch.empty(0))
         x.grad = gradient
         optimiser.step()
-        decay.step()
+        schedule.step()
     mine: list[Tensor] = []
 
     def watched(z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,6 +257,6 @@ def test_signed_adam_without_signs_is_torchs_adam() -> None:
 
     descend(
         Phase(evaluate=watched, stop=torch.zeros(2).double(), dtype=DOUBLE), start, steps=8,
-        lr=0.05, signed=False, low=-torch.inf, high=torch.inf,
+        lr=0.05, signed=False, low=-torch.inf, high=torch.inf, decay=decay,
     )  # fmt: skip
     assert torch.allclose(torch.stack(mine), torch.stack(trail), rtol=1e-9)

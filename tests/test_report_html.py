@@ -111,7 +111,7 @@ def test_the_header_says_how_the_results_were_made_and_how_to_cite_them(tmp_path
     text = page(*rows)
     assert "<code>leakbench run toy</code>" in text
     assert "python 3.12, leakbench 9.9" in text
-    assert "intervals cover victims and test samples, not other trainings" in text
+    assert "95 % intervals are over victims and test samples, not over other trainings" in text
     assert hashlib.sha256(path.read_bytes()).hexdigest() in text
 
 
@@ -120,10 +120,10 @@ def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> N
     tags = Tags(text)
     assert len(tags.all("caption")) == 1
     heads = [t for t in tags.all("th") if t.get("scope") == "col"]
-    assert len(heads) == len([b for b in tags.all("button") if b.get("class") == "sort"]) == 10
-    assert [h.get("aria-sort") for h in heads] == ["ascending"] + [None] * 9
+    assert len(heads) == len([b for b in tags.all("button") if b.get("class") == "sort"]) == 11
+    assert [h.get("aria-sort") for h in heads] == ["ascending"] + [None] * 10
     asked = {b["data-note"] for b in tags.all("button") if b.get("class") == "what"}
-    assert {"floor", "worst", "proven", "flags", "ssim"} <= asked <= set(explain.COLUMNS)
+    assert {"floor", "leak", "bound", "proven", "flags", "ssim"} <= asked <= set(explain.COLUMNS)
     assert len([t for t in tags.all("th") if t.get("scope") == "row"]) == 2
     assert {"id": "note", "class": "note", "popover": None} in tags.all("div")
     assert any(p.get("aria-live") == "polite" for p in tags.all("p"))
@@ -135,10 +135,10 @@ def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_miss
          row("b", rank=None, accuracy=None, flags=(flag(FlagCode.AT_CHANCE),))]
     )  # fmt: skip
     values = [[c.value for c in line.cells] for line in board.lines]
-    assert values[0] == ["0.9", "38809.2", "2.5", "", "0.5", "0.20", "0.5"]
-    assert values[1] == ["", "", "inf", "", "0.5", "0.20", "0.5"]
+    assert values[0] == ["0.9", "0.375", "0.5", "0.20", "38809.2", "2.5", "", "0.5"]
+    assert values[1] == ["", "0.375", "0.5", "0.20", "", "inf", "", "0.5"]
     assert [line.rank.value for line in board.lines] == ["1", ""]
-    assert board.lines[0].cells[1].text == "3.88e4"
+    assert board.lines[0].cells[4].text == "3.88e4"
     assert 'class="unranked"' in page(*board.rows)
 
 
@@ -156,7 +156,7 @@ def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their
     rows = [row("spm", eps_claimed=1.5, unit="coordinate", audit=audit, attacks=attacks),
             row("b", rank=2, attacks={"ridge": attack(0.3), "dlg": attack()})]  # fmt: skip
     (board,) = boards.boards(rows)
-    claim, _, audited, dlg, idlg, ridge, decoder = board.lines[0].cells[1:8]
+    claim, _, audited, dlg, idlg, ridge, decoder = board.lines[0].cells[4:11]
     assert (claim.mark, claim.small) == ("!", "/coordinate")
     assert (audited.text, audited.mark) == ("4.5+", "!")
     assert dlg.mark == "2 failed"
@@ -231,7 +231,7 @@ def test_no_attack_s_name_is_read_as_a_flag() -> None:
     named = flag(FlagCode.ATTACK_TIMEOUT, "diverged_x")
     assert not named.costs_rank
     assert explain.letters([named, flag(FlagCode.ATTACK_FAILED, "accuracy at chance")]) == "XT"
-    assert [r.rank for r in verdicts.ranked([row(flags=(named,))])] == [1]
+    assert [r.rank for r in verdicts.ranked([row(flags=(named,))], lambda *rows: True)] == [1]
 
 
 def test_an_opened_row_holds_ledger_audit_costs_and_every_metric_without_repeating_itself() -> None:

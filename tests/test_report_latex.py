@@ -53,15 +53,16 @@ def test_figures_are_those_of_the_leaderboard() -> None:
     ]  # fmt: skip
     heads, spm, none = body(to_latex(rows))
     assert [h.strip() for h in heads[:6]] == [
-        r"\#", "defense", "accuracy", r"$\varepsilon$ claimed", r"$\varepsilon$ proven",
-        r"$\varepsilon$ audited",
+        r"\#", "defense", "accuracy", "leak", "upper bound", "floor",
     ]  # fmt: skip
-    assert [c.strip() for c in spm[:4]] == [
-        "1", "spm(epsilon=1.5)", "0.900", r"1.5 {\footnotesize /coordinate}",
+    assert [c.strip() for c in spm[:4]] == ["1", "spm(epsilon=1.5)", "0.900", "0.12"]
+    assert spm[6].strip() == r"1.5 {\footnotesize /coordinate}"
+    assert [h.strip() for h in heads[6:9]] == [
+        r"$\varepsilon$ claimed", r"$\varepsilon$ proven", r"$\varepsilon$ audited",
     ]  # fmt: skip
     assert spm[-1].strip() == "C"
     assert none[0].strip() == "--"
-    assert none[4].strip() == r"$\infty$"
+    assert none[7].strip() == r"$\infty$"
     assert r"0.900 {\footnotesize 2 failed}" in "&".join(none)
     assert "C: accuracy at chance" in to_latex(rows)
     assert "[0.85, 0.95]" not in to_latex(rows)

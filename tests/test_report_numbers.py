@@ -2,43 +2,100 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bench.metrics.named import leak
 from bench.report import boards, charts, entries, figures
+from tests.made_records import attacked
 from tests.made_rows import attack, interval, row, worst
 
 
-def worst_case(found: Any, metric: str) -> Any:
-    waiting = entries.Intervals()
-    cases = entries.worst_cases(found, metric, waiting)
-    waiting.fill()
-    return entries.worst_of(cases)
+def answered(values: list[float], metric: str = "ssim", **more: Any) -> Any:
+    return attacked(values={metric: values}, **more)
 
 
 def test_the_worst_case_compares_attacks_on_the_same_victims_of_the_same_seed() -> None:
     """One attack failed in the first seed: what it did in the second is not set against the
     other's first seed, and no seed is dropped."""
-    found: dict[str, Any] = {
-        "server": {
-            "half": {1: np.array([0.1, 0.9])},
-            "whole": {0: np.array([0.2, 0.4]), 1: np.array([0.6, 0.7])},
-        }
+    found = {
+        0: {"whole": answered([0.2, 0.4])},
+        1: {"half": answered([0.1, 0.9]), "whole": answered([0.6, 0.7])},
     }
-    case = worst_case(found, "ssim")
+    case = entries.worst_case({"server": found}, "ssim", by_truth=True)
     assert case is not None
     assert case.interval.mean == pytest.approx(np.mean([0.2, 0.4, 0.6, 0.9]))
     assert case.attack == "whole"  # worst for three of four victims
 
 
 def test_a_worst_case_of_errors_takes_the_least_of_each_victim() -> None:
-    found = {"server": {"a": {0: np.array([0.5, 0.1])}, "b": {0: np.array([0.2, 0.3])}}}
-    case = worst_case(found, "mse")
+    found = {0: {"a": answered([0.5, 0.1], "mse"), "b": answered([0.2, 0.3], "mse")}}
+    case = entries.worst_case({"server": found}, "mse", by_truth=True)
     assert case is not None
     assert case.interval.mean == pytest.approx(np.mean([0.2, 0.1]))
+
+
+def test_the_attacker_chooses_by_judged_loss_and_never_by_the_truth() -> None:
+    found = {
+        0: {
+            "a": answered([0.9, 0.1, 0.5], judged=[3.0, 1.0, math.nan]),
+            "b": answered([0.2, 0.8, 0.3], judged=[2.0, 2.0, 9.0]),
+            "unjudged": answered([1.0, 1.0, 1.0]),
+            "floor": answered([0.3, 0.3, 0.3], judged=[5.0, 0.5, 10.0], is_floor=True),
+        }
+    }
+    choice = entries.worst_case({"server": found}, "ssim", by_truth=False)
+    bound = entries.worst_case({"server": found}, "ssim", by_truth=True)
+    assert choice is not None
+    assert bound is not None
+    assert choice.interval.mean == pytest.approx(np.mean([0.2, 0.3, 0.3]))
+    assert choice.attack == "b"  # chosen for two of three victims
+    assert bound.interval.mean == 1.0
+    assert bound.attack == "unjudged"
+
+
+def test_without_judged_losses_there_is_no_choice_and_a_floor_is_no_bound() -> None:
+    found = {0: {"a": answered([0.1, 0.2]), "floor": answered([0.9, 0.9], is_floor=True)}}
+    assert entries.worst_case({"server": found}, "ssim", by_truth=False) is None
+    bound = entries.worst_case({"server": found}, "ssim", by_truth=True)
+    assert bound is not None
+    assert bound.interval.mean == pytest.approx(0.15)
+
+
+def test_the_choice_is_at_most_the_upper_bound() -> None:
+    rng = np.random.default_rng(0)
+    found = {
+        seed: {
+            name: answered(
+                rng.random(8).tolist(), judged=rng.random(8).tolist(), is_floor=name == "c"
+            )
+            for name in "abc"
+        }
+        for seed in range(3)
+    }
+    choice, bound = (
+        entries.worst_case({"server": found}, "ssim", by_truth=truth) for truth in (False, True)
+    )
+    assert choice is not None
+    assert bound is not None
+    assert choice.interval.mean <= bound.interval.mean
+
+
+def test_the_leak_is_the_way_from_the_floor_to_a_perfect_copy() -> None:
+    assert leak(0.6, 0.2, "ssim") == pytest.approx(0.5)
+    assert leak(0.1, 0.2, "ssim") == 0.0
+    assert leak(1.0, 1.0, "lnacc") == 0.0
+    assert leak(0.5, 2.0, "mse") == pytest.approx(0.75)
+    assert leak(3.0, 2.0, "mse") == 0.0
+    assert leak(0.0, 2.0, "mse") == 1.0
+    found = row(ssim=0.6, choice=worst(interval(0.4)))
+    assert found.leak == pytest.approx(0.25)  # of the choice, floor 0.2
+    assert row(ssim=0.6).leak == pytest.approx(0.5)  # of the upper bound
+    assert row(worst=None).leak is None
 
 
 def record(name: str, rank: int, error: float, accuracy: float, floor: float = 1.0) -> Any:

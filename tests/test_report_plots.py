@@ -73,15 +73,15 @@ def test_the_front_holds_the_ranked_settings_that_none_beats_in_both() -> None:
     assert len(re.findall(r'tabindex="-1"', drawing)) == 5
     assert "<title " in drawing
     assert "<desc " in drawing
-    assert "class mean" in drawing
+    assert "told the labels" in drawing
 
 
 def test_points_tell_setting_figures_and_epsilons() -> None:
     drawing = str(chart("leak", row("spm", settings={"epsilon": 1.5}, eps_claimed=1.5,
                                     unit="coordinate")).drawing)  # fmt: skip
     assert (
-        'aria-label="spm(epsilon=1.5); rank 1; accuracy 0.900 [0.85, 0.95]; worst SSIM 0.500 '
-        '[0.45, 0.55] by dlg; ε claimed 1.5 per coordinate; ε proven inf"'
+        'aria-label="spm(epsilon=1.5); rank 1; accuracy 0.900 [0.85, 0.95]; upper bound SSIM '
+        '0.500 [0.45, 0.55] by dlg; leak 0.37; ε claimed 1.5 per coordinate; ε proven inf"'
     ) in drawing
 
 
@@ -110,7 +110,8 @@ def test_errors_of_records_are_safer_the_larger_they_are() -> None:
     assert labelled(str(view.drawing)) == ["3 open", "1 safe"]
     assert "safer →" in str(view.drawing)
     (board,) = boards.boards(rows)
-    assert board.lines[2].cells[4].text == "1e-8"
+    assert board.lines[2].cells[7].text == "1e-8"
+    assert [line.cells[1].text for line in board.lines] == ["0.50", "0.90", "1.00"]
 
 
 def of_records(defense: str = "none", **more: Any) -> Row:
@@ -127,11 +128,12 @@ def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained(
     rows = [of_records()]
     text = markdown(rows, run_of())
     exact = "6.68e-17 [3.2e-20, 1.3e-16]"
-    assert f"| {exact} | 0.523 [0.39, 1e2] | MSE 0.09/4e-3 | MSE {exact} analytic |" in text
+    assert f"| 1.00 | MSE {exact} analytic | MSE 0.09/4e-3 |" in text
+    assert f"| {exact} | 0.523 [0.39, 1e2] |" in text
     ((line,),) = [b.lines for b in boards.boards(rows)]
     shown = [(c.text, c.small) for c in line.cells if "[" in c.small][1:]
-    assert shown == [("6.68e-17", "[3.2e-20, 1.3e-16]"), ("0.523", "[0.39, 1e2]"),
-                     ("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic")]  # fmt: skip
+    assert shown == [("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic"),
+                     ("6.68e-17", "[3.2e-20, 1.3e-16]"), ("0.523", "[0.39, 1e2]")]  # fmt: skip
     for legend in (text, terminal.legend(rows)):
         assert "MSE (of records" in legend
         assert "higher is safer, 0 is a perfect copy" in legend
@@ -150,13 +152,14 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
         flags=(flag(FlagCode.DIVERGED, reason="weights not finite"), flag(FlagCode.AT_CHANCE)),
         attacks={"idlg": copy, "ridge": copy, "ilrg": counts},
     )  # fmt: skip
-    (table,) = terminal.shown([made])
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(table)
+    console.print(*terminal.shown([made]), sep="\n")
     text = console.export_text()
     assert "floor 0.09/4e-3" in text
     (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
-    assert first[-6:] == ["7e-17", "0.52", "7e-17", "7e-17", "0.50", "DC"]
+    assert first[-1] == "DC"
+    assert {"7e-17", "0.52", "0.50", "1.00"} <= {*text.split()}  # error, accuracy, LnAcc, leak
+    assert not {"0", "0.00"} & {*text.split()}
     texts = [columns.two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
     assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
 
@@ -167,9 +170,9 @@ def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
     run = run_of(trainings=(planned[2], planned[2]))
     assert "Device: cpu, seeds [2]" in markdown([row()], run)
     shown = page(row(), run=run)
-    assert "<dt>Seeds</dt><dd>2 (intervals cover victims" in shown
+    assert "<dt>Seeds</dt><dd>2 (95 % intervals are over victims" in shown
     run = run_of(trainings=(planned[2], planned[0]))
-    assert "<dt>Seeds</dt><dd>0, 2</dd>" in page(row(), run=run)
+    assert "<dt>Seeds</dt><dd>0, 2 (95 % intervals are over seeds" in page(row(), run=run)
     entry = site.Published(name="a", run=run, rows=[], files={})
     assert "seeds 0, 2" in site.index([entry])
 
@@ -247,7 +250,7 @@ def test_floors_that_lie_close_together_have_their_names_apart() -> None:
     floors = attack(0.9, floor={"ssim": 0.22, "ssim_class_mean": 0.24})
     drawing = str(chart("leak", row(ssim=0.9, attacks={"dlg": floors})).drawing)
     names = re.findall(r'<text class="flt" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', drawing)
-    assert [n for *_, n in names] == ["mean image", "class mean"]
+    assert [n for *_, n in names] == ["reads nothing", "told the labels"]
     (x, y, _), (other_x, other_y, _) = names
     assert abs(float(x) - float(other_x)) > 12 or abs(float(y) - float(other_y)) >= 12
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 import bench
 from bench.cli import app
 from bench.harness.store import Store
+from bench.metrics.named import FLOOR_SUFFIX
 from bench.records import AttackRecord
-from bench.report.entries import FLOOR_SUFFIX
 from bench.results import Results
 from tests.conftest import TINY
 
@@ -206,10 +206,11 @@ def test_names_in_a_leaderboard_are_escaped_in_notebooks(
     folder.mkdir()
     run = (results.folder / "run.json").read_text()
     board = (results.folder / "leaderboard.json").read_text()
-    (folder / "run.json").write_text(run.replace('"tiny"', '"<script>"'))
+    (folder / "run.json").write_text(run.replace('"tiny"', '"this & that"'))
     (folder / "leaderboard.json").write_text(board.replace('"spm"', '"<script>"'))
     shown = bench.load(folder)._repr_html_()
     assert "&lt;script&gt;" in shown
+    assert "this &amp; that" in shown
     assert "<script>" not in shown
 
 

@@ -467,6 +467,35 @@ def test_a_manifest_that_leaves_the_folder_is_refused(submitted: Path, name: str
         sources(submitted)
 
 
+@pytest.mark.parametrize("name", ["/../../../x", "..", "/etc/x", "a/b", "a\\b", "x\0", "x" * 300])
+def test_a_submission_whose_names_lead_elsewhere_is_not_run_again(
+    submitted: Path, tmp_path: Path, name: str
+) -> None:
+    def rename(run: dict[str, Any]) -> None:
+        run["suite"]["threats"][0]["name"] = name
+        for training in run["trainings"]:
+            training["threats"][0]["name"] = name
+            for cell in training["cells"]:
+                cell["threat"] = name
+
+    before = sorted(tmp_path.rglob("*"))
+    for document, change in (
+        ("run.json", rename),
+        ("run.json", lambda run: run["suite"].update(name=name)),
+        ("submission.json", lambda made: made.update(name=name)),
+    ):
+        text = (submitted / document).read_text()
+        rewritten(submitted / document, change)
+        (submitted / "manifest.json").write_text(write_manifest(submitted))
+        code, said = leakbench("verify", submitted)
+        assert code in (1, 2)
+        assert "files are named after it" in said or "should match pattern" in said
+        assert "This now runs" not in said
+        (submitted / document).write_text(text)
+    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_leaderboard_that_does_not_follow_from_its_records_is_refused(submitted: Path) -> None:
     path = submitted / "leaderboard.json"
     path.write_text(path.read_text().replace('"my_defense"', '"best_defense"'))

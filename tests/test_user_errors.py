@@ -102,8 +102,8 @@ BAD = {
     "a missing fact": (["ledger", "none", "--facts", "rounds=10"], "needs parameters=N"),
     "a fact out of range": (["ledger", "none", "--facts", "parameters=0"], "must be >= 1"),
     "a setting beyond floating point": (
-        ["ledger", "gaussian", "--set", "noise_multiplier=1e300", "--set", "clip_norm=1.0"],
-        "cannot be computed",
+        ["ledger", "dp_sl", "--set", "clip=1e200", "--set", "smashed_std=1", "--set",
+         "label_std=1"], "cannot be computed in floating point with clip=1e+200",
     ),
     "too few draws": (["audit", "none", "--draws", "1"], "draws must be >= 100"),
     "a folder without a run": (["report", "HERE/empty"], "run.json"),

@@ -1,6 +1,9 @@
-"""Signed Adam with step decay on many independent problems at once."""
+"""Signed Adam with a falling step on many independent problems at once."""
 
 from __future__ import annotations
+
+import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from attacks.engine.lbfgs import Minimum, Phase, look_interval
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 _MILESTONES, _DECAY = (3 / 8, 5 / 8, 7 / 8), 0.1
+Decay = Literal["steps", "cosine"]
 
 
 def descend(
@@ -20,6 +24,7 @@ def descend(
     signed: bool,
     low: float,
     high: float,
+    decay: Decay = "steps",
     look_every: int | None = None,
 ) -> Minimum:
     """Minimise P functions from start [P, N] by `steps` steps within [low, high].
@@ -28,9 +33,18 @@ def descend(
     finite rests at its last point, one that reaches `phase.stop` there.
     Source: Geiping et al., arXiv:2003.14053, Sec. 5 (signed gradients, step decay, box).
 
-    lr: First step length, a tenth of it after 3/8, 5/8 and 7/8 of the steps. signed: Only the
-    sign of each derivative enters Adam. look_every: Steps after which problems at rest leave the
-    batch (None: as the device has it).
+    Args:
+        phase: The functions, and the loss at which each is solved.
+        start: Points [P, N].
+        steps: Evaluations of each problem.
+        lr: First step length.
+        signed: Whether only the sign of each derivative enters Adam.
+        low: Least coordinate.
+        high: Largest coordinate.
+        decay: `steps`: a tenth of the step length after 3/8, 5/8 and 7/8 of the steps, as in the
+            paper; `cosine`: half a cosine's way down to 0.
+        look_every: Steps after which problems at rest leave the batch (None: as the device has
+            it).
     """
     x = start.to(phase.dtype).clone()
     if look_every is None:
@@ -54,7 +68,7 @@ def descend(
             gradient = gradient.sign()
         first = torch.lerp(gradient, first, _BETAS[0])
         second = torch.lerp(gradient.square(), second, _BETAS[1])
-        length = lr * _DECAY ** sum(step >= m * steps for m in _MILESTONES)
+        length = lr * _share(decay, step / steps)
         unbiased = 1 - _BETAS[0] ** (step + 1), 1 - _BETAS[1] ** (step + 1)
         move = (first / unbiased[0]) / ((second / unbiased[1]).sqrt() + _EPSILON)
         x = (x - length * move).clamp(low, high)
@@ -73,3 +87,10 @@ def descend(
         diverged=~torch.isfinite(final_loss),
         redrawn=0,
     )
+
+
+def _share(decay: Decay, done: float) -> float:
+    """What is left of the first step length when a share `done` of the steps is."""
+    if decay == "cosine":
+        return (1 + math.cos(math.pi * done)) / 2
+    return _DECAY ** sum(done >= m for m in _MILESTONES)

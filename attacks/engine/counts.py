@@ -44,6 +44,21 @@ class HeadGradient:
         """The same for some of the victims."""
         return replace(self, **{n: v[chosen] for n, v in vars(self).items() if v is not None})
 
+    @staticmethod
+    def joined(parts: list[HeadGradient]) -> HeadGradient:
+        """Of several victims' one after another; where one shows all, all are given a presence."""
+        weight, bias = (torch.cat([getattr(p, n) for p in parts]) for n in ("weight", "bias"))
+        seen = {}
+        for name, value in (("weight_seen", weight), ("bias_seen", bias)):
+            shown = [getattr(p, name) for p in parts]
+            if any(s is not None for s in shown):
+                filled = [
+                    torch.ones_like(v, dtype=torch.bool) if s is None else s
+                    for s, v in zip(shown, value.split([len(p.bias) for p in parts]), strict=True)
+                ]
+                seen[name] = torch.cat(filled)
+        return HeadGradient(weight=weight, bias=bias, **seen)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublicClasses:
@@ -66,6 +81,7 @@ class Restored:
 
     Attributes:
         counts: int64 [V, C].
+        plain: What the equations alone solve to, without refinement and rounding, [V, C].
         doubt: Largest distance [V] of a class's solved count from its whole count, near 0 where
             the model of the gradient holds; it is judged without the truth.
         rows: Head rows that gave an equation, int64 [V].
@@ -73,9 +89,24 @@ class Restored:
     """
 
     counts: Tensor
+    plain: Tensor
     doubt: Tensor
     rows: Tensor
     silent: Tensor
+
+    @staticmethod
+    def joined(parts: list[Restored]) -> Restored:
+        """One after another."""
+        return Restored(**{n: torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0])})
+
+    def victims(self, chosen: Tensor) -> Restored:
+        """The same for some of the batches."""
+        return Restored(**{n: v[chosen] for n, v in vars(self).items()})
+
+    @property
+    def unsettled(self) -> Tensor:
+        """bool [V]: solved counts that are not so near whole ones as to be taken as they are."""
+        return ~self.silent & (self.doubt > _near(_SETTLED, self.counts.shape[1]))
 
     @property
     def doubtful(self) -> Tensor:
@@ -114,7 +145,7 @@ def restore(
         _restored(head.victims(slice(start, start + at_once)), known, steps=refine)
         for start in range(0, victims, at_once)
     ]
-    return Restored(**{n: torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0])})
+    return Restored.joined(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +181,7 @@ class _Whole(NamedTuple):
 def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
     """`restore` for as many victims as fit into a cache."""
     silent = _silent(head)
-    filled, rows = _completed(head, known.public.features)
+    filled, rows = completed(head, known.public.features)
     logits, product = _quotient_logits(filled, known)
     if not math.isfinite(float(logits.sum())):
         for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
@@ -166,11 +197,29 @@ def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
         found = _refined(found, filled, product, rows, unsettled, known, steps=steps)
     if rows is None:
         rows = torch.ones_like(filled.bias, dtype=torch.bool)
-    return Restored(counts=found.counts, doubt=found.distance, rows=rows.sum(dim=1), silent=silent)
+    return Restored(
+        counts=found.counts,
+        plain=solved,
+        doubt=found.distance,
+        rows=rows.sum(dim=1),
+        silent=silent,
+    )
+
+
+def public_solution(head: HeadGradient, *, public: PublicClasses, total: int) -> Tensor:
+    """Real-valued counts [V, C] by the mean softmax of each class's public samples."""
+    filled, rows = completed(head, public.features)
+    probability = public.probability[None]
+    return _solve(probability, filled.bias, rows, total=total, share=public.share)
+
+
+def whole(solved: Tensor, *, total: int) -> Tensor:
+    """Solved counts [V, C] as whole ones >= 0 of that total, int64."""
+    return round_to_total(solved.clamp_min(0.0), total=total)
 
 
 def _whole(solved: Tensor, *, total: int) -> _Whole:
-    counts = round_to_total(solved.clamp_min(0.0), total=total)
+    counts = whole(solved, total=total)
     return _Whole(counts, (counts - solved).abs_().amax(dim=1))
 
 
@@ -194,7 +243,7 @@ def _silent(head: HeadGradient) -> Tensor:
     return silent
 
 
-def _completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:
+def completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:
     """The head's gradient with estimates of what was not seen, and bool [V, C], whether
     anything of a row was seen (None: of every row)."""
     if head.weight_seen is None and head.bias_seen is None:

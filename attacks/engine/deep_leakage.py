@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from attacks.engine.matching import Matcher
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
 from attacks.engine.terms import Prior
+from attacks.engine.together import match_together
 from bench.api import Attack, Context, Reconstruction, Seen
 
 Preset = Literal["strong", "paper"]
@@ -29,6 +30,12 @@ _PRESETS: dict[str, dict[str, Any]] = {
 _TRAPPED = 1e-4
 """Share of |observation|^2 above which a start is taken to have met a local minimum; below, it
 was only cut short by its budget, and others would be too."""
+_TRIED = 10
+"""Labels of one sample that are tried under noise, the likeliest ones."""
+_LOOKED = 16
+"""A first look at a start takes the budget divided by this."""
+_HEATS = 1.0, 0.75, 0.5, 0.25, 0.0
+"""Of the levels of a likelihood that is annealed."""
 _ROUGH = 1e-11
 """Share of |observation|^2 down to which float32 resolves a squared distance."""
 
@@ -106,6 +113,7 @@ class DeepLeakage(Attack):
             evaluations=ctx.budget,
             history=self.history,
             least_gain=1e-5 if noisy else 1e-7,
+            heats=_HEATS if first.noise is not None and first.noise.anneals else (0.0,),
         )
         granted = known_labels(seen, ctx.device)
         known = self.labels(first, ctx) if granted is None else Labels(fixed=granted)
@@ -114,11 +122,19 @@ class DeepLeakage(Attack):
         solution = solve(
             matcher(first.dtype),
             ctx,
-            waves=self._waves(square, noisy=noisy),
+            waves=self._waves(square, known, optimiser, noisy=noisy),
             known=known,
             stop=stop,
             optimiser=optimiser,
         )
+        if first.sums and self.preset != "paper":
+            match_together(
+                matcher(torch.float64),
+                solution,
+                searched=known.fixed is None and first.clients.samples == 1,
+                evaluations=(1 + self.restarts) * ctx.budget,
+                history=self.history,
+            )
         notes = [*known.notes]
         if not noisy:
             notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")
@@ -146,10 +162,17 @@ class DeepLeakage(Attack):
             return (torch.float32,) if noisy else (torch.float32, torch.float64)
         return (torch.float64,) if self.precision == "float64" else (torch.float32,)
 
-    def _waves(self, square: Tensor, *, noisy: bool) -> list[Wave]:
+    def _waves(
+        self, square: Tensor, known: Labels, optimiser: QuasiNewton, *, noisy: bool
+    ) -> list[Wave]:
         everyone = Wave(
             count=1 + self.restarts, start=self.start, noisy_logits=self.preset == "paper"
         )
+        if noisy and self.preset != "paper" and known.ranking is not None:
+            # Noise hides which label is right; a few steps of images tell it.
+            tried = max(everyone.count, min(_TRIED, known.ranking.shape[1]))
+            kept = max(1, self.restarts)
+            return [replace(everyone, count=tried, look=optimiser.look(), kept=kept)]
         if noisy or self.preset == "paper":
             return [everyone]
         first = [Wave(count=1, start=self.start)]
@@ -167,6 +190,7 @@ class QuasiNewton:
         evaluations: Per problem.
         history: Curvature pairs.
         least_gain: See `minimise`.
+        heats: Of the terms, from the softest to 0, an equal share of the evaluations each.
     """
 
     matcher: Callable[[torch.dtype], Matcher]
@@ -174,6 +198,12 @@ class QuasiNewton:
     evaluations: int
     history: int
     least_gain: float
+    heats: Sequence[float] = (0.0,)
+
+    def look(self) -> QuasiNewton:
+        """The first steps alone."""
+        few = max(1, self.evaluations // _LOOKED)
+        return replace(self, dtypes=self.dtypes[:1], heats=self.heats[:1], evaluations=few)
 
     def __call__(self, problems: Problems) -> Minimum:
         phases = []
@@ -182,8 +212,16 @@ class QuasiNewton:
             if len(self.dtypes) > 1 and dtype == torch.float32:
                 square = matcher.evidence.square[problems.victims]
                 stop = stop.maximum(_ROUGH * square.to(stop))
-            evaluate = matcher.evaluator(problems.victims, problems.held)
-            phases.append(Phase(evaluate=evaluate, stop=stop, dtype=dtype))
+            for turn, heat in enumerate(self.heats, start=1):
+                evaluate = matcher.evaluator(problems.victims, problems.held, heat=heat)
+                phases.append(
+                    Phase(
+                        evaluate=evaluate,
+                        stop=stop,
+                        dtype=dtype,
+                        share=turn / len(self.heats),
+                    )
+                )
         return minimise(
             phases,
             problems.start,

@@ -73,6 +73,12 @@ class Encoding:
             return x
         return torch.arccos(1 - 2 * x.clamp(0.001, 0.999)) / math.pi
 
+    def vectors_of(self, x: Tensor, held: Tensor | None) -> Tensor:
+        """Images [P, K, *shape] as vectors [P, K * D]; inverse of `images`."""
+        if not self.framed:
+            return self.vectors(x.flatten(1))
+        return self.frame.relative(x, held).flatten(1)
+
     def labels_in(self, z: Tensor) -> Tensor:
         """[..., N] -> soft labels [..., K, C] from the logits behind the images."""
         logits = z[..., self.pixels :].reshape(*z.shape[:-1], self.samples, self.classes)

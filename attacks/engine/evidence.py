@@ -20,6 +20,7 @@ from attacks.engine.observation import (
     noise_of,
     observe,
     opened,
+    opened_mean,
     split_view,
 )
 from attacks.engine.terms import (
@@ -29,6 +30,7 @@ from attacks.engine.terms import (
     UploadCosine,
     UploadLikelihood,
     Uploads,
+    UploadSum,
 )
 from bench.api import Context, GaussianNoise, Kind, Mechanism, Seen, SmashedNoise
 
@@ -71,6 +73,7 @@ class Evidence:
         spread: Variance of activations over the defense's random weights, or None.
         uploads: What the victims uploaded, or None where it adds nothing.
         terms: Of the objective.
+        sums: Terms about all victims together.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Evidence:
             self.view, observation = self._weighed(self.view, observation)
         self.uploads: Uploads | None = None
         self.terms: list[Term] = []
+        self.sums: list[UploadSum] = []
         if observation is not None:
             self.uploads = Uploads(
                 self.clients,
@@ -114,6 +118,11 @@ class Evidence:
             else:
                 relative = layers == "relative"
                 self.terms.append(UploadLikelihood(self.uploads, relative=relative))
+            shared = opened_mean(seen, dtype=dtype)
+            if shared is not None and distance == "likelihood":
+                covers, mean = shared
+                moved = {n: c.to(ctx.device) for n, c in covers.items()}
+                self.sums.append(UploadSum(self.uploads, covers=moved, mean=mean.to(ctx.device)))
         if self.view is not None:
             self.terms.append(self._smashed_term(self.view, draws=draws))
 
@@ -220,24 +229,7 @@ class Evidence:
         """Bool [V]: nothing but zeros was seen of the victim, so nothing can be matched."""
         upload = 0.0 if self.uploads is None else self.uploads.observation.square
         smashed = 0.0 if self.view is None else _square(self.view)
-        return torch.as_tensor(upload + smashed == 0, device=self.ctx.device)
-
-    @cached_property
-    def noise_share(self) -> float:
-        """|upload|^2 by the part of it that is no noise, at most 100: how much more a prior
-        should weigh (the noise's level is public)."""
-        if self.noise is None or self.uploads is None:
-            return 1.0
-        sent = observe(self.seen, kind_of(self.noise), dtype=torch.float64)
-        observation = self.uploads.observation
-        signal = self.noise.signal_share(
-            square=float(sent.square.mean()),
-            coordinates=sum(int(p[0].sum()) for p in sent.present.values()),
-            gradient_square=float(observation.square.mean()),
-            base={n: self.seen.before[n] for n in observation.values},
-            step=self.clients.step,
-        )
-        return 1 / max(signal, 0.01)
+        return torch.as_tensor((upload + smashed == 0), device=self.ctx.device) & (not self.sums)
 
 
 def _square(view: SplitView) -> Tensor:

@@ -8,6 +8,7 @@ on a CPU, after every eighth on a GPU, which would wait for the host's question.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,11 +39,13 @@ class Phase:
         evaluate: The function.
         stop: Loss [P] at which it is left.
         dtype: Of its numbers.
+        share: Of all evaluations, after which it is left at the latest.
     """
 
     evaluate: Evaluate
     stop: Tensor
     dtype: torch.dtype
+    share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +108,9 @@ def minimise(
     for number, phase in enumerate(phases):
         if number:
             run.convert(phase)
-        run.wake(phase, max_evaluations)
-        run.advance(max_evaluations, patience, least_gain, look_every)
+        most = math.ceil(phase.share * max_evaluations)
+        run.wake(phase, most)
+        run.advance(most, patience, least_gain, look_every)
     back = torch.argsort(run.order)
     final = run.loss[back]
     return Minimum(

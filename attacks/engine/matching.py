@@ -16,6 +16,9 @@ from attacks.engine.evidence import Evidence
 from attacks.engine.lbfgs import Evaluate
 from attacks.engine.terms import Candidate, Compare, Misfit, Term
 
+_RESOLVED = 1e-14
+"""Share of what was seen below which a squared distance counts as this."""
+
 
 class Matcher:
     """The objective over candidate images and soft labels for the victims of one `Seen`.
@@ -29,26 +32,34 @@ class Matcher:
         self.evidence, self.encoding = evidence, encoding
         self.terms = [*evidence.terms, *beliefs]
 
-    def evaluator(self, victims: Tensor, labels: Tensor | None = None) -> Evaluate:
+    def evaluator(
+        self, victims: Tensor, labels: Tensor | None = None, *, heat: float = 0.0
+    ) -> Evaluate:
         """The optimiser's view of P problems: vectors in, losses and gradients out.
 
         Args:
-            victims: int64 [P], whose messages each problem matches.
-            labels: int64 [P, K] that are held fixed, or None to optimise label logits that
-                follow the images in the vector.
+            victims: int64 [P], whose messages each problem matches, or [P, V]: every problem is
+                about all victims, whose vectors follow one another, and counts what is known of
+                them together.
+            labels: int64 [P, (V,) K] that are held fixed, or None to optimise label logits that
+                follow a victim's images in the vector.
+            heat: See `Term`.
         """
         encoding = self.encoding
-        bound = _Bound(self.terms, victims)
+        terms = self.terms if victims.dim() == 1 else [*self.terms, *self.evidence.sums]
+        bound = _Bound(terms, victims, heat)
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
             compares = bound.to(problems)
-            held = None if labels is None else labels[problems]
+            held = None if labels is None else labels[problems].flatten(0, -2)
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
-                loss, misfits = _total(compares, encoding.candidate(z, held))
+                each = z.view(victims[problems].numel(), -1)
+                loss, misfits = _total(compares, encoding.candidate(each, held))
             # The problems are independent, so one backward pass gives each its own gradient.
             outputs, slopes = [m.output for m in misfits], [m.slope for m in misfits]
-            return loss, torch.autograd.grad(outputs, z, slopes)[0]
+            slope = torch.autograd.grad(outputs, z, slopes)[0]
+            return loss.view(len(problems), -1).sum(dim=1), slope
 
         return evaluate
 
@@ -57,6 +68,37 @@ class Matcher:
         int64 [P]: [P], without any belief."""
         compares = [term.against(victims) for term in self.evidence.terms]
         return _total(compares, Candidate(x=x, y=y, vectors=x.flatten(1)))[0]
+
+    def judged(self, x: Tensor, y: Tensor) -> Tensor:
+        """How badly one candidate for every victim explains all that was seen, and how unlike
+        public samples it is: comparable between answers of any attack.
+
+        Likelihoods are the softest ones, so that a pixel's rounding decides nothing. The spread of
+        what is compared exactly is not known, and the one that suits the candidate best stands for
+        it: a squared distance r of N numbers counts as N/2 log r.
+
+        Args:
+            x: [V, K, *shape].
+            y: Labels int64 [V, K].
+
+        Returns:
+            [V], the less the better; sums count for every victim alike.
+        """
+        evidence, encoding = self.evidence, self.encoding
+        everyone = torch.arange(len(x), device=x.device)
+        hot = torch.nn.functional.one_hot(y, encoding.classes).to(x)
+        candidate = Candidate(x=x, y=hot, vectors=x.flatten(1))
+        compares = [term.against(everyone, 1.0) for term in evidence.terms]
+        with torch.no_grad():
+            loss = _total(compares, candidate)[0]
+            if not evidence.noisy:
+                share = loss / evidence.square.clamp_min(_RESOLVED)
+                loss = encoding.pixels / 2 * share.clamp_min(_RESOLVED).log()
+            for shared in evidence.sums:
+                known = min(len(shared.mean), len(x) * encoding.pixels)
+                share = shared.unexplained(candidate).clamp_min(_RESOLVED)
+                loss = loss + known / 2 * share.log() / len(x)
+            return loss + encoding.frame.distance(x, y)
 
     @property
     def working_numbers(self) -> int:
@@ -73,15 +115,16 @@ class _Bound:
     `Evaluate`): a GPU would stop at a comparison of values.
     """
 
-    def __init__(self, terms: Sequence[Term], victims: Tensor) -> None:
-        self.terms, self.victims = terms, victims
+    def __init__(self, terms: Sequence[Term], victims: Tensor, heat: float) -> None:
+        self.terms, self.victims, self.heat = terms, victims, heat
         self.problems: Tensor | None = None
         self.compares: Sequence[Compare] = ()
 
     def to(self, problems: Tensor) -> Sequence[Compare]:
         if self.problems is not problems:
-            victims = self.victims[problems]
-            self.problems, self.compares = problems, [t.against(victims) for t in self.terms]
+            victims = self.victims[problems].flatten()
+            self.problems = problems
+            self.compares = [t.against(victims, self.heat) for t in self.terms]
         return self.compares
 
 

@@ -170,6 +170,33 @@ def opened(seen: Seen) -> dict[str, Tensor]:
     return {n: s.covers for n, s in sealed.items() if n in seen.after}
 
 
+def opened_mean(seen: Seen, *, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor] | None:
+    """Which coordinates all victims encrypted, bool by name, and the mean update there [M], where
+    the state after the round shows it: several clients took part, all of them victims. None
+    where it does not, or where what was sent in the open shows that the server takes no mean."""
+    kind = seen.upload_kind()
+    senders = {m.sender for m in seen.messages if m.kind == kind}
+    if kind is None or seen.after is None or len(seen.clients) < 2 or senders != set(seen.clients):
+        return None
+    boxes = [seen.of(c, kind)[0].sealed for c in seen.clients]
+    covers = {
+        n: torch.stack([b[n].covers for b in boxes]).all(dim=0)
+        for n in boxes[0]
+        if n in seen.after and all(n in b for b in boxes)
+    }
+    covers = {n: c for n, c in covers.items() if bool(c.any())}
+    if not covers:
+        return None
+    moved = {n: (v - seen.before[n]).to(dtype) for n, v in seen.after.items()}
+    shown = observe(seen, "update", dtype=dtype)
+    for name, value in shown.values.items():
+        everyone = shown.present[name].all(dim=0)
+        expected = value.mean(dim=0)[everyone]
+        if not torch.allclose(moved[name][everyone], expected, rtol=1e-3, atol=1e-6):
+            return None
+    return covers, torch.cat([moved[n][c] for n, c in covers.items()])
+
+
 # --- smashed data ------------------------------------------------------------------------------
 def smashed_of(seen: Seen, *, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """First-step activations of every victim's batch and their presence, [V, B, ...] each, or
@@ -272,7 +299,8 @@ def unusable(seen: Seen) -> str | None:
     if kind is None:
         return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
     shown = [p for c in seen.clients for p in seen.of(c, kind)[0].parts.values()]
-    if not any(p.present is None or bool(p.present.any()) for p in shown) and not opened(seen):
+    visible = any(p.present is None or bool(p.present.any()) for p in shown)
+    if not visible and not opened(seen) and opened_mean(seen, dtype=torch.float64) is None:
         return "no coordinate of any upload is visible"
     return None
 

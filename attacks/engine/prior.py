@@ -43,6 +43,17 @@ class Frame:
             within=_factor(flat - means[aux_y]),
         )
 
+    def relative(self, x: Tensor, labels: Tensor | None) -> Tensor:
+        """Samples [V, K, *shape] as z [V, K, D]; labels: their classes [V, K], if known."""
+        centre = self.mean if labels is None else self.class_means[labels]
+        factor = self.total if labels is None else self.within
+        away = (x.flatten(2) - centre).mT
+        return torch.linalg.solve_triangular(factor, away, upper=False).mT
+
+    def distance(self, x: Tensor, labels: Tensor) -> Tensor:
+        """|z|^2 / 2 of labelled samples, summed over a victim's [V]."""
+        return self.relative(x, labels).square().sum(dim=(1, 2)) / 2
+
 
 def _factor(centred: Tensor) -> Tensor:
     """Square root [D, D] of the shrunk covariance of centred samples [N, D]."""

@@ -69,6 +69,36 @@ def with_private_parts(seen: Seen, ctx: Context) -> Seen:
     Cicek, UnSplit, WPES 2022. Departures: the path of the server's layers, the priors, and the
     broadcast stages as a common frame.
     """
+    if _Latest.of is not None and _Latest.of.suits(seen, ctx):
+        return _Latest.of.estimated
+    estimated = _estimated(seen, ctx)
+    _Latest.of = _Estimate(seen, ctx, estimated)
+    return estimated
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """The latest estimate, since an attack and the judge of its answer ask for the same one."""
+
+    seen: Seen
+    ctx: Context
+    estimated: Seen
+
+    def suits(self, seen: Seen, ctx: Context) -> bool:
+        mine = self.ctx
+        return (
+            seen is self.seen
+            and (ctx.device, type(ctx.defense)) == (mine.device, type(mine.defense))
+            and torch.equal(ctx.aux_x, mine.aux_x)
+            and torch.equal(ctx.aux_y, mine.aux_y)
+        )
+
+
+class _Latest:
+    of: _Estimate | None = None
+
+
+def _estimated(seen: Seen, ctx: Context) -> Seen:
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
     if view is None:
         return _with_surrogate(seen, ctx)

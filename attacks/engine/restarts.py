@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -30,6 +30,8 @@ class Wave:
 
     Attributes:
         count: Per victim.
+        look: Plays the first steps of all of them, after which some are left; None: all go on.
+        kept: How many go on after the look, those of least loss.
         start: Of plain images: `public` takes the public samples that explain the victim's
             messages best, of 32 drawn with its likely labels; after the first, a gray start is
             uniform.
@@ -38,6 +40,8 @@ class Wave:
     """
 
     count: int
+    look: Optimiser | None = None
+    kept: int = 1
     start: Start = "gray"
     above: Tensor | None = None
     noisy_logits: bool = False
@@ -79,6 +83,7 @@ class Problems:
 
     Attributes:
         victims: Whose messages each matches, int64 [P].
+        turn: Which of its victim's starts each is, int64 [P], from 0.
         held: Labels that are held fixed, int64 [P, K], or None.
         start: Vectors [P, N].
         stop: Loss [P] at which a problem is solved.
@@ -86,6 +91,7 @@ class Problems:
     """
 
     victims: Tensor
+    turn: Tensor
     held: Tensor | None
     start: Tensor
     stop: Tensor
@@ -211,32 +217,80 @@ def _play(
             logits = logits.unflatten(1, (encoding.samples, -1))
             logits = logits.scatter(2, guess.cpu()[..., None], _GUESS_LOGIT).flatten(1)
         start = torch.cat([start, logits.to(start)], dim=1)
-    start = start.to(dtype=encoding.dtype, device=device)
-    found: list[Minimum] = []
+    starts = _Starts(
+        victims=chosen,
+        turn=turn,
+        held=held,
+        vectors=start.to(dtype=encoding.dtype, device=device),
+        draws=draws,
+    )
+    if wave.look is not None:
+        vectors, loss = starts.optimised(wave.look, stop, encoding, solution)
+        best = loss.view(len(who), -1).argsort(dim=1, stable=True)[:, : wave.kept].sort(dim=1)
+        first = torch.arange(len(who), device=device)[:, None] * wave.count
+        starts = replace(starts, vectors=vectors).some((first + best.values).flatten())
+    x, loss = starts.optimised(optimiser, stop, encoding, solution)
+    held = starts.held
+    labels = encoding.labels_in(x).argmax(dim=-1) if held is None else held
+    solution.take(starts.victims, loss, encoding.images(x, held), labels)
 
-    def work(part: slice) -> None:
-        def redraw(rows: Tensor) -> Tensor:
-            again = torch.stack([draws[part][i].again() for i in rows.tolist()])
-            return torch.cat([again.to(start), start[part][rows, encoding.pixels :]], dim=1)
 
-        found.append(
-            optimiser(
-                Problems(
-                    victims=chosen[part],
-                    held=None if held is None else held[part],
-                    start=start[part],
-                    stop=stop[chosen[part]],
-                    redraw=redraw,
-                )
-            )
+@dataclass(frozen=True, kw_only=True)
+class _Starts:
+    """P starts, those of a victim side by side.
+
+    Attributes:
+        victims: Whose, int64 [P].
+        turn: Which of the victim's, int64 [P].
+        held: Labels that are held fixed, int64 [P, K], or None.
+        vectors: Where they begin [P, N].
+        draws: What each draws from.
+    """
+
+    victims: Tensor
+    turn: Tensor
+    held: Tensor | None
+    vectors: Tensor
+    draws: list[_Draw]
+
+    def some(self, rows: Tensor) -> _Starts:
+        return _Starts(
+            victims=self.victims[rows],
+            turn=self.turn[rows],
+            held=None if self.held is None else self.held[rows],
+            vectors=self.vectors[rows],
+            draws=[self.draws[i] for i in rows.tolist()],
         )
 
-    in_chunks(work, len(chosen), bytes_each=optimiser.bytes_each(start.shape[1]), device=device)
-    x, loss = torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
-    solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
-    solution.redrawn += sum(f.redrawn for f in found)
-    labels = encoding.labels_in(x).argmax(dim=-1) if held is None else held
-    solution.take(chosen, loss, encoding.images(x, held), labels)
+    def optimised(
+        self, optimiser: Optimiser, stop: Tensor, encoding: Encoding, solution: Solution
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors [P, N] and losses [P]; what it cost is added to the solution."""
+        found: list[Minimum] = []
+
+        def work(part: slice) -> None:
+            start = self.vectors[part]
+
+            def redraw(rows: Tensor) -> Tensor:
+                again = torch.stack([self.draws[part][i].again() for i in rows.tolist()])
+                return torch.cat([again.to(start), start[rows, encoding.pixels :]], dim=1)
+
+            problems = Problems(
+                victims=self.victims[part],
+                turn=self.turn[part],
+                held=None if self.held is None else self.held[part],
+                start=start,
+                stop=stop[self.victims[part]],
+                redraw=redraw,
+            )
+            found.append(optimiser(problems))
+
+        count, width = self.vectors.shape
+        bytes_each = optimiser.bytes_each(width)
+        in_chunks(work, count, bytes_each=bytes_each, device=self.vectors.device)
+        solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
+        solution.redrawn += sum(f.redrawn for f in found)
+        return torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
 
 
 def _public_starts(

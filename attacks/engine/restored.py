@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
-from attacks.engine.observation import gradient_estimate
+from attacks.engine.channel import SHADOW_WEIGHTS
+from attacks.engine.counts import HeadGradient, PublicClasses, Restored
+from attacks.engine.observation import gradient_estimate, mechanisms_of
+from attacks.engine.weighed import Counting, PublicSamples, head_gradients, weighed_counts
 from attacks.engine.wire_labels import network_weights
-from bench.api import Context, Seen, State
+from bench.api import Context, Mechanism, Seen, State
 from bench.toolkit.batches import class_means
 
 SHRINK, REFINE = 0.1, 3
@@ -38,17 +41,89 @@ def restored_counts(
     """What iLRG makes of the uploads; shrink, refine: see `attacks.ilrg.ILRG`."""
     weights = network_weights(seen, ctx)
     weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
-    head = _head_gradient(seen, weight, bias)
-    found = restore(
-        head,
+    head, samples = _head_gradient(seen, weight, bias), _public_samples(weights, seen, ctx)
+    counting = Counting(
         weight=weight,
         bias=bias,
         total=int(seen.known["batch"]) * int(seen.known["local_steps"]),
-        public=_public_classes(weights, seen, ctx),
+        public=_public_classes(samples, weight, bias),
         shrink=shrink,
         refine=refine,
     )
-    return BatchCounts(counts=found.counts, silent=found.silent, notes=_notes(found, head))
+    found = counting.restored(head)
+    counts, notes = found.counts, _notes(found, head)
+    doubtful = found.unsettled
+    if refine and bool(doubtful.any()):
+        alike = head.victims(doubtful)
+        simple = _head_suffices(seen, ctx)
+        weighed = weighed_counts(
+            alike,
+            found.victims(doubtful),
+            counting=counting,
+            samples=samples,
+            played=partial(
+                _computed, samples=samples, counting=counting, like=alike, seen=seen, rng=ctx.rng
+            )
+            if simple
+            else partial(_rehearsed, seen=seen, ctx=ctx, counting=counting),
+            fewest=not simple,
+            rng=ctx.rng,
+        )
+        if weighed is not None:
+            counts = counts.clone()
+            counts[doubtful] = weighed
+            notes += (f"counts of {len(weighed)} of {len(counts)} victims weighed on public data",)
+    return BatchCounts(counts=counts, silent=found.silent, notes=notes)
+
+
+def _head_suffices(seen: Seen, ctx: Context) -> bool:
+    """Whether what a client sends of its head follows from the head's inputs: it takes one step on
+    the loss by the weights, and all mechanisms say what they draw."""
+    drawn = all(type(m).sample is not Mechanism.sample for m in mechanisms_of(seen) if m.random)
+    one_step = int(seen.known["local_steps"]) == 1
+    return drawn and one_step and not {"variables", "gradient"} & ctx.defense.owns
+
+
+def _computed(
+    chosen: Tensor,
+    *,
+    samples: PublicSamples,
+    counting: Counting,
+    like: HeadGradient,
+    seen: Seen,
+    rng: torch.Generator,
+) -> HeadGradient:
+    """Head gradients of batches of public samples as `gradient_estimate` would show them under the
+    public mechanisms, with the same hidden as of the victims, who take turns."""
+    gradient = head_gradients(samples, chosen, counting)
+    step = float(seen.known["lr"])
+    shown = [gradient.weight, gradient.bias]
+    for mechanism in mechanisms_of(seen):
+        if not mechanism.random:
+            continue
+        for place, name in enumerate(seen.network["head"]):
+            base = seen.before[name].double()
+            value = shown[place] if mechanism.of == "gradient" else -step * shown[place]
+            value = value + base if mechanism.of == "weights" else value
+            drawn = mechanism.sample(value.flatten(1), rng, base=base.flatten())
+            shown[place] = mechanism.gradient(drawn.view_as(value), base=base, step=step)
+    turn = torch.arange(len(chosen)) % len(like.bias)
+    return HeadGradient(
+        weight=shown[0],
+        bias=shown[1],
+        weight_seen=None if like.weight_seen is None else like.weight_seen[turn],
+        bias_seen=None if like.bias_seen is None else like.bias_seen[turn],
+    )
+
+
+def _rehearsed(chosen: Tensor, *, seen: Seen, ctx: Context, counting: Counting) -> HeadGradient:
+    """Head gradients of shadow clients with these public samples, through the whole network."""
+    held = sum(v.numel() for v in seen.before.values())
+    parts = []
+    for some in chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held)):
+        shadow = ctx.shadow(ctx.aux_x[some], ctx.aux_y[some])
+        parts.append(_head_gradient(shadow, counting.weight, counting.bias))
+    return HeadGradient.joined(parts)
 
 
 def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
@@ -65,18 +140,20 @@ def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
     )
 
 
-def _public_classes(weights: State, seen: Seen, ctx: Context) -> PublicClasses:
-    """Class means over the public samples (of all of them, for a class without any)."""
+def _public_samples(weights: State, seen: Seen, ctx: Context) -> PublicSamples:
     buffers = {n: v.to(ctx.device) for n, v in seen.buffers.items()}
-    weight, bias = (weights[n].double() for n in ctx.network.head)
     with torch.no_grad():
         features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
-        features = features.double()
-        probability = torch.softmax(features @ weight.T + bias, dim=-1)
-    labels, classes = ctx.aux_y.cpu(), ctx.network.classes
+    return PublicSamples(features=features.double().cpu(), labels=ctx.aux_y.cpu())
+
+
+def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> PublicClasses:
+    """Class means over the public samples (of all of them, for a class without any)."""
+    labels, classes = samples.labels, len(bias)
+    probability = torch.softmax(samples.features @ weight.T + bias, dim=-1)
     return PublicClasses(
-        features=class_means(features.cpu(), labels, classes=classes),
-        probability=class_means(probability.cpu(), labels, classes=classes),
+        features=class_means(samples.features, labels, classes=classes),
+        probability=class_means(probability, labels, classes=classes),
         share=torch.bincount(labels, minlength=classes).double() / len(labels),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,6 +23,8 @@ from bench.api import Mechanism, Prepared, State, squared_distance
 from bench.toolkit.vectors import flatten
 
 _TINY = 1e-30
+_SUM, _LOOSE = 1e-5, 0.3
+"""Standard deviations that stand for none and for much, in units of a sum's root mean square."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,14 @@ Compare = Callable[[Candidate], Sequence[Misfit]]
 class Term(Protocol):
     """One summand of an objective."""
 
-    def against(self, victims: Tensor) -> Compare:
-        """The comparison of candidates with the victims, int64 [P], that they stand for."""
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+        """The comparison of candidates with the victims they stand for.
+
+        Args:
+            victims: int64 [P].
+            heat: How soft it is, 1 where a descent begins and 0 where it ends (see
+                `Mechanism.softness`).
+        """
         ...
 
 
@@ -105,12 +113,12 @@ class Uploads:
             return {n: p.any(dim=0, keepdim=True) for n, p in present.items()}
         return {n: p[victims] for n, p in present.items()}
 
-    def prepared(self, values: Tensor, base: State) -> Prepared:
+    def prepared(self, values: Tensor, base: State, heat: float = 0.0) -> Prepared:
         """Observed values [V, ...] as the law compares them; base: the broadcast tensors that
         they belong to."""
         if self.law is None:
             return squared_distance(values)
-        return self.law.prepared(values, self.law.usual_softness, base=base)
+        return self.law.prepared(values, self.law.softness(heat), base=base)
 
     @cached_property
     def visible(self) -> Tensor | None:
@@ -135,9 +143,10 @@ class UploadLikelihood:
 
     def __init__(self, uploads: Uploads, *, relative: bool = False) -> None:
         self.uploads, self.relative = uploads, relative
+        self.prepared = lru_cache(maxsize=2)(self._prepared)
 
-    def against(self, victims: Tensor) -> Compare:
-        uploads, prepared = self.uploads, self.prepared[victims]
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+        uploads, prepared = self.uploads, self.prepared(heat)[victims]
         names = list(uploads.observation.values)
         weight = None if self.weight is None else self.weight[victims]
         factors = [f for f in (uploads.mask(victims), weight) if f is not None]
@@ -151,11 +160,10 @@ class UploadLikelihood:
 
         return compare
 
-    @cached_property
-    def prepared(self) -> Prepared:
+    def _prepared(self, heat: float) -> Prepared:
         before = self.uploads.clients.before
         base = {n: before[n] for n in self.uploads.observation.values}
-        return self.uploads.prepared(self.uploads.values, base)
+        return self.uploads.prepared(self.uploads.values, base, heat)
 
     @cached_property
     def weight(self) -> Tensor | None:
@@ -180,7 +188,7 @@ class UploadCosine:
     def __init__(self, uploads: Uploads) -> None:
         self.uploads = uploads
 
-    def against(self, victims: Tensor) -> Compare:
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
         seen = self.uploads.observation.square[victims].clamp_min(_TINY)
         products = self._products(victims)
 
@@ -219,6 +227,55 @@ class UploadCosine:
         return Products(clients.gradients, seen, samples=clients.samples)
 
 
+class UploadSum:
+    """What the next broadcast shows of values that were hidden in every single upload: their mean
+    over the victims, who alone took part.
+
+    It speaks of candidates of all victims, in their order, once or several times.
+
+    Attributes:
+        uploads: As candidates would have made them.
+        covers: The coordinates, bool by name.
+        mean: The mean update there, one tensor after another [M].
+    """
+
+    def __init__(self, uploads: Uploads, *, covers: Mapping[str, Tensor], mean: Tensor) -> None:
+        self.uploads, self.covers, self.mean = uploads, covers, mean
+
+    def sent(self, candidate: Candidate) -> Tensor:
+        """Updates of candidates there, [P, M]."""
+        gradient = self.uploads.clients.gradients(candidate.x, candidate.y)
+        sent = self.uploads.clients.as_sent({n: gradient[n] for n in self.covers}, "update")
+        return torch.cat([sent[n][:, c] for n, c in self.covers.items()], dim=1)
+
+    @property
+    def loosens(self) -> bool:
+        """Whether it is loose where heat is high: beside noise alone, for without any, what was
+        seen of single uploads is as exact."""
+        return self.uploads.law is not None
+
+    def unexplained(self, candidate: Candidate) -> Tensor:
+        """Share of the mean's square that one candidate for every victim leaves open, [1]."""
+        rest = self.sent(candidate).mean(dim=0) - self.mean
+        return rest.square().sum() / self.mean.square().sum().clamp_min(_TINY)
+
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+        count = len(self.uploads.observation.square)
+        if self.loosens:
+            std = _SUM * (_LOOSE / _SUM) ** heat * float(self.mean.square().mean().sqrt())
+            precision = 1 / (2 * max(std, _TINY) ** 2)
+        else:  # as gradients, of which the uploads' squared distances are
+            precision = count / self.uploads.clients.step**2
+
+        def compare(candidate: Candidate) -> Sequence[Misfit]:
+            mean = self.sent(candidate).unflatten(0, (-1, count)).mean(dim=1)
+            rest = mean.detach() - self.mean
+            loss = precision * rest.square().sum(dim=1) / count  # every victim's share
+            return (Misfit(loss.repeat_interleave(count), mean, 2 * precision * rest),)
+
+        return compare
+
+
 # --- smashed data -----------------------------------------------------------------------------
 
 
@@ -247,7 +304,7 @@ class SmashedDistance(_Smashed):
         super().__init__(clients, view, draws)
         self.unit = unit
 
-    def against(self, victims: Tensor) -> Compare:
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
         values, present = self.view.values[victims], self.view.present[victims]
         unit = self.unit[victims] / len(self.draws)
 
@@ -267,10 +324,11 @@ class SmashedLikelihood(_Smashed):
         self, clients: Clients, view: SplitView, draws: Sequence[State], *, law: Mechanism
     ) -> None:
         super().__init__(clients, view, draws)
-        self.prepared = law.prepared(view.values, law.usual_softness)
+        self.law = law
 
-    def against(self, victims: Tensor) -> Compare:
-        prepared, present = self.prepared[victims], self.view.present[victims]
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+        prepared = self.law.prepared(self.view.values[victims], self.law.softness(heat))
+        present = self.view.present[victims]
 
         def misfit(cut: Tensor) -> Misfit:
             both = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))
@@ -286,7 +344,7 @@ class SmashedLikelihood(_Smashed):
 class Prior:
     """|z|^2 / 2 of vectors relative to the public prior (see `Frame`)."""
 
-    def against(self, victims: Tensor) -> Compare:
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
         def compare(candidate: Candidate) -> Sequence[Misfit]:
             z = candidate.vectors
             at = z.detach()
@@ -295,18 +353,23 @@ class Prior:
         return compare
 
 
+def roughness(x: Tensor) -> Tensor:
+    """Mean absolute difference [P] of neighbouring pixels of images [P, ..., H, W], across and
+    down added."""
+    across = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(dim=1)
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(dim=1)
+    return across + down
+
+
 class TotalVariation:
     """Anisotropic total variation per pixel of images, times a weight."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
 
-    def against(self, victims: Tensor) -> Compare:
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            x = candidate.x
-            across = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(dim=1)
-            down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(dim=1)
-            rough = self.weight * (across + down)
+            rough = self.weight * roughness(candidate.x)
             return (Misfit(rough.detach(), rough, torch.ones_like(rough)),)
 
         return compare

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bench.metrics.paired import SampleSize
-    from bench.report.comparison import Accuracy, Ladder, RowComparison
+    from bench.report.comparison import Ladder
+    from bench.report.pairs import Accuracy, RowComparison
 
 _STYLES = {"separated": "green", "separated here": "yellow", "not separated": "dim"}
 
@@ -32,7 +33,7 @@ def compare(
         str | None, typer.Argument(metavar="B", help="Another row of the same table.")
     ] = None,
     attack: Annotated[
-        str | None, typer.Option("--attack", help="One attack, not the worst case per victim.")
+        str | None, typer.Option("--attack", help="One attack, not what ranks the rows.")
     ] = None,
     metric: Annotated[
         str | None, typer.Option("--metric", help="Default: ssim, mse of records, lnacc of labels.")
@@ -119,7 +120,7 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
 
 
 def _what(found: Sequence[RowComparison]) -> str:
-    """· worst case SSIM · 3 seeds x 8 victims, where all comparisons agree on it."""
+    """· upper bound SSIM · 8 victims in each of 3 seeds, where all comparisons agree on it."""
     kinds = {f"{c.attack} {TITLES.get(c.metric, c.metric)} · {_samples(c)}" for c in found}
     return f"\n{kinds.pop()}" if len(kinds) == 1 else ""
 
@@ -267,11 +268,14 @@ def _p(value: float) -> str:
 def _legend(found: Sequence[RowComparison], power: bool, many: bool) -> str:
     verdicts = {c.verdict for c in found}
     several = any(len(c.seeds) > 1 for c in found)
+    over = "seeds and victims" if several else "victims"
     parts = [
-        "minus next: leak of the row minus that of the next one, on the same victims; p: sign "
-        "flips, adjusted for all pairs of a table (Holm); accuracy: minus the next row's."
+        "minus next: leak of the row minus that of the next one, on the same victims, with its "
+        f"95 % interval over {over}; p: sign flips, adjusted for all pairs of a table (Holm); "
+        "accuracy: minus the next row's. Ranks take each pair alone, so that rows of different "
+        "ranks may not be separated among all pairs."
         if many
-        else "A difference above 0: the first row leaks more."
+        else f"A difference above 0: the first row leaks more. Its 95 % interval is over {over}."
     ]
     if any(c.metric == "mse" for c in found):
         parts.append("Of an MSE the smaller leaks more: its difference is turned round.")

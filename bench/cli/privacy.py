@@ -37,20 +37,15 @@ def ledger(
     with options.plain_errors():
         from bench import suite
         from bench.contract.events import Facts
-        from bench.privacy.ledger import account
+        from bench.privacy.ledger import account, computable
         from bench.records import to_json
 
         built = options.setting_of(defense, set_, plugin)
         known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
-        try:
-            with _refused_facts(defense):
-                built.guarantee(known)
-                formulas = built.paper_formulas(known) if paper else ()
-            entry = account(built, known)
-        except ArithmeticError as error:
-            raise UserError(
-                f"epsilon cannot be computed at settings or facts this extreme ({error})."
-            ) from error
+        with computable(built, known), _refused_facts(defense):
+            built.guarantee(known)
+            formulas = built.paper_formulas(known) if paper else ()
+        entry = account(built, known)
     document = {"defense": defense, "variant": built.variant, "facts": asdict(known)}
     document |= asdict(entry) | ({"paper": [asdict(f) for f in formulas]} if paper else {})
     if as_json:
@@ -74,7 +69,12 @@ def _refused_facts(defense: str) -> Iterator[None]:
 def _entry_lines(entry: Entry) -> Iterator[str]:
     unit = f" per {entry.unit}" if entry.unit else ""
     delta = f" at delta {entry.claim_delta:g}" if entry.claim_delta else ""
-    claimed = "none" if entry.eps_claimed is None else f"{entry.eps_claimed:.6g}{unit}{delta}"
+    if entry.eps_claimed is None:
+        claimed = "none"
+    elif entry.eps_claimed == float("inf"):
+        claimed = f"no finite value{unit} by the paper's formula"
+    else:
+        claimed = f"{entry.eps_claimed:.6g}{unit}{delta}"
     yield f"claimed epsilon: {claimed}"
     yield (
         f"proven epsilon for one training record, whole run, delta {entry.delta:g}: "

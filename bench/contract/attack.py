@@ -149,6 +149,28 @@ class Reconstruction:
     notes: tuple[str, ...] = ()
 
 
+class Judge:
+    """Base class of the one judge of all attacks' answers.
+
+    An attacker who has several answers must choose without the truth; so must a table that says
+    what an attacker gets.
+    """
+
+    def losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
+        """How badly an answer explains what was seen.
+
+        Args:
+            seen: What the server saw.
+            ctx: What else an attacker has.
+            answer: An attack's answer.
+
+        Returns:
+            [V], the less the better, comparable between the answers to one `seen`; None where
+            what was seen tells nothing of an answer.
+        """
+        raise TypeError(f"{type(self).__name__} must define losses(seen, ctx, answer).")
+
+
 class Attack:
     """Base class of an attack.
 

@@ -8,6 +8,8 @@ from typing import Literal
 from bench.errors import UserError
 
 Unit = Literal["coordinate", "label", "record", "client"]
+_MOST = 10**15
+"""Of what a fact counts; a float64 still holds every whole number up to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class Facts:
         for name in ("parameters", "rounds", "clients", "batch", "records", "local_steps"):
             if getattr(self, name) < 1:
                 raise UserError(f"fact {name} must be >= 1, got {getattr(self, name)}.")
+            if getattr(self, name) > _MOST:
+                raise UserError(f"fact {name} must be <= 10^15, got {getattr(self, name)}.")
         if self.participations is not None and not 0 <= self.participations <= self.rounds:
             raise UserError(
                 f"fact participations must lie in [0, rounds={self.rounds}], "

@@ -8,18 +8,42 @@ from bench.data.dataset import Dataset, from_arrays, split_by_class
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
+FORMS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
+"""Where each form begins in scikit-learn's digits.
+
+The file names no writers. It holds the test part of UCI's Optical Recognition of Handwritten
+Digits. Its labels are one sequence of 130 digits 14 times over, at times without a few of them: the
+forms that were filled in. UCI speaks of 13 writers, but no two forms are of one hand: of the images
+that are nearest to those of half a form, per class and among halves of all forms, 23 to 72 % are in
+its own other half, and at most 18 % in any other form's.
+"""
+
 
 def digits(*, seed: int, size: int = 16) -> Dataset:
     """1797 handwritten digits of scikit-learn, 8x8 gray, resized (SSIM needs 11 pixels).
 
-    They are split by class: a fifth is test, a fifth auxiliary, the rest training.
+    They are split by writers: of the 14 forms that they filled in, three are test, three auxiliary
+    and eight training, as the seed decides. A random split would show the hand that wrote a
+    private image among the public ones.
     """
     from sklearn.datasets import load_digits
 
     raw = load_digits()
     images = (raw.images / 16.0).astype(np.float32)
-    names = tuple(str(c) for c in range(10))
-    return split_by_class("digits", images, raw.target, names, seed=seed, size=size)
+    rng = numpy_generator(seed, "split", "digits")
+    forms = np.split(np.arange(len(images)), FORMS[1:])
+    test, aux, train = (
+        rng.permutation(np.concatenate([forms[i] for i in part]))
+        for part in np.split(rng.permutation(len(forms)), (3, 6))
+    )
+    return from_arrays(
+        name="digits",
+        train=(images[train], raw.target[train]),
+        test=(images[test], raw.target[test]),
+        aux=(images[aux], raw.target[aux]),
+        class_names=tuple(map(str, range(10))),
+        size=size,
+    )
 
 
 def lfw_subset(*, seed: int, size: int = 25) -> Dataset:

@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
 from bench.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealing:
+    """How samples come to clients, which is public.
+
+    Attributes:
+        how: Evenly at random, by label from a Dirichlet distribution, or in shards of one label.
+        clients: Their number.
+        alpha: Concentration of the Dirichlet distribution.
+        each: Shards that every client has.
+        least: Samples that every client has at least, as far as there are so many.
+    """
+
+    how: Literal["iid", "dirichlet", "shards"]
+    clients: int
+    alpha: float = 1.0
+    each: int = 1
+    least: int = 1
+
+    def deal(self, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """Disjoint index arrays, one per client. Raises UserError for too few samples."""
+        if self.how == "iid":
+            return iid(labels, clients=self.clients, rng=rng)
+        if self.how == "shards":
+            return shards(labels, clients=self.clients, each=self.each, rng=rng)
+        least = min(self.least, len(labels) // self.clients)
+        return dirichlet(labels, clients=self.clients, alpha=self.alpha, rng=rng, minimum=least)
 
 
 def iid(labels: np.ndarray, *, clients: int, rng: np.random.Generator) -> list[np.ndarray]:

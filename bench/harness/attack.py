@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from bench.data.dataset import Dataset
 from bench.harness.environment import (
     Environment,
     dataset_of,
+    dealing_of,
     network_of,
     not_applicable,
     registry_for,
     versions,
 )
-from bench.metrics.score import floors, score
+from bench.metrics.floors import floors
+from bench.metrics.score import score
 from bench.protocols.export import load_seen, load_truth
 from bench.records import (
     AttackJob,
@@ -32,6 +35,7 @@ from bench.records import (
     TrainOutcome,
     sound_text,
 )
+from bench.registry import judge
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 
@@ -108,6 +112,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
             seconds=again_seconds,
         )
     scores = score(answer, **truth)
+    judged = judge().losses(seen, _context(cell, env, dataset, defense, seen, budget=0), answer)
     victims, samples = truth["y"].shape
     if scores.images is not None:
         work.artifacts.mkdir(parents=True, exist_ok=True)
@@ -122,8 +127,9 @@ def run_attack(work: Attacking) -> AttackOutcome:
         is_floor=attack.is_floor,
         budget=cell.budget,
         values=scores.values,
-        floors=floors(**truth, aux_y=dataset.aux_y[: cell.threat.aux]),
+        floors=floors_of(cell, dataset, truth),
         loss=None if answer.loss is None else [float(v) for v in answer.loss],
+        judged=None if judged is None else judged.tolist(),
         gradient_evaluations=int(answer.evaluations),
         notes=tuple(sound_text(str(note)) for note in answer.notes),
         device=env.device,
@@ -189,3 +195,15 @@ def truth_of(cell: AttackJob, dataset: Dataset, file: Path) -> dict[str, Any]:
         "aux_x": dataset.aux_x[: cell.threat.aux],
         "categorical": dataset.categorical,
     }
+
+
+def floors_of(
+    cell: AttackJob, dataset: Dataset, truth: Mapping[str, Any]
+) -> dict[str, list[float]]:
+    """Per metric and victim what needs no leak; `truth` is what `truth_of` gives."""
+    return floors(
+        **truth,
+        aux_y=dataset.aux_y[: cell.threat.aux],
+        dealing=dealing_of(cell.train),
+        granted=cell.threat.labels,
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench import data, models, registry
 from bench.data.dataset import Dataset
+from bench.data.partition import Dealing
 from bench.records import NoResult, TrainJob, sound_text
 
 DATASETS_KEPT = 4
@@ -68,6 +69,18 @@ def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
         shape=dataset.shape,
         classes=dataset.classes,
         settings=job.task.model_settings,
+    )
+
+
+def dealing_of(job: TrainJob) -> Dealing:
+    """How a training deals samples to its clients."""
+    protocol = job.protocol
+    return Dealing(
+        how=protocol.partition,
+        clients=protocol.clients,
+        alpha=protocol.alpha,
+        each=protocol.shards,
+        least=max(t.batch * t.local_steps for t in job.threats),
     )
 
 

@@ -20,7 +20,7 @@ from bench.harness.plan import Plan
 from bench.harness.sources import Sources
 from bench.harness.store import key_of
 from bench.records import SCHEMA, AttackJob, TrainJob
-from bench.registry import FILE_MODULE, PluginKind, Registry
+from bench.registry import FILE_MODULE, PluginKind, Registry, judge
 
 TRAINING = "bench.harness.train"
 ATTACKING = "bench.harness.attack"
@@ -43,8 +43,9 @@ class Code:
 
     @cached_property
     def attacking(self) -> str:
-        """Of all that attacks an observation and scores the answer in leakbench itself."""
-        return _hash(self._sources.reached(ATTACKING))
+        """Of all that attacks an observation and scores and judges the answer in leakbench."""
+        judging = self._sources.reached(type(judge()).__module__)
+        return _hash({**self._sources.reached(ATTACKING), **judging})
 
     def plugin(self, kind: PluginKind, name: str) -> str:
         """Of a plugin, `a+b` too, with all that it reaches by imports, leakbench's toolkit too.

@@ -10,7 +10,7 @@ from typing import Any
 from bench.errors import UserError
 from bench.names import did_you_mean
 from bench.records import AttackJob, TrainJob, attack_job, labels
-from bench.suite import Suite, as_text, grid
+from bench.suite import Suite, as_text, check_once, grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,17 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             in the file, from 0.
 
     Raises:
-        UserError: For an unknown key and for a filter that leaves nothing.
+        UserError: For an unknown key, a value named twice, and a filter that leaves nothing.
     """
     only = {k: as_text(v) for k, v in (only or {}).items()}
     for key in only:
         if key not in ONLY_KEYS:
             raise UserError(did_you_mean("--only key", key, ONLY_KEYS))
 
-    choices = {k: {v, *(one.strip() for one in v.split(","))} for k, v in only.items()}
+    parts = {k: [one.strip() for one in v.split(",")] for k, v in only.items()}
+    for key, values in parts.items():
+        check_once(f"--only {key}", values)
+    choices = {k: {v, *parts[k]} for k, v in only.items()}
 
     def wanted(**values: Any) -> bool:
         return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())
@@ -131,6 +134,6 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "
             f"{suite.name}."
         )
-    # What a suite names twice is made, and counted, once.
+    # What the suite of an older run names twice is made, and counted, once.
     once = tuple(dict.fromkeys(trainings)), tuple(dict.fromkeys(cells))
     return Plan(suite=suite, trainings=once[0], cells=once[1])

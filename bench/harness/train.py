@@ -18,11 +18,11 @@ from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
-from bench.data.partition import dirichlet, iid, shards
 from bench.errors import UserError
 from bench.harness.environment import (
     Environment,
     dataset_of,
+    dealing_of,
     network_of,
     not_applicable,
     registry_for,
@@ -204,16 +204,8 @@ def _audited(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | N
 
 
 def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
-    labels = dataset.train_y.numpy()
     rng = numpy_generator(job.seed, "partition", job.task.dataset)
-    clients = job.protocol.clients
-    if job.protocol.partition == "iid":
-        return iid(labels, clients=clients, rng=rng)
-    if job.protocol.partition == "shards":
-        return shards(labels, clients=clients, each=job.protocol.shards, rng=rng)
-    least = max(t.batch * t.local_steps for t in job.threats)
-    least = min(least, len(labels) // clients)
-    return dirichlet(labels, clients=clients, alpha=job.protocol.alpha, rng=rng, minimum=least)
+    return dealing_of(job).deal(dataset.train_y.numpy(), rng)
 
 
 def check_company(job: TrainJob, defense: Defense) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -93,6 +95,42 @@ def _window_rows(device: torch.device) -> Tensor:
     rows = torch.zeros(_BAND, _BAND + WINDOW - 1, dtype=torch.float64)
     rows.unfold(1, WINDOW, 1).diagonal(dim1=0, dim2=1).copy_((kernel / kernel.sum())[:, None])
     return rows.to(device)
+
+
+def similar_to(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """SSIM with fixed images x [N, C, H, W] of others, with its gradient, in float64.
+
+    Returns:
+        A function of images [S, C, H, W] and of slots, int64 [N]: the SSIM [N] of every image of x
+        with that of its slot. What follows from x alone is computed once.
+    """
+    x = x.double()
+    down, across = (_window_matrix(side).to(x.device) for side in x.shape[-2:])
+
+    def blurred(maps: Tensor) -> Tensor:
+        return down @ maps @ across.T
+
+    mx = blurred(x)
+    vx = blurred(x * x) - mx * mx
+
+    def similar(images: Tensor, slots: Tensor) -> Tensor:
+        mean = blurred(images)
+        variance = (blurred(images * images) - mean * mean)[slots]
+        mean = mean[slots]
+        covariance = blurred(images[slots] * x) - mean * mx
+        top = (2 * mean * mx + _C1) * (2 * covariance + _C2)
+        bottom = (mean * mean + mx * mx + _C1) * (variance + vx + _C2)
+        return (top / bottom).mean(dim=(1, 2, 3))
+
+    return similar
+
+
+def _window_matrix(length: int) -> Tensor:
+    """[length - 10, length]: row i holds the Gaussian window from column i on."""
+    reach = torch.arange(length)[None] - torch.arange(length - WINDOW + 1)[:, None]
+    kernel = torch.exp(-0.5 * ((reach - WINDOW // 2) / _SIGMA).double() ** 2)
+    kernel = kernel * ((reach >= 0) & (reach < WINDOW))
+    return kernel / kernel.sum(dim=1, keepdim=True)
 
 
 def mse(a: Tensor, b: Tensor, *, sample_dims: int) -> Tensor:

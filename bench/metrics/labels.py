@@ -30,6 +30,10 @@ def label_number_accuracy(guess: Tensor, truth: Tensor) -> Tensor:
 
 
 def instance_recall(guess: Tensor, truth: Tensor) -> Tensor:
-    """Share of the batch's labels recovered: sum_c min(guess_c, truth_c) / K, float64 [V]."""
+    """Share of the batch's labels recovered: sum_c min(guess_c, truth_c) / K, float64 [V].
+
+    A guess of more than K labels is divided by their number, so that naming all gains nothing.
+    """
     same_shape(guess, truth)
-    return torch.minimum(guess, truth).sum(dim=-1) / truth.sum(dim=-1).clamp_min(1).double()
+    named = torch.maximum(guess.sum(dim=-1), truth.sum(dim=-1)).clamp_min(1)
+    return torch.minimum(guess, truth).sum(dim=-1) / named.double()

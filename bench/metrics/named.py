@@ -1,5 +1,7 @@
 """Names of the metrics, apart from their computation: reports need no torch."""
 
+import math
+
 METRICS = (
     *("ssim", "mse", "psnr", "success"),
     *("leacc", "lnacc", "irec", "label_accuracy"),
@@ -9,8 +11,28 @@ METRICS = (
 largest entry is right. Metrics that do not apply are absent."""
 TITLES = {"ssim": "SSIM", "mse": "MSE", "lnacc": "LnAcc"}
 """Of the metrics that have columns of their own."""
+FLOOR_SUFFIX = "_class_mean"
+"""Of a floor's name where the true labels are given."""
 
 
 def sign_of(metric: str) -> float:
     """1 where a larger value of the metric is the larger leak; -1 of the MSE, whose smaller is."""
     return -1.0 if metric == "mse" else 1.0
+
+
+PERFECT = {"mse": 0.0, "psnr": 100.0}
+"""What a perfect copy scores by each metric; 1 by all others."""
+RANGES = {"ssim": (-1.0, 1.0), "mse": (0.0, math.inf), "psnr": (-math.inf, 100.0)}
+"""Least and largest score of each metric; 0 and 1 of all others."""
+
+
+def range_of(metric: str) -> tuple[float, float]:
+    """Least and largest score of a metric."""
+    return RANGES.get(metric, (0.0, 1.0))
+
+
+def leak(score: float, floor: float, metric: str) -> float:
+    """Which part of the way from its floor to a perfect copy a score is: (score - floor) /
+    (perfect - floor), at least 0. It is 0 where the floor itself is perfect."""
+    way = PERFECT.get(metric, 1.0) - floor
+    return max(0.0, (score - floor) / way) if way else 0.0

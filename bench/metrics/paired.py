@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
-from bench.metrics.intervals import LEVEL, RESAMPLES, Interval
+from bench.metrics.intervals import LEVEL, Interval, interval_of
 from bench.seeding import numpy_generator
 
 ALPHA = 1 - LEVEL
@@ -47,7 +46,8 @@ class Variances:
 class Paired:
     """What the differences on the same victims say.
 
-    interval: mean difference over all victims with its 95 % interval. p: of the sign-flip test,
+    interval: mean difference over all victims with its 95 % interval, over seeds, or with one seed
+    over victims. p: of the sign-flip test,
     which speaks of these trainings. p_seeds: of Student's t-test on the seeds' means, which speaks
     of trainings in general; None with one seed or where the means have no spread to judge by.
     seed_means: one mean difference per seed. victims: how many per seed. variances: None where no
@@ -80,37 +80,16 @@ def paired(groups: Sequence[np.ndarray]) -> Paired:
     if not all(np.isfinite(g).all() for g in groups):
         raise ValueError("paired differences must be finite numbers.")
     means = tuple(float(g.mean()) for g in groups)
+    interval = interval_of(groups)
+    assert interval is not None  # there are values
     return Paired(
-        interval=_interval(groups),
+        interval=interval,
         p=sign_flip(np.concatenate(groups)),
         p_seeds=_t_test(means),
         seed_means=means,
         victims=tuple(len(g) for g in groups),
         variances=variances(groups),
     )
-
-
-def _interval(groups: Sequence[np.ndarray]) -> Interval:
-    """Percentile bootstrap: seeds are drawn, then victims within each drawn seed.
-
-    groups are sorted and every draw is used twice, once mirrored (k-th largest for k-th
-    smallest): so the interval of -d is minus that of d, whatever the fixed stream draws.
-    """
-    rng = numpy_generator(0, "paired bootstrap")
-    half = RESAMPLES // 2
-    seeds = rng.integers(len(groups), size=(half, len(groups)))
-    sums, counts = np.zeros((2, half)), np.zeros(half)
-    for slot in seeds.T:
-        for seed, values in enumerate(groups):
-            at = np.flatnonzero(slot == seed)
-            drawn = rng.integers(len(values), size=(len(at), len(values)))
-            sums[0, at] += values[drawn].sum(axis=1)
-            sums[1, at] += values[len(values) - 1 - drawn].sum(axis=1)
-            counts[at] += len(values)
-    tail = 100 * (1 - LEVEL) / 2
-    lo, hi = np.percentile(sums / counts, [tail, 100 - tail])
-    mean = float(np.concatenate(groups).mean())
-    return Interval(mean=mean, lo=min(float(lo), mean), hi=max(float(hi), mean))
 
 
 def sign_flip(differences: np.ndarray) -> float:
@@ -160,7 +139,10 @@ def _t_test(means: Sequence[float]) -> float | None:
     spread = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
     if spread <= 1e-12 * max(map(abs, means)):
         return None
-    return float(stats.ttest_1samp(means, 0.0).pvalue)
+    from scipy.special import stdtr
+
+    t = float(np.mean(means)) / (spread / math.sqrt(len(means)))
+    return float(2 * stdtr(len(means) - 1, -abs(t)))
 
 
 def variances(groups: Sequence[np.ndarray]) -> Variances | None:
@@ -230,6 +212,8 @@ def power(
     noncentral t distribution. victims: per seed, 2 or more with one seed; infinity is allowed.
     Raises ValueError for several seeds without spread.seeds.
     """
+    from scipy import stats
+
     if seeds > 1 and spread.seeds is None:
         raise ValueError("the power over several seeds needs the variance between seeds.")
     if seeds == 1:

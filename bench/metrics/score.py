@@ -1,4 +1,4 @@
-"""Scores of a reconstruction per victim, and the floors beside them."""
+"""Scores of a reconstruction per victim."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from torch import Tensor
 from bench.contract.attack import Reconstruction
 from bench.metrics import images, labels
 from bench.metrics.matching import one_to_one
-from bench.seeding import generator
-from bench.toolkit.batches import class_means
-
-CHANCE_DRAWS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +64,12 @@ def score(
             guess = guess.clamp(0, 1)
         order = one_to_one(guess, x)
         matched = guess[torch.arange(victims)[:, None], order]
-        values |= _image_values(matched, x, categorical)
+        values |= image_values(matched, x, categorical)
     if answer.label_counts is not None:
         counts = _shaped(answer.label_counts, (victims, classes), "label_counts")
         if counts.is_floating_point() or bool((counts < 0).any()):
             raise ValueError("label_counts must be integers >= 0.")
-        values |= _label_values(counts, _counts(y, classes))
+        values |= label_values(counts, counts_of(y, classes))
     if answer.labels is not None:
         guess_y = _shaped(answer.labels, (victims, samples), "labels")
         guess_y = guess_y.gather(1, order.to(guess_y.device))
@@ -83,52 +79,7 @@ def score(
     )
 
 
-def floors(
-    *,
-    x: Tensor,
-    y: Tensor,
-    classes: int,
-    aux_x: Tensor,
-    aux_y: Tensor,
-    categorical: Sequence[tuple[int, int]] = (),
-) -> dict[str, list[float]]:
-    """Per-victim floors: what reaches each metric without any leak.
-
-    For images they are the mean public image and, with the suffix _class_mean, the class-mean
-    public image given the true label. For labels they are the expectation over draws from the
-    public class frequencies.
-
-    Args:
-        x: The private samples [V, K, ...].
-        y: Their labels [V, K].
-        classes: Number of classes.
-        aux_x: Public samples [N, ...].
-        aux_y: Their labels [N].
-        categorical: Groups of one-hot columns of tabular data.
-    """
-    samples = y.shape[1]
-    mean = aux_x.mean(dim=0)
-    means = class_means(aux_x, aux_y, classes=classes)
-    values = _image_values(mean.expand_as(x), x, categorical)
-    given_label = _image_values(means[y], x, categorical)
-    values |= {f"{k}_class_mean": v for k, v in given_label.items()}
-    frequency = torch.bincount(aux_y, minlength=classes).double()
-    rng = generator(0, "chance floor")
-    drawn = torch.multinomial(
-        frequency, CHANCE_DRAWS * samples, replacement=True, generator=rng
-    ).view(CHANCE_DRAWS, samples)
-    guess = _counts(drawn, classes)
-    truth = _counts(y, classes)
-    per_victim = [
-        {k: v.mean() for k, v in _label_values(guess, t.expand_as(guess)).items()} for t in truth
-    ]
-    values |= {k: torch.stack([p[k] for p in per_victim]) for k in per_victim[0]}
-    share = frequency / frequency.sum()
-    values["label_accuracy"] = share[y].mean(dim=1)
-    return {k: v.tolist() for k, v in values.items()}
-
-
-def _image_values(
+def image_values(
     guess: Tensor, x: Tensor, categorical: Sequence[tuple[int, int]]
 ) -> dict[str, Tensor]:
     """Metrics of matched samples [V, K, ...], each the mean over a victim's samples."""
@@ -147,7 +98,8 @@ def _image_values(
     return values
 
 
-def _label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
+def label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
+    """Metrics of label counts [V, C]."""
     return {
         "leacc": labels.label_existence_accuracy(guess, truth),
         "lnacc": labels.label_number_accuracy(guess, truth),
@@ -155,7 +107,8 @@ def _label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _counts(y: Tensor, classes: int) -> Tensor:
+def counts_of(y: Tensor, classes: int) -> Tensor:
+    """Labels [V, K] as counts [V, C]."""
     return torch.nn.functional.one_hot(y, classes).sum(dim=1)
 
 

@@ -24,8 +24,11 @@ def gaussian_delta(*, mu: float, epsilon: float) -> float:
     if math.isinf(mu):
         return 1.0
     low, high = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    tail = float(special.log_ndtr(low))
+    if math.isinf(tail):
+        return 0.0
     # Both terms in logs: e^epsilon alone overflows from 710 on.
-    ratio = epsilon + float(special.log_ndtr(high)) - float(special.log_ndtr(low))
+    ratio = epsilon + float(special.log_ndtr(high)) - tail
     return float(special.ndtr(low)) * -math.expm1(min(ratio, 0.0))
 
 
@@ -39,6 +42,8 @@ def exact_gaussian_epsilon(*, mu: float, delta: float) -> float:
         return 0.0
     # At this epsilon the first term alone is delta.
     high = mu * mu / 2 - mu * float(special.ndtri(delta))
+    if math.isinf(high):
+        return math.inf
 
     def excess(epsilon: float) -> float:
         found = gaussian_delta(mu=mu, epsilon=epsilon)
@@ -63,9 +68,9 @@ def gaussian_std(*, sensitivity: float, epsilon: float, delta: float) -> float:
 
     def excess(log_mu: float) -> float:
         found = gaussian_delta(mu=math.exp(log_mu), epsilon=epsilon)
-        return math.log(max(found, 1e-300)) - math.log(delta)
+        return math.log(max(found, 5e-324)) - math.log(delta)
 
-    root = optimize.brentq(excess, math.log(1e-9), math.log(1e9), xtol=1e-13)
+    root = optimize.brentq(excess, -690, 340, xtol=1e-13)  # all that squares to a float64
     return sensitivity / math.exp(float(root))
 
 
@@ -74,7 +79,7 @@ def classic_gaussian_std(*, sensitivity: float, epsilon: float, delta: float) ->
 
     Source: Dwork, Roth 2014, Theorem 3.22.
     """
-    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    return sensitivity * math.sqrt(2 * (math.log(1.25) - math.log(delta))) / epsilon
 
 
 def renyi_epsilon(slope: float, *, alpha: float, delta: float) -> float:

@@ -7,11 +7,16 @@ infinite where anything leaves the client unprotected.
 
 from __future__ import annotations
 
+import inspect
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+from scipy import optimize, special
+
+from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.contract.events import (
     Encrypted,
@@ -23,23 +28,24 @@ from bench.contract.events import (
     Unprotected,
     Withheld,
 )
+from bench.errors import UserError
+from bench.privacy.composition import composed_epsilon
 from bench.privacy.entry import Entry
-from bench.privacy.gaussian import exact_gaussian_epsilon
+from bench.privacy.gaussian import best_renyi_epsilon
 
 
 def gaussian_epsilon(*, noise_multiplier: float, steps: int, delta: float) -> float:
     """Epsilon at `delta` of `steps` Gaussian releases with std = noise_multiplier * sensitivity.
 
-    Renyi accountant of opacus without subsampling, on a grid of orders that reaches down to
-    1.0005, since small noise has its best order near 1. Infinite without noise; 0 for no step.
+    By their Renyi divergence at its best real order, as papers' accountants do on a grid of
+    orders. Infinite without noise; 0 for no step.
     """
     if steps == 0:
         return 0.0
     if noise_multiplier <= 0:
         return math.inf
-    near_one = [1 + 10 ** (-k / 20) for k in range(1, 67)]
-    orders = near_one + [1 + x / 10 for x in range(1, 110)] + [*range(12, 64), *range(64, 1025, 8)]
-    return _renyi(1.0, noise_multiplier, steps, orders, delta)
+    ratio = 1 / noise_multiplier
+    return best_renyi_epsilon(steps * ratio * ratio / 2, delta)[0]
 
 
 def subsampled_gaussian_epsilon(
@@ -48,98 +54,90 @@ def subsampled_gaussian_epsilon(
     """Epsilon at `delta` of `steps` Gaussian releases on Poisson samples, each record with
     probability `rate`, for adding or removing one.
 
-    Renyi accountant of opacus, which papers quote; its PRV accountant and dp-accounting's are
-    tighter by a few percent (tests). Infinite without noise; 0 for no step.
+    By their Renyi divergence at its best real order, as opacus' accountant, which papers quote,
+    does on a grid of orders; its PRV accountant and dp-accounting's are tighter by a few percent
+    (tests). Infinite without noise; 0 for no step.
+    Source: Mironov, Talwar, Zhang, arXiv:1908.10530.
     """
-    if rate >= 1:
-        return gaussian_epsilon(noise_multiplier=noise_multiplier, steps=steps, delta=delta)
-    if steps == 0 or rate == 0:
+    whole = gaussian_epsilon(noise_multiplier=noise_multiplier, steps=steps, delta=delta)
+    if rate == 0:
         return 0.0
-    if noise_multiplier <= 0:
-        return math.inf
-    orders = [1 + x / 10 for x in range(1, 110)] + [*range(12, 64), *range(64, 513, 16)]
-    return _renyi(rate, noise_multiplier, steps, orders, delta)
+    if rate >= 1 or whole == 0 or math.isinf(whole):
+        return whole
+    left, ratio = -math.log(delta), 1 / noise_multiplier
+    # The privacy loss of a step is within (1 / noise, 1 / (2 noise^2)) in std and mean.
+    spread = math.sqrt(steps) * (ratio + ratio * ratio / 2)
+    lowest = min(left, math.sqrt(left) / spread) / 4
+    highest = max(2 * lowest, min(1 / delta, _POINTS * min(noise_multiplier, 1.0) ** 2 / 6))
+
+    def bound(log_c: float) -> float:
+        c = math.exp(log_c)
+        moment = steps * _sampled_log_moment(c, rate=rate, ratio=ratio)
+        return (moment - c * math.log1p(1 / c) - math.log1p(c) + left) / c
+
+    found = optimize.minimize_scalar(
+        bound, bounds=(math.log(lowest), math.log(highest)), method="bounded"
+    )
+    return max(0.0, min(whole, float(found.fun)))
 
 
-def _renyi(
-    rate: float, noise_multiplier: float, steps: int, orders: Sequence[float], delta: float
-) -> float:
-    """Epsilon by opacus' Renyi accountant, at the best of the orders."""
-    from opacus.accountants.analysis import rdp
-
-    values = rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=steps, orders=orders)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # opacus warns when the best order is at an end
-        epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=values, delta=delta)
-    return max(0.0, float(epsilon))
+_POINTS = 10_000
+"""Most points of the integral of a sampled Gaussian's moment."""
 
 
-_DISTRIBUTED = 100.0
-"""Sum of pure epsilons up to which their composition is computed as a distribution; beyond, a
-grid fine enough would not fit memory, and delta buys next to nothing."""
+def _sampled_log_moment(c: float, *, rate: float, ratio: float) -> float:
+    """log E[r^(1 + c)] of the likelihood ratio r of (1 - rate) N(0, 1) + rate N(ratio, 1) over
+    N(0, 1), under the latter."""
+    order = 1 + c
+    if ratio > 20:  # the two normals are apart: each has its own term
+        both = order * math.log1p(-rate), order * (math.log(rate) + c * ratio * ratio / 2)
+        return float(np.logaddexp(*both))
+    z = np.arange(-9, order * ratio + 9, min(1 / 6, 1 / (2 * ratio)))
+    density = -z * z / 2
+    r = np.logaddexp(math.log1p(-rate), math.log(rate) + ratio * z - ratio * ratio / 2)
+    return float(special.logsumexp(density + order * r) - special.logsumexp(density))
 
 
 def record_epsilon(events: Sequence[Event], delta: float) -> float:
     """Epsilon of all events together, composed over their counts and coordinates.
 
-    Gaussian events compose exactly: squared multipliers add. Pure events add up, or, where that
-    is less, compose as the worst mechanisms of their epsilons do (randomised response; privacy
-    loss distributions of dp-accounting, rounded up). No event means that nothing is randomised:
-    infinite.
+    Gaussian events compose exactly: squared multipliers add. Pure events compose as the worst
+    mechanisms of their epsilons do, randomised responses (`composed_epsilon`). No event means
+    that nothing is randomised: infinite.
     """
     if not events or any(isinstance(e, Unprotected) for e in events):
         return math.inf
-    inverse_square = 0.0
+    squares = 0.0
     pure: list[tuple[float, int]] = []
     for event in events:
         match event:
             case Gaussian(sensitivity=s, std=std, count=n):
-                if std <= 0 and n and s:
-                    return math.inf
-                inverse_square += n * (s / std) ** 2 if n and s else 0.0
+                ratio = _ratio(s, std) if n else 0.0
+                squares += n * ratio * ratio
             case Laplace(sensitivity=s, scale=scale, count=n):
-                if scale <= 0 and n and s:
-                    return math.inf
-                pure += [(s / scale, n)] if n and s else []
-            case RandomisedResponse(epsilon=eps, coordinates=d, count=n):
-                pure += [(eps, n * d)] if n * d and eps else []
+                pure.append((_ratio(s, scale) if n else 0.0, n))
+            case RandomisedResponse(epsilon=epsilon, coordinates=d, count=n):
+                pure.append((epsilon, n * d))
             case Withheld() | Encrypted():
                 pass
             case _:
                 raise TypeError(f"the ledger has no rule for {type(event).__name__} events.")
-    mu = math.sqrt(inverse_square)
-    added = sum(eps * n for eps, n in pure)
-    simple = exact_gaussian_epsilon(mu=mu, delta=delta) + added if mu else added
-    if not pure or (len(pure) == 1 and pure[0][1] == 1 and not mu) or added > _DISTRIBUTED:
-        return simple
-    return min(simple, _distributed(pure, mu, delta))
+    return composed_epsilon(pure, mu=math.sqrt(squares), delta=delta)
 
 
-def _distributed(pure: Sequence[tuple[float, int]], mu: float, delta: float) -> float:
-    """Composition of (epsilon, count) pure mechanisms and one Gaussian, by their privacy loss
-    distributions, rounded up."""
-    from dp_accounting.pld import common
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    grid = 1e-3
-    found = None
-    for epsilon, count in pure:
-        worst = pld.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=grid
-        ).self_compose(count)
-        found = worst if found is None else found.compose(worst)
-    assert found is not None
-    if mu:
-        found = found.compose(
-            pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=grid)
-        )
-    return float(found.get_epsilon_for_delta(delta))
+def _ratio(sensitivity: float, noise: float) -> float:
+    """Sensitivity over the noise's std or scale; infinite without noise."""
+    if sensitivity == 0:
+        return 0.0
+    return sensitivity / noise if noise > 0 and sensitivity < math.inf else math.inf
 
 
 def in_plain_words(entry: Entry, events: Sequence[Event]) -> tuple[str, str, str]:
     """Three sentences: what the claim says, what is proven, what neither protects."""
     if entry.eps_claimed is None:
         claim = "The paper claims no epsilon for this setting."
+    elif math.isinf(entry.eps_claimed):
+        claim = "The paper's formula gives no finite epsilon at this setting and these facts."
     else:
         at = f" at delta {entry.claim_delta:g}" if entry.claim_delta else ""
         whole = "" if entry.unit == "record" else ", which is not the same as a training record"
@@ -202,6 +200,17 @@ _SMASHED = Unprotected(what="the smashed data of every step", why="the defense d
 
 def account(defense: Defense, facts: Facts) -> Entry:
     """The ledger's line for a defense setting over a run with these facts."""
+    with computable(defense, facts):
+        entry, events = _entry(defense, facts)
+        numbers = (entry.eps_record, entry.eps_claimed, entry.claim_delta)
+        for number in (*numbers, *entry.constants.values()):
+            if isinstance(number, float) and math.isnan(number):
+                raise FloatingPointError("not a number")
+    return replace(entry, words=in_plain_words(entry, events))
+
+
+def _entry(defense: Defense, facts: Facts) -> tuple[Entry, tuple[Event, ...]]:
+    """The line without its words, and the events."""
     events = defense.guarantee(facts)
     if facts.split and not any(m.of == "smashed" for m in defense.mechanisms()):
         events = (*events, _SMASHED)
@@ -216,4 +225,42 @@ def account(defense: Defense, facts: Facts) -> Entry:
         constants=dict(defense.constants(facts)),
         reasons=reasons,
     )
-    return replace(entry, words=in_plain_words(entry, events))
+    return entry, events
+
+
+@contextmanager
+def computable(defense: Defense, facts: Facts) -> Iterator[None]:
+    """Make a UserError of what floating point cannot hold, with the values that are to blame."""
+    try:
+        yield
+    except ArithmeticError as error:
+        values = ", ".join(_extremes(defense, facts))
+        raise UserError(f"epsilon cannot be computed in floating point with {values}.") from error
+
+
+_EXTREME = 30
+"""Powers of ten from 1 at which a setting or fact is to blame."""
+
+
+def _extremes(defense: Defense, facts: Facts) -> list[str]:
+    """The settings and facts farthest from 1, as a user writes them."""
+    sizes = {
+        name: abs(math.log10(abs(value)))
+        for name, value in {**_settings(defense), **vars(facts)}.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value
+    }
+    blamed = min(_EXTREME, max(sizes.values()))
+    values = {**_settings(defense), **vars(facts)}
+    return [f"{name}={values[name]:g}" for name, size in sizes.items() if size >= blamed]
+
+
+def _settings(defense: Defense) -> dict[str, object]:
+    """A defense's settings, as far as it keeps them under their names."""
+    if isinstance(defense, Composed):
+        return {
+            f"{member}.{name}": value
+            for member, inner in defense.members.items()
+            for name, value in _settings(inner).items()
+        }
+    names = inspect.signature(type(defense)).parameters
+    return {name: vars(defense)[name] for name in names if name in vars(defense)}

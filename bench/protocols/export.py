@@ -23,7 +23,7 @@ _STATES = ("initial", "const", "buffers", "before", "after")
 
 
 def save_seen(seen: Seen, path: Path) -> None:
-    """Write `path.safetensors` and `path.json`."""
+    """Write `path` with .safetensors and with .json behind its name, which may hold dots itself."""
     tensors: dict[str, Tensor] = {}
 
     def put(prefix: str, state: Mapping[str, Tensor] | None) -> list[str] | None:
@@ -58,8 +58,8 @@ def save_seen(seen: Seen, path: Path) -> None:
         "messages": messages,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path.with_suffix(".safetensors"))
-    path.with_suffix(".json").write_text(json.dumps(text, indent=1))
+    save_file(tensors, f"{path}.safetensors")
+    Path(f"{path}.json").write_text(json.dumps(text, indent=1))
 
 
 def load_seen(path: Path) -> Seen:
@@ -104,10 +104,10 @@ def load_seen(path: Path) -> Seen:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
-        text = json.loads(path.with_suffix(".json").read_text())
+        text = json.loads(Path(f"{path}.json").read_text())
         if text.get("format") != FORMAT:
             raise UserError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
-        return text, load_file(path.with_suffix(".safetensors"))
+        return text, load_file(f"{path}.safetensors")
     except (OSError, json.JSONDecodeError, SafetensorError) as error:
         raise UserError(f"{path} is no complete export of what was seen ({error}).") from error
 

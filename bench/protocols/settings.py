@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bench.errors import UserError
+from bench.names import GivenName
 
 Checkpoint = Literal["init", "final"]
 LEAST_DRAWS = 100
 """The fewest draws of an audit, per input of a pair."""
+
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def work_text(*, batch: int, steps: int | None = None, epochs: float | None = None) -> str:
+    """Work of a client in one round: batch 32, five epochs."""
+    number, unit = (steps, "step") if epochs is None else (epochs, "epoch")
+    whole = number is not None and number == int(number) and number < len(_NUMBERS)
+    word = _NUMBERS[int(number or 0)] if whole else f"{number:g}"
+    return f"batch {batch}, {word} {unit}{'' if number == 1 else 's'}"
+
+
+def named_work(by_threat: Mapping[str, str]) -> str:
+    """Works of observed rounds in one line, each with its threat's name where there are several:
+    batch 1, one step (server); batch 8, one step (batch8)."""
+    if len(set(by_threat.values())) <= 1:
+        return next(iter(by_threat.values()), "")
+    return "; ".join(f"{work} ({name})" for name, work in by_threat.items())
 
 
 class TaskSettings(BaseModel):
@@ -85,6 +106,12 @@ class ProtocolSettings(BaseModel):
         """Cuts of the clients, in turn; none but under splitfed."""
         return tuple([self.cut] if isinstance(self.cut, str) else self.cut or ())
 
+    @property
+    def work(self) -> str:
+        """What a client does in a round of the training: batch 32, five epochs."""
+        steps = 1 if self.name == "fedsgd" else self.local_steps
+        return work_text(batch=self.batch, steps=steps, epochs=self.local_epochs)
+
     @model_validator(mode="after")
     def _local_work(self) -> ProtocolSettings:
         given = [v for v in (self.local_steps, self.local_epochs) if v is not None]
@@ -107,7 +134,7 @@ class ThreatSettings(BaseModel):
     with the first cut are observed.
 
     Attributes:
-        name: The name by which attacks ask for it.
+        name: The name by which attacks ask for it; its observations' files are named after it.
         victims: Clients that are observed.
         batch: Distinct samples of each victim's batch.
         local_steps: Steps of each victim.
@@ -120,7 +147,7 @@ class ThreatSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = "server"
+    name: GivenName = "server"
     victims: int = Field(8, ge=1)
     batch: int = Field(1, ge=1)
     local_steps: int = Field(1, ge=1)
@@ -128,6 +155,11 @@ class ThreatSettings(BaseModel):
     mode: Literal["train", "eval"] = "eval"
     aux: int | None = Field(None, ge=1)
     hears_broadcast: bool = True
+
+    @property
+    def work(self) -> str:
+        """What a victim does in the observed round: batch 1, one step."""
+        return work_text(batch=self.batch, steps=self.local_steps)
 
     def describe(self) -> str:
         """One line for a report's row."""

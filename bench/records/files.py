@@ -82,13 +82,13 @@ def _sound(value: Any) -> Any:
     return value
 
 
-def checked(adapter: TypeAdapter[T], value: Any, place: Path | str) -> T:
-    """A value of `read_json` as the adapter's type.
+def checked(adapter: TypeAdapter[T], value: Any, place: Path | str, *, context: Any = None) -> T:
+    """A value of `read_json` as the adapter's type; `context` is for its validators.
 
     Raises UserError naming the place and the first thing that is wrong there.
     """
     try:
-        return adapter.validate_python(value)
+        return adapter.validate_python(value, context=context)
     except ValidationError as error:
         raise UserError(f"{place}: {problem(error)}") from error
     except (OverflowError, RecursionError) as error:

@@ -27,12 +27,15 @@ class FlagCode(StrEnum):
     BELOW_FLOOR = "below_floor"  # subject: the attack
     ATTACK_FAILED = "attack_failed"  # subject: the attack
     ATTACK_TIMEOUT = "attack_timeout"  # subject: the attack
+    BY_BOUND = "by_bound"
+    CONTROL_FAILED = "control_failed"  # values: leak, of the undefended row
     OTHER = "other"  # values: text, of an older version
 
 
 _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.TRAINING_NOT_APPLICABLE: "info",
     FlagCode.CLAIM_UNIT: "info",
+    FlagCode.BY_BOUND: "info",
     FlagCode.OTHER: "info",
     FlagCode.CLAIMED_NOT_PROVEN: "warn",
     FlagCode.AUDIT_FAILED: "warn",
@@ -66,5 +69,5 @@ class Flag:
 
     @property
     def costs_rank(self) -> bool:
-        """Whether nobody would deploy the row, so that ranking it has no use."""
-        return self.code in (FlagCode.DIVERGED, FlagCode.AT_CHANCE)
+        """Whether nobody would deploy the row, or its leak says nothing: ranking it has no use."""
+        return self.code in (FlagCode.DIVERGED, FlagCode.AT_CHANCE, FlagCode.CONTROL_FAILED)

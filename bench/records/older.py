@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from bench.protocols.settings import named_work, work_text
 from bench.records.flags import FlagCode
 
 _SENTENCES = (
@@ -44,6 +45,12 @@ def row_of_first(row: dict[str, Any]) -> dict[str, Any]:
     if isinstance(whole.get("worst"), dict):
         whole["worst"] = {"metric": "ssim", **whole["worst"]}
     return whole
+
+
+def observed_of(threats: Any) -> str:
+    """What the observed rounds of a row hold, whose threats are sentences alone."""
+    found = re.findall(r"(?:^|; )([^:;]*): .*?batch (\d+), (\d+) step\(s\)", str(threats))
+    return named_work({name: work_text(batch=int(b), steps=int(s)) for name, b, s in found})
 
 
 def suite_of_first(suite: Any) -> Any:

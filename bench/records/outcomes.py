@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from bench.contract.events import Facts
 from bench.errors import UserError
+from bench.names import FileName, file_name
 from bench.privacy.entry import Entry
 from bench.protocols.settings import Checkpoint
 from bench.records.jobs import AttackJob, TrainJob
@@ -19,7 +20,6 @@ Kind = Literal["train", "attack"]
 Status = Literal["done", "failed", "timeout", "not_applicable"]
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
 VictimScores = Mapping[str, list[float]]
 """Metric -> one figure per victim."""
 LedgerEntry = Annotated[Entry, AfterValidator(lambda e: replace(e, constants=numbers(e.constants)))]
@@ -38,7 +38,7 @@ class Observation:
 
     status: Literal["done", "not_applicable"]
     reason: str | None = None
-    stem: Annotated[str, Field(pattern=r"^[^/\\]*$")] = ""
+    stem: Annotated[str, AfterValidator(lambda stem: stem and file_name(stem))] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +217,8 @@ class AttackRecord(DoneRecord):
         gradient_evaluations: What it spent.
         notes: What the attack says of its own run.
         loss: The attack's own, per victim.
+        judged: Per victim the answer's loss under the judge that all attacks on the observation
+            have in common, lower is better; None in older records and without such an answer.
         budget: Gradient evaluations allowed per start; None in older records.
         doubled: The same at twice the budget, None where that was not run.
         inputs: Of the job; None in older records.
@@ -232,6 +234,7 @@ class AttackRecord(DoneRecord):
     gradient_evaluations: Count
     notes: tuple[str, ...]
     loss: list[float] | None
+    judged: list[float] | None = None
     budget: int | None = None
     doubled: DoubledRun | None = None
     inputs: AttackInputs | None = None
@@ -239,7 +242,8 @@ class AttackRecord(DoneRecord):
 
     def __post_init__(self) -> None:
         again = self.doubled.values if self.doubled else {}
-        for scores in (self.values, self.floors, again):
+        judged = {} if self.judged is None else {"judged": self.judged}
+        for scores in (self.values, self.floors, again, judged):
             for metric, figures in scores.items():
                 if len(figures) != self.victims:
                     raise UserError(

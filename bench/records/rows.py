@@ -12,12 +12,12 @@ from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.metrics.named import METRICS, sign_of
+from bench.metrics.named import METRICS, leak, sign_of
 from bench.protocols.settings import Checkpoint, ProtocolSettings
 from bench.records.files import checked, read_json
 from bench.records.flags import Flag
 from bench.records.jobs import setting_text
-from bench.records.older import row_of_first
+from bench.records.older import observed_of, row_of_first
 from bench.records.outcomes import AuditSummary, Count, Status
 from bench.records.text import to_line
 
@@ -98,10 +98,10 @@ class AttackEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """The worst over attacks, per victim, then averaged.
+    """The worst over attacks: per victim one attack's answer, then averaged.
 
     Attributes:
-        attack: The one that is worst for most victims.
+        attack: The one that is taken for most victims.
         metric: ssim, or mse of records.
         interval: Mean over victims.
     """
@@ -111,7 +111,7 @@ class WorstCase:
     interval: Interval
 
     @property
-    def leak(self) -> float:
+    def signed(self) -> float:
         """One number that grows with the leak: SSIM, or minus the MSE of records."""
         return sign_of(self.metric) * self.interval.mean
 
@@ -159,9 +159,15 @@ class Row:
         bytes_down: Per round, all clients.
         client_seconds: Per client and round.
         attacks: By their columns.
-        worst: The worst case over them, None without a figure.
+        worst: Per victim the answer that leaks most by the truth: an upper bound. None without a
+            figure.
+        choice: Per victim the answer of least judged loss, as the attacker chooses; None where no
+            record holds judged losses, as older ones.
+        observed: What work the observed rounds hold: batch and steps.
         flags: What to know before trusting the row.
-        rank: Within its table, 1 leaks least; None without utility or figure.
+        rank: Within its table, 1 leaks least, by the attacker's choice, or by the upper bound
+            without one; rows that are not separated share it. None without utility or figure, and
+            where the attacks do not work even without a defense.
     """
 
     suite: str
@@ -193,10 +199,33 @@ class Row:
     personalised: bool = False
     ledger: LedgerWords | None = None
     audit: AuditSummary | None = None
+    choice: WorstCase | None = None
+    observed: str = ""
 
     def __post_init__(self) -> None:
-        if self.worst is not None and self.worst.attack not in self.attacks:
-            raise UserError(f"the worst attack {self.worst.attack} is none of the row's attacks.")
+        for case in (self.worst, self.choice):
+            if case is not None and case.attack not in self.attacks:
+                raise UserError(f"the worst attack {case.attack} is none of the row's attacks.")
+
+    @property
+    def ranking(self) -> WorstCase | None:
+        """What the row is ranked by: the attacker's choice, or the upper bound without one."""
+        return self.choice or self.worst
+
+    @property
+    def leak(self) -> float | None:
+        """Which part of the way from the floor to a perfect copy that is, in [0, 1]; None without a
+        figure or floor."""
+        case = self.ranking
+        floor = self.attacks[case.attack].floor.get(case.metric) if case else None
+        return (
+            None if case is None or floor is None else leak(case.interval.mean, floor, case.metric)
+        )
+
+    @property
+    def interval_over(self) -> str:
+        """What the row's intervals are over: with one seed the victims of one training."""
+        return "victims" if len(self.seeds) == 1 else "seeds and victims"
 
     @property
     def setting(self) -> str:
@@ -223,7 +252,8 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
         for f in row.flags
     ]
     names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
-    return {"schema": ROW_SCHEMA, **{n: getattr(row, n) for n in names}, "flags": flags}
+    found = {n: getattr(row, n) for n in names}
+    return {"schema": ROW_SCHEMA, **found, "leak": row.leak, "flags": flags}
 
 
 def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:
@@ -255,11 +285,14 @@ def _row(value: Any, place: str) -> Row:
     if schema not in (1, ROW_SCHEMA):
         raise UserError(f"{place} is no row of a schema that this version of leakbench knows.")
     value = row_of_first(value) if schema == 1 else dict(value)
-    attacks, worst = value.get("attacks"), value.get("worst")
+    if "observed" not in value:
+        value["observed"] = observed_of(value.get("threat"))
+    attacks = value.get("attacks")
     if isinstance(attacks, dict):
         value["attacks"] = {name: _nested(entry) for name, entry in attacks.items()}
-    if isinstance(worst, dict):
-        value["worst"] = {**worst, "interval": worst.get(str(worst.get("metric")))}
+    for name in ("worst", "choice"):
+        if isinstance(case := value.get(name), dict):
+            value[name] = {**case, "interval": case.get(str(case.get("metric")))}
     return checked(_adapter(), value, place)
 
 

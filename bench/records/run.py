@@ -13,10 +13,10 @@ from pydantic import Field, TypeAdapter
 from bench.errors import UserError
 from bench.protocols.settings import Checkpoint
 from bench.records.files import checked, read_json
-from bench.records.jobs import AttackJob, TrainJob
+from bench.records.jobs import AttackJob, TrainJob, canonical
 from bench.records.older import suite_of_first
 from bench.records.outcomes import Kind
-from bench.suite import AttackSettings, Suite
+from bench.suite import RECORDED, AttackSettings, Suite
 
 SCHEMA: Literal[1] = 1
 """Of run.json and of records."""
@@ -216,8 +216,8 @@ class Run(RunFacts):
             if not {"suite", "trainings"} <= value.keys():
                 raise UserError(f"{place} must hold a suite and its trainings.")
             value = value | {"suite": suite_of_first(value["suite"])}
-        found = checked(_adapter(), value, place)
-        return cls(trainings=tuple(_planned(found, place)), **found.facts())
+        found = checked(_adapter(), value, place, context=RECORDED)
+        return cls(trainings=_each_once(_planned(found, place), place), **found.facts())
 
     def to_json_value(self) -> dict[str, Any]:
         """As run.json holds it."""
@@ -251,7 +251,35 @@ def _planned(found: RunFile, place: Path) -> Iterable[PlannedTraining]:
                 )
             made = attack_job(job, found.suite, cell.label, attack, cell.checkpoint)
             cells.append(Cell(key=cell.key, train_key=entry.key, job=made))
-        yield PlannedTraining(key=entry.key, job=job, cells=tuple(cells))
+        yield PlannedTraining(key=entry.key, job=job, cells=tuple(dict.fromkeys(cells)))
+
+
+def _each_once(trainings: Iterable[PlannedTraining], place: Path) -> tuple[PlannedTraining, ...]:
+    """The trainings, without those that are listed again, so that no victim counts twice.
+
+    Raises UserError if two records are of one training or attack, or two of these have one record.
+    """
+    once = tuple(dict.fromkeys(trainings))
+    keys: set[str] = set()
+    takers: set[tuple[str, ...]] = set()
+
+    def give(key: str, name: str, *taker: str) -> None:
+        if key in keys:
+            raise UserError(f"{place} gives {name} the record {key}, which is another's too.")
+        if taker in takers:
+            raise UserError(f"{place} gives {name} a second record, {key}.")
+        keys.add(key)
+        takers.add(taker)
+
+    for training in once:
+        facts = training.job.inputs()
+        taker = canonical(
+            {k: facts[k] for k in ("task", "protocol", "defense", "settings", "seed")}
+        )
+        give(training.key, training.job.name, taker)
+        for cell in training.cells:
+            give(cell.key, f"{cell.name}/seed={cell.seed}", taker, cell.label, cell.checkpoint)
+    return once
 
 
 def labels(suite: Suite) -> dict[str, AttackSettings]:

@@ -12,7 +12,7 @@ from bench.metrics.named import METRICS
 from bench.records import AttackEntry, Flag, LedgerWords, Row, short
 from bench.report import explain
 from bench.report.columns import Column, Shown, board_columns
-from bench.report.tables import idle, tables
+from bench.report.tables import idle, tables, work
 
 AT_ONCE = 100
 """Rows of a table that are shown until the reader asks for all of them."""
@@ -48,6 +48,7 @@ class Board:
     Attributes:
         id: Of its section.
         threats: A line on each.
+        work: What the attacked rounds and the training hold.
         columns: From the rank to the flags.
         idle: Attacks that apply to no row, with the reason, in place of a column.
     """
@@ -56,6 +57,7 @@ class Board:
     title: str
     rows: tuple[Row, ...]
     threats: tuple[str, ...]
+    work: str
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     idle: tuple[tuple[str, str], ...]
@@ -84,6 +86,7 @@ def _board(name: str, title: str, rows: list[Row]) -> Board:
         title=title,
         rows=tuple(rows),
         threats=tuple(dict.fromkeys(t for r in rows for t in r.threat.split("; ") if t)),
+        work=work(rows),
         columns=tuple(columns),
         lines=tuple(_line(row, columns) for row in rows),
         idle=tuple(idle(rows).items()),

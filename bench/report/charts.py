@@ -11,10 +11,11 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import TITLES
 from bench.records import Row
-from bench.report import plots, svg
+from bench.report import explain, plots, svg
 from bench.report.boards import Board
 from bench.report.columns import bounds, epsilon_text, figure, interval_text
 from bench.report.plots import Scatter, Spot
+from bench.report.verdicts import is_reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +84,13 @@ def _mark(spot: Spot) -> svg.Mark:
         group=spot.group,
         aside=spot.aside,
         words=_words(row),
-        tag=tag if spot.front or plots.is_reference(row) else "",
+        tag=tag if spot.front or is_reference(row) else "",
         states=tuple(name for name, has in states if has),
     )
 
 
 def _notes(shown: Scatter) -> tuple[str, ...]:
-    notes = ["Bars: 95 % intervals."]
+    notes = [f"Bars: {explain.interval_words([s.row for s in shown.spots])}."]
     if len(shown.front) > 1:
         notes.append("Dashed: the Pareto front, settings that no other beats in both.")
     if shown.name in ("leak", "promise"):
@@ -104,7 +105,7 @@ def _notes(shown: Scatter) -> tuple[str, ...]:
     if any(s.hollow for s in shown.spots):
         notes.append("Hollow: no common model; the clients' own accuracy stands in.")
     if any(s.muted for s in shown.spots):
-        notes.append("Pale: without rank, training diverged or accuracy at chance.")
+        notes.append("Pale: without rank; the flags say why.")
     return tuple(notes)
 
 
@@ -116,9 +117,12 @@ def _words(row: Row) -> str:
         parts.append(f"accuracy {interval_text(row.accuracy)}")
     if row.personal_accuracy and row.personalised:
         parts.append(f"own accuracy {interval_text(row.personal_accuracy)}")
-    if worst := row.worst:
-        leak = interval_text(worst.interval, worst.metric)
-        parts.append(f"worst {TITLES[worst.metric]} {leak} by {worst.attack}")
+    if case := row.ranking:
+        figure_ = interval_text(case.interval, case.metric)
+        who = "attacker's choice" if row.choice else "upper bound"
+        parts.append(f"{who} {TITLES[case.metric]} {figure_} by {case.attack}")
+    if row.leak is not None:
+        parts.append(f"leak {row.leak:.2f}")
     claim = epsilon_text(row.eps_claimed)
     parts.append(f"ε claimed {claim} per {row.unit}" if row.unit else "no ε claimed")
     parts.append(f"ε proven {epsilon_text(row.eps_record)}")
@@ -173,5 +177,5 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
             "A line that still climbs belongs to an attack that was cut short.",
         ),
         legend=tuple((svg.key(i), c.attack) for i, c in enumerate(shown.curves)),
-        table=(("attack", "budget", "SSIM", "95 % interval"), *body),
+        table=(("attack", "budget", "SSIM", explain.interval_words([board.first])), *body),
     )

@@ -13,10 +13,9 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from bench.metrics.intervals import Interval
-from bench.metrics.named import METRICS, TITLES
-from bench.records import AttackEntry, Row, short
+from bench.metrics.named import FLOOR_SUFFIX, METRICS, TITLES, leak
+from bench.records import AttackEntry, Row, WorstCase, short
 from bench.report import explain
-from bench.report.entries import FLOOR_SUFFIX
 from bench.report.tables import any_personalised, attack_metrics, idle
 
 T = TypeVar("T")
@@ -235,15 +234,13 @@ def _scored(entry: AttackEntry, metric: str) -> Shown:
 
 
 def _shade(entry: AttackEntry, score: Interval, metric: str) -> str:
-    """h1 to h9: how far between its floor and a perfect copy the attack came; nothing at or below
-    the floor, of floors, and of errors, which have no such scale."""
-    if metric == "mse" or entry.is_floor:
-        return "floor" if entry.is_floor else ""
-    floor = entry.floor.get(metric, 0.0)
-    if floor >= 1:
-        return ""
-    step = min(_SHADES, math.ceil((score.mean - floor) / (1 - floor) * _SHADES))
-    return f"h{step}" if step > 0 else ""
+    """h1 to h9: the leak, between its floor and a perfect copy; nothing at or below the floor, and
+    of floors."""
+    if entry.is_floor:
+        return "floor"
+    floor = entry.floor.get(metric)
+    step = 0 if floor is None else math.ceil(leak(score.mean, floor, metric) * _SHADES)
+    return f"h{min(step, _SHADES)}" if step > 0 else ""
 
 
 def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
@@ -277,19 +274,31 @@ def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
-def _worst(row: Row) -> Shown:
-    worst = row.worst
-    if not worst:
+def _case(name: str) -> Callable[[Row], Shown]:
+    """name: `choice` or `worst`."""
+
+    def shown(row: Row) -> Shown:
+        case: WorstCase | None = getattr(row, name)
+        if not case:
+            return NOTHING
+        found = shown_interval(case.interval, case.metric)
+        label = "" if case.metric == "ssim" else f"{TITLES[case.metric]} "
+        return replace(
+            found,
+            text=label + found.text,
+            beside=case.attack,
+            full=f"{label}{found.full} {case.attack}",
+            style=_shade(row.attacks[case.attack], case.interval, case.metric),
+        )
+
+    return shown
+
+
+def _leak(row: Row) -> Shown:
+    if row.leak is None:
         return NOTHING
-    found = shown_interval(worst.interval, worst.metric)
-    label = "" if worst.metric == "ssim" else f"{TITLES[worst.metric]} "
-    return replace(
-        found,
-        text=label + found.text,
-        beside=worst.attack,
-        full=f"{label}{found.full} {worst.attack}",
-        style=_shade(row.attacks[worst.attack], worst.interval, worst.metric),
-    )
+    text = f"{row.leak:.2f}"
+    return Shown(text=text, full=text, brief=text, value=f"{row.leak:.6g}")
 
 
 def _flags(row: Row) -> Shown:
@@ -327,8 +336,20 @@ def _inside(read: Callable[[T], Any], name: str) -> Callable[[T], Any]:
     return lambda whole: getattr(read(whole), name, None)
 
 
-def _worst_by(metric: str) -> Callable[[Row], Interval | None]:
-    return lambda row: row.worst.interval if row.worst and row.worst.metric == metric else None
+def _by(name: str, metric: str) -> Callable[[Row], Interval | None]:
+    def read(row: Row) -> Interval | None:
+        case: WorstCase | None = getattr(row, name)
+        return case.interval if case and case.metric == metric else None
+
+    return read
+
+
+def _of_case(name: str) -> dict[str, Callable[[Row], Any]]:
+    return {
+        f"{name}_attack": _inside(attrgetter(name), "attack"),
+        **_three(f"{name}_ssim", _by(name, "ssim")),
+        **_three(f"{name}_mse", _by(name, "mse")),
+    }
 
 
 _BEFORE = (
@@ -383,16 +404,24 @@ _EPSILONS = (
         raw={name: _inside(attrgetter("audit"), name) for name in AUDIT},
     ),
 )
-_WORST = Column(
-    name="worst",
-    title="worst",
-    note="worst",
-    shown=_worst,
-    raw={
-        "worst_attack": lambda row: row.worst and row.worst.attack,
-        **_three("worst_ssim", _worst_by("ssim")),
-        **_three("worst_mse", _worst_by("mse")),
-    },
+_CHOICE = Column(
+    name="choice",
+    title="attacker's choice",
+    heading="choice",
+    note="choice",
+    shown=_case("choice"),
+    raw=_of_case("choice"),
+)
+_LEAK = Column(
+    name="leak", title="leak", heading="leak", note="leak", shown=_leak, raw=_plain("leak")
+)
+_BOUND = Column(
+    name="upper bound",
+    title="upper bound",
+    heading="upper\nbound",
+    note="bound",
+    shown=_case("worst"),
+    raw=_of_case("worst"),
 )
 _FLAGS = Column(
     name="flags",
@@ -409,12 +438,17 @@ _FILES = (
     ),
     Column(name="setting", raw=_plain("setting")),
     Column(name="seeds", raw={"seeds": lambda row: " ".join(map(str, row.seeds))}),
+    Column(name="interval over", raw=_plain("interval_over")),
+    Column(
+        name="work",
+        raw={"observed": attrgetter("observed"), "trained": attrgetter("protocol_settings.work")},
+    ),
     Column(name="cost", raw=_plain("bytes_up", "bytes_down", "client_seconds")),
 )
 """In CSV and pandas alone."""
 RAW: Mapping[str, Callable[[Row], Any]] = {
     name: read
-    for column in (*_FILES, *_BEFORE, _OWN, *_EPSILONS, _WORST, _FLAGS)
+    for column in (*_FILES, *_BEFORE, _OWN, _CHOICE, _LEAK, _BOUND, *_EPSILONS, _FLAGS)
     for name, read in column.raw.items()
 }
 """Every figure of a row that CSV and pandas have, by its name there."""
@@ -427,7 +461,9 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     metrics = {n: m for n, m in attack_metrics(rows).items() if n not in unused}
     own = [_OWN] if any_personalised(rows) else []
     attacks = [_attack_column(rows, name, metric) for name, metric in metrics.items()]
-    return [*_BEFORE, *own, *_EPSILONS, *attacks, floor_column(metrics), _WORST, _FLAGS]
+    choice = [_CHOICE] if any(r.choice for r in rows) else []
+    leaks = [*choice, _LEAK, _BOUND, floor_column(metrics)]
+    return [*_BEFORE, *own, *leaks, *_EPSILONS, *attacks, _FLAGS]
 
 
 def floor_column(metrics: Mapping[str, str]) -> Column:

@@ -8,54 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.metrics.named import sign_of
 from bench.names import did_you_mean
-from bench.records import AttackOutcome, AttackRecord, PlannedTraining, Row, Run, TrainRecord
+from bench.records import PlannedTraining, Run
 from bench.report.choosing import check_wanted
-from bench.report.entries import LOST
-from bench.report.leaderboard import heading, row_id, rows_of, settings_of
+from bench.report.leaderboard import contender, heading, row_id, rows_of, settings_of
+from bench.report.pairs import Contender
 from bench.report.tables import tables
 
 ONLY = ("protocol", "dataset", "model", "defense", "seed")
 """What a comparison may be restricted by."""
-Found = Mapping[str, Mapping[int, AttackOutcome]]
-"""Attack -> seed -> record."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Contender:
-    """A row of the leaderboard with its records.
-
-    Attributes:
-        row: The row.
-        trainings: Seed -> record of those that are done.
-        cells: Threat -> attack -> seed -> record.
-    """
-
-    row: Row
-    trainings: dict[int, TrainRecord]
-    cells: Mapping[str, Found]
-
-    @property
-    def rank(self) -> int | None:
-        """As the leaderboard's, None where it has none."""
-        return self.row.rank
-
-    @property
-    def name(self) -> str:
-        """spm(epsilon=1.5, variant=printed)."""
-        return self.row.setting
-
-    def worst(self, threat: str, metric: str) -> dict[int, np.ndarray]:
-        """Seed -> leak per victim: the worst over the attacks that have the metric."""
-        found = self.cells.get(threat, {})
-        seeds = dict.fromkeys(s for by_seed in found.values() for s in by_seed)
-        values = {s: worst_leaks(found, s, metric, frozenset(found)) for s in seeds}
-        return {s: v for s, v in values.items() if v is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +27,6 @@ class Contest:
 
     title: str
     rows: list[Contender]
-
-
-def worst_leaks(
-    found: Found, seed: int, metric: str, names: frozenset[str], with_floors: bool = False
-) -> np.ndarray | None:
-    """Per victim the largest leak over the named attacks, as the leaderboard takes it: numbers that
-    grow with the leak, None if no attack has the metric. with_floors: those that read no message
-    count too."""
-    leaks = []
-    for name, by_seed in found.items():
-        record = by_seed.get(seed, LOST)
-        if name not in names or not isinstance(record, AttackRecord) or metric not in record.values:
-            continue
-        if with_floors or not record.is_floor:
-            values = np.array(record.values[metric], dtype=np.float64)
-            leaks.append(sign_of(metric) * values)
-    return np.stack(leaks).max(axis=0) if leaks else None
 
 
 def read(
@@ -111,7 +57,7 @@ def read(
     out = []
     for title, ranked in tables(rows_of(run, trainings, records, [chosen])):
         kept = [
-            _contender(row, members[row_id(row)], records)
+            contender(row, members[row_id(row)], records.read)
             for row in ranked
             if wanted in (None, row.defense)
         ]
@@ -151,15 +97,3 @@ def _kept(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list
         asked = ", ".join(f"{k}={v}" for k, v in only.items())
         raise UserError(f"no training has {asked or 'been planned'} at once.")
     return [t for t, _ in kept]  # other defenses stay until the ranks are given
-
-
-def _contender(row: Row, trainings: Sequence[PlannedTraining], records: Store) -> Contender:
-    cells: dict[str, dict[str, dict[int, AttackOutcome]]] = {}
-    for training in trainings:
-        for cell in training.cells:
-            if cell.checkpoint == row.checkpoint:
-                by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
-                by_attack[cell.seed] = records.read("attack", cell.key) or LOST
-    found = {t.job.seed: records.read("train", t.key) for t in trainings}
-    done = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
-    return Contender(row=row, trainings=done, cells=cells)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.records import Flag, FlagCode
+from bench.records import Flag, FlagCode, Row
 
 COLUMNS = {
-    "rank": "Rank by the worst case over attacks, the least leak first. Rows whose training "
-    "diverged or whose accuracy is at chance have no rank: nobody would deploy them.",
+    "rank": "Rank by the attacker's choice, or by the upper bound where there is none, the least "
+    "leak first. Rows that a paired test over victims and seeds does not separate at 5 % share a "
+    "rank. Rows whose training diverged or whose accuracy is at chance have none: nobody would "
+    "deploy them. Where the undefended row leaks less than .2, no row has one.",
     "accuracy": "Test accuracy of the common model, with its 95 % interval. No figure where some "
     "value of the network is never uploaded, so that there is no common model.",
     "own": "Accuracy of each client's own network on test samples in its own label shares, mean "
@@ -28,11 +30,18 @@ COLUMNS = {
     "interval. 0 is a perfect copy; higher is safer. Compare it with the floor.",
     "lnacc": "Share of classes whose number of samples in the batch was read off exactly, with its "
     "95 % interval. Lower is safer. Compare it with the floor.",
-    "floor": "What needs no leak. The first figure is what the mean public image (or record) "
-    "scores, the second what the mean public image of the true class scores; for labels, a guess "
-    "by public class frequencies. An attack between the two leaked labels, not images.",
-    "worst": "Per victim the attack that rebuilds it best, then the mean over victims, with its "
-    "95 % interval. Named is the attack that is worst for most victims.",
+    "floor": "What needs no leak. The first figure is what the best answer scores that looks at "
+    "nothing, the second the best one that is told the labels. An attack between the two leaked "
+    "labels, not images.",
+    "choice": "Per victim the answer that an attacker chooses of all attacks' answers: the one of "
+    "least loss under one judge, which knows no truth. Mean over victims with its 95 % interval. "
+    "Named is the attack that is chosen for most victims.",
+    "leak": "How far the attacker's choice (without one, the upper bound) comes from its floor to "
+    "a perfect copy: (score - floor) / (1 - floor) of SSIM, (floor - error) / floor of errors. "
+    "0: nothing, 1: everything.",
+    "bound": "Upper bound: per victim the attack that rebuilds it best, which only the truth "
+    "tells, then the mean over victims, with its 95 % interval. No attacker could choose so well. "
+    "Named is the attack that is best for most victims.",
     "flags": "What to know before trusting the row. Press one for its full sentence.",
 }
 """By the `note` of a column."""
@@ -58,6 +67,8 @@ class Meaning:
 LETTERS = {
     "D": "training diverged",
     "C": "accuracy at chance",
+    "N": "attacks do not work here without a defense: nothing is ranked",
+    "U": "ranked by the upper bound, for want of judged losses",
     "B": "an attack was cut short: undefended, twice its budget leaks more",
     "F": "strongest attack below its floor: too weak to judge by",
     "V": "the audit refutes a claim or proof",
@@ -153,6 +164,20 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "The attack ran into the time limit: its victims are missing from the row.",
         letter="T",
     ),
+    FlagCode.BY_BOUND: Meaning(
+        "by upper bound",
+        "ranked by the upper bound: its records have no judged losses",
+        "What an attacker would choose among the attacks' answers is not known, so the best by the"
+        " truth ranks the row: the attacker may do worse.",
+        letter="U",
+    ),
+    FlagCode.CONTROL_FAILED: Meaning(
+        "control failed",
+        "attacks do not work here without a defense (leak {leak:.2f}): nothing is ranked",
+        "The undefended row of this table leaks less than .2 of the way from its floor to a perfect"
+        " copy, so a small leak says nothing about a defense.",
+        letter="N",
+    ),
     FlagCode.OTHER: Meaning("{text}", "{text}", ""),
 }
 """By code."""
@@ -182,3 +207,8 @@ def _filled(template: str, flag: Flag) -> str:
         return template.format(**{**flag.values, "subject": flag.subject})
     except (KeyError, ValueError):  # a file from elsewhere may lack a value
         return " ".join([flag.code.replace("_", " "), flag.subject]).strip()
+
+
+def interval_words(rows: Sequence[Row]) -> str:
+    """What the rows' intervals are over."""
+    return " or ".join(dict.fromkeys(f"95 % interval over {r.interval_over}" for r in rows))

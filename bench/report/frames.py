@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.harness.store import Store
+from bench.metrics.named import FLOOR_SUFFIX
 from bench.records import AttackRecord, Cell, Row
 from bench.report.columns import AUDIT, ENTRY, RAW, ends
-from bench.report.entries import FLOOR_SUFFIX
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _FIGURES = (
     *(*ends("accuracy"), *ends("personal_accuracy"), "eps_claimed", "unit", "eps_record", "delta"),
-    *(*AUDIT, "bytes_up", "bytes_down", "client_seconds", "worst_attack"),
-    *(*ends("worst_ssim"), *ends("worst_mse")),
+    *(*AUDIT, "bytes_up", "bytes_down", "client_seconds"),
+    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse"), "leak"),
+    *("worst_attack", *ends("worst_ssim"), *ends("worst_mse")),
 )
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
-_LAST = ("threat", "seeds", "suite", "flags")
+_LAST = ("threat", "observed", "trained", "seeds", "interval_over", "suite", "flags")
 
 
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
-    """One line per row, flat: utility, both epsilons, the audit, costs, the worst case, and each
-    attack's means as ATTACK_METRIC. Intervals end in _lo and _hi."""
+    """One line per row, flat: utility, both epsilons, the audit, costs, the attacker's choice, the
+    leak, the upper bound, and each attack's means as ATTACK_METRIC; intervals end in _lo, _hi."""
     from pandas import DataFrame
 
     lines = []
@@ -81,6 +82,8 @@ def victims(folder: Path, cells: Iterable[Cell]) -> DataFrame:
                 for k, v in record.floors.items()
                 if k.removesuffix(FLOOR_SUFFIX) in record.values
             }
+            if record.judged is not None:
+                line["judged"] = record.judged[victim]
             lines.append(line | {"key": cell.key})
     return DataFrame(lines)
 

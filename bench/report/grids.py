@@ -66,7 +66,7 @@ def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Ro
     long table the first rows. cells: of `leaderboard.cells_by_row`."""
     out: list[Cell] = []
     for row in rows[:MOST_LINES]:
-        wanted = row_id(row), row.worst and row.worst.attack
+        wanted = row_id(row), row.ranking and row.ranking.attack
         members = (c for name, c in cells if (name, c.label) == wanted)
         found = next((c for c in members if _pair(folder, c) is not None), None)
         out += [found] if found else []

@@ -46,6 +46,8 @@ def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | No
     found = boards(rows)
     shown = [_shown(b, rows, pictures) for b in found]
     reasons = _reasons(found)
+    over = explain.interval_words(rows) or "95 % interval"
+    texts = {k: t.replace("95 % interval", over) for k, t in explain.COLUMNS.items()}
     style, script = (source(f"report.{kind}") for kind in ("css", "js"))
     return (
         environment()
@@ -65,9 +67,9 @@ def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | No
             digest=digest,
             boards=shown,
             filters=_filters(rows),
-            texts=explain.COLUMNS,
+            texts=texts,
             reasons=reasons,
-            notes=_json({"columns": explain.COLUMNS, "reasons": list(reasons)}),
+            notes=_json({"columns": texts, "reasons": list(reasons)}),
             gaps=_gaps(found),
             pictures=pictures,
         )

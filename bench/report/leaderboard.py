@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.errors import UserError
 from bench.harness.store import Store, key_of
-from bench.metrics.intervals import Interval, bootstrap_shares
-from bench.protocols.settings import Checkpoint, ThreatSettings
+from bench.metrics.intervals import Interval, interval_of, share_interval
+from bench.protocols.settings import Checkpoint, ThreatSettings, named_work
 from bench.records import (
     LEADERBOARD,
+    AttackOutcome,
     AttackRecord,
     AuditSummary,
     Cell,
@@ -24,28 +26,22 @@ from bench.records import (
     PlannedTraining,
     Row,
     Run,
+    TrainOutcome,
     TrainRecord,
     canonical,
     read_rows,
 )
-from bench.report.entries import (
-    Awaited,
-    CaseDraft,
-    EntryDraft,
-    Intervals,
-    LeakMetric,
-    Victims,
-    draft_entry,
-    values_of,
-    worst_cases,
-    worst_of,
-)
-from bench.report.verdicts import Trained, flags_of, network, ranked
+from bench.report.entries import LEAK_METRICS, LOST, entry_of, worst_case
+from bench.report.pairs import Contender, Found, apart
+from bench.report.verdicts import Trained, flags_of, ranked, with_bound_flag
+
+Read = Callable[[Any, str], Any]
+"""A store's way to read a record of a kind by its key."""
 
 
 def load(folder: Path) -> list[Row]:
     """Rows made from the folder's records, or, where it holds none (as published results do), as
-    its leaderboard.json has them.
+    its leaderboard.json has them, with its ranks.
 
     Raises:
         UserError: If it has neither, or a file that is not what it should be.
@@ -53,7 +49,7 @@ def load(folder: Path) -> list[Row]:
     if (folder / "records").is_dir():
         return rows(folder)
     try:
-        return read_rows(folder / LEADERBOARD)
+        return list(map(with_bound_flag, read_rows(folder / LEADERBOARD)))
     except FileNotFoundError as error:
         raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
 
@@ -76,7 +72,7 @@ def rows(folder: Path) -> list[Row]:
     """One row per defense setting and checkpoint, seeds together, ranked within each table.
 
     A table is a protocol x dataset x model x checkpoint. See `schema.json` beside this file. Every
-    record is read once, and no more of it is kept than its row shows.
+    record is read once and kept until the tables of its task are done.
 
     Raises:
         UserError: If the folder holds no run.
@@ -92,15 +88,19 @@ def rows_of(
     checkpoints: Sequence[Checkpoint] | None = None,
 ) -> list[Row]:
     """`rows` of some trainings of a run alone, at some of its checkpoints (None: all)."""
-    intervals = Intervals()
-    source = _Source(run, records, checkpoints or run.suite.checkpoints, intervals)
-    networks: dict[str, list[_Draft]] = {}
+    # The suite of an older run may name a checkpoint twice.
+    wanted = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
+    by_task: dict[str, list[list[PlannedTraining]]] = {}
     for members in settings_of(trainings):
-        for draft in _drafts(source, members):
-            networks.setdefault(network(draft.row), []).append(draft)
-    intervals.fill()
-    measured = {name: _measured(drafts) for name, drafts in networks.items()}
-    return ranked([_finished(d, measured[n]) for n, drafts in networks.items() for d in drafts])
+        job, task = members[0].job, members[0].job.task
+        data, model = (task.dataset, task.dataset_settings), (task.model, task.model_settings)
+        by_task.setdefault(canonical([job.protocol, *data, *model]), []).append(members)
+    rows_ = []
+    for settings in by_task.values():
+        read = cache(records.read)  # until its task is done
+        for checkpoint in wanted:
+            rows_ += _table(run, settings, read, checkpoint)
+    return rows_
 
 
 def settings_of(trainings: Iterable[PlannedTraining]) -> list[list[PlannedTraining]]:
@@ -152,62 +152,57 @@ def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
     )
 
 
-@dataclass(frozen=True)
-class _Source:
-    """What rows are made from. intervals: those that wait to be computed."""
-
-    run: Run
-    records: Store
-    checkpoints: Sequence[Checkpoint]
-    intervals: Intervals
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Draft:
-    """A row whose intervals wait. cases: worst cases, those by SSIM and those by MSE."""
-
-    row: Row
-    personal: Awaited
-    entries: Mapping[str, EntryDraft]
-    cases: Sequence[Sequence[CaseDraft]]
-    trained: Sequence[Trained]
-
-
-def _drafts(source: _Source, trainings: Sequence[PlannedTraining]) -> Iterator[_Draft]:
-    """The rows of one defense setting, one per checkpoint, from its trainings of all seeds."""
-    found = [r for t in trainings if (r := source.records.read("train", t.key)) is not None]
-    if not found:
-        return
-    done = [r for r in found if isinstance(r, TrainRecord)]
-    trained = [Trained.of(r) for r in found]
-    cells: dict[str, dict[str, list[Cell]]] = {}
+def contender(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Contender:
+    """A row with the records of its trainings of every seed, as `Store.read` reads them."""
+    cells: dict[str, dict[str, dict[int, AttackOutcome]]] = {}
     for training in trainings:
         for cell in training.cells:
-            cells.setdefault(cell.checkpoint, {}).setdefault(cell.label, []).append(cell)
-    personal = source.intervals.ask([_personal(r) for r in done])
-    for checkpoint in source.checkpoints:
-        if checkpoint in cells or not cells:
-            row = _trained_row(source, trainings, checkpoint, done)
-            yield _attacked(source, row, cells.get(checkpoint, {}), personal, trained)
+            if cell.checkpoint == row.checkpoint:
+                by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
+                by_attack[cell.seed] = read("attack", cell.key) or LOST
+    found = {t.job.seed: read("train", t.key) for t in trainings}
+    done = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
+    return Contender(row=row, trainings=done, cells=cells)
+
+
+def _table(
+    run: Run,
+    settings: Sequence[Sequence[PlannedTraining]],
+    read: Read,
+    checkpoint: Checkpoint,
+) -> list[Row]:
+    """The ranked rows of one task at one checkpoint, from each setting's trainings."""
+    drafts = []
+    for members in settings:
+        found = [r for t in members if (r := read("train", t.key)) is not None]
+        cells = [c for t in members for c in t.cells]
+        if found and (not cells or any(c.checkpoint == checkpoint for c in cells)):
+            row = _trained_row(run, members, checkpoint, found)
+            known = contender(row, members, read)
+            drafts.append((_attacked(known, members), [Trained.of(r) for r in found]))
+    measured = _measured([known.row for known, _ in drafts])
+    finished = [_finished(known, trained, measured) for known, trained in drafts]
+    return ranked([k.row for k in finished], lambda i, j: apart(finished[i], finished[j]))
 
 
 def _trained_row(
-    source: _Source,
+    run: Run,
     trainings: Sequence[PlannedTraining],
     checkpoint: Checkpoint,
-    done: Sequence[TrainRecord],
+    found: Sequence[TrainOutcome],
 ) -> Row:
     """A row with all that its trainings tell."""
-    row = heading(source.run, trainings[0], checkpoint)
-    seeds = tuple(t.job.seed for t in trainings)
+    row = heading(run, trainings[0], checkpoint)
+    row = replace(row, seeds=tuple(t.job.seed for t in trainings))
+    done = [r for r in found if isinstance(r, TrainRecord)]
     if not done:
-        return replace(row, seeds=seeds)
+        return row
     ledger = [r.ledger for r in done]
     return replace(
         row,
         variant=done[0].variant,
-        seeds=seeds,
         accuracy=_accuracy(done),
+        personal_accuracy=interval_of([_personal(r) for r in done], (0.0, 1.0)),
         personalised=any(r.keeping_clients for r in done),
         eps_claimed=max((e.eps_claimed for e in ledger if e.eps_claimed is not None), default=None),
         eps_record=max(e.eps_record for e in ledger),
@@ -220,65 +215,70 @@ def _trained_row(
     )
 
 
-def _attacked(
-    source: _Source,
-    row: Row,
-    cells: Mapping[str, Sequence[Cell]],
-    personal: Awaited,
-    trained: Sequence[Trained],
-) -> _Draft:
-    """The draft of a row. cells: by label, one per seed."""
-    threats: dict[str, None] = {}
-    entries = {}
-    by_metric: dict[LeakMetric, dict[str, Victims]] = {"ssim": {}, "mse": {}}
-    for label, placed in cells.items():
-        threat = placed[0].job.threat
-        threats[_described(threat)] = None
-        found = [(c.seed, source.records.read("attack", c.key)) for c in placed]
-        entries[label] = draft_entry([r for _, r in found], threat, source.intervals)
-        for metric, by_threat in by_metric.items():
-            values = {
-                seed: values_of(r, metric)
-                for seed, r in found
-                if isinstance(r, AttackRecord) and not r.is_floor and metric in r.values
-            }
-            if values:
-                by_threat.setdefault(threat.name, {})[label] = values
-    return _Draft(
-        row=replace(row, threat="; ".join(threats)),
-        personal=personal,
-        entries=entries,
-        cases=[worst_cases(found, m, source.intervals) for m, found in by_metric.items()],
-        trained=trained,
+def _attacked(known: Contender, trainings: Sequence[PlannedTraining]) -> Contender:
+    """The same with the row's attacks and worst cases."""
+    placed = {
+        cell.label: cell.job.threat
+        for training in trainings
+        for cell in training.cells
+        if cell.checkpoint == known.row.checkpoint
+    }
+    entries = {
+        label: entry_of(list(known.cells[threat.name][label].values()), threat)
+        for label, threat in placed.items()
+    }
+    used = {threat.name: threat for threat in placed.values()}
+    observed = {name: _by_seed(found) for name, found in known.cells.items()}
+    worst, choice = (
+        next((c for m in LEAK_METRICS if (c := worst_case(observed, m, by_truth=truth))), None)
+        for truth in (True, False)
     )
+    row = replace(
+        known.row,
+        threat="; ".join(_described(t) for t in used.values()),
+        observed=named_work({name: t.work for name, t in used.items()}),
+        attacks=entries,
+        worst=worst,
+        choice=choice,
+    )
+    return replace(known, row=row)
 
 
-def _measured(drafts: Sequence[_Draft]) -> dict[str, Convergence]:
+def _by_seed(found: Found) -> dict[int, dict[str, AttackRecord]]:
+    by_seed: dict[int, dict[str, AttackRecord]] = {}
+    for attack, records in found.items():
+        for seed, record in records.items():
+            if isinstance(record, AttackRecord):
+                by_seed.setdefault(seed, {})[attack] = record
+    return by_seed
+
+
+def _measured(rows: Sequence[Row]) -> dict[str, Convergence]:
     """The convergence of each attack, as measured on the undefended row of one network and
     checkpoint (the first, if several)."""
     return {
-        name: drafted.entry.convergence
-        for draft in reversed(drafts)
-        for name, drafted in draft.entries.items()
-        if drafted.entry.convergence
+        name: entry.convergence
+        for row in reversed(rows)
+        for name, entry in row.attacks.items()
+        if entry.convergence
     }
 
 
-def _finished(draft: _Draft, measured: Mapping[str, Convergence]) -> Row:
-    """The row with what follows from its intervals, which are known by now."""
-    found = (worst_of(cases) for cases in draft.cases)
-    row = replace(
-        draft.row,
-        personal_accuracy=draft.personal.value,
-        attacks={n: e.finished(measured.get(n)) for n, e in draft.entries.items()},
-        worst=next((worst for worst in found if worst), None),
-    )
-    return replace(row, flags=flags_of(row, draft.trained))
+def _finished(
+    known: Contender, trained: Sequence[Trained], measured: Mapping[str, Convergence]
+) -> Contender:
+    """The row with what its table tells of its attacks, and its flags."""
+    entries = {
+        name: replace(entry, convergence=measured.get(name))
+        for name, entry in known.row.attacks.items()
+    }
+    row = replace(known.row, attacks=entries)
+    return replace(known, row=replace(row, flags=flags_of(row, trained)))
 
 
 def _accuracy(done: Sequence[TrainRecord]) -> Interval | None:
     whole = [(r.correct, r.test_samples) for r in done if r.correct is not None]
-    return bootstrap_shares(tuple(c for c, _ in whole), tuple(n for _, n in whole))
+    return share_interval([c for c, _ in whole], [n for _, n in whole])
 
 
 def _ledger(entries: Sequence[LedgerEntry]) -> LedgerWords:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.metrics.named import TITLES, sign_of
+from bench.metrics.named import FLOOR_SUFFIX, TITLES, sign_of
 from bench.records import Row
-from bench.report.entries import FLOOR_SUFFIX
-from bench.report.verdicts import network
+from bench.report.verdicts import is_reference, network
 
 SIDES = {"inf": "inf", "none": "no claim"}
 """Columns beside a logarithmic axis, for epsilons that are infinite or absent: their labels."""
@@ -240,7 +239,7 @@ def _leading(
 
 def _metric(rows: Sequence[Row]) -> str:
     """ssim where any row has images, else mse."""
-    return "mse" if all(r.worst.metric == "mse" for r in rows if r.worst) else "ssim"
+    return "mse" if all(r.ranking.metric == "mse" for r in rows if r.ranking) else "ssim"
 
 
 def _asides(found: Sequence[tuple[Interval, Interval]]) -> list[float]:
@@ -254,14 +253,14 @@ def _asides(found: Sequence[tuple[Interval, Interval]]) -> list[float]:
 
 
 def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band, ...]:
-    """What needs no leak, of the rows' worst attacks."""
+    """What needs no leak, of the attacks that rank the rows."""
     if "leak" not in keys:
         return ()
     names = {
-        metric: f"mean {'image' if metric == 'ssim' else 'record'}",
-        metric + FLOOR_SUFFIX: "class mean",
+        metric: "reads nothing",
+        metric + FLOOR_SUFFIX: "told the labels",
     }
-    all_ = [r.attacks[r.worst.attack].floor for r in rows if r.worst]
+    all_ = [r.attacks[r.ranking.attack].floor for r in rows if r.ranking]
     return tuple(
         Band(lo=min(found), hi=max(found), label=label, across=keys[1] == "leak")
         for name, label in names.items()
@@ -277,7 +276,8 @@ def _measured(row: Row, key: str, metric: str) -> Interval | None:
     if key == "accuracy":
         return utility(row)
     if key == "leak":
-        return row.worst.interval if row.worst and row.worst.metric == metric else None
+        case = row.ranking
+        return case.interval if case and case.metric == metric else None
     number: float | None = getattr(row, key)
     return _exact(math.nan if number is None else number)
 
@@ -322,11 +322,6 @@ def _power(k: int) -> str:
 # --- budget -----------------------------------------------------------------------------------
 
 
-def is_reference(row: Row) -> bool:
-    """Whether it is an undefended row: attacks ran at twice their budget there alone."""
-    return any(e.doubled for e in row.attacks.values())
-
-
 def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
     """Every attack's SSIM where nothing defends, at each suite's budget and at twice that; None
     where it was not measured. first: a row of the network and round that is shown."""
@@ -347,7 +342,7 @@ def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
         return None
     every = [b for measured in series.values() for b in measured]
     lows = [c.lo for measured in series.values() for c in measured.values()]
-    labels = {"ssim": "mean image", f"ssim{FLOOR_SUFFIX}": "class mean"}
+    labels = {"ssim": "reads nothing", f"ssim{FLOOR_SUFFIX}": "told the labels"}
     return Curves(
         x=Scale(label="gradient evaluations per start", lo=min(every) * 0.9, hi=max(every) * 1.1),
         y=Scale(label="SSIM, nothing defends", lo=min(0.0, *lows), hi=1.0),

@@ -18,6 +18,7 @@ from bench.records import RUN, Row, Run
 from bench.report import explain, html, tables
 from bench.report import files as reports
 from bench.report.columns import interval_text
+from bench.report.verdicts import is_reference
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
@@ -49,7 +50,7 @@ class Published:
         those that keep their utility."""
         out = []
         for title, rows in tables.tables(self.rows):
-            bare = next((r for r in rows if r.defense == "none"), None)
+            bare = next(filter(is_reference, rows), None)
             first = next((r for r in rows if r.rank == 1 and len(rows) > 1), None)
             out.append(
                 {
@@ -65,7 +66,7 @@ class Published:
 
 
 def _brief(row: Row) -> dict[str, str]:
-    worst = row.worst
+    worst = row.ranking
     leak = "–"
     if worst:
         leak = f"{TITLES[worst.metric]} {interval_text(worst.interval, worst.metric)}"

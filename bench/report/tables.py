@@ -26,6 +26,14 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     return out
 
 
+def work(rows: Sequence[Row]) -> str:
+    """What the attacked rounds and the training of a table's rows hold: observed: batch 1, one
+    step; trained: batch 32, five epochs."""
+    observed = " or ".join(dict.fromkeys(r.observed for r in rows if r.observed))
+    trained = " or ".join(dict.fromkeys(r.protocol_settings.work for r in rows))
+    return f"observed: {observed or 'not known'}; trained: {trained}"
+
+
 def _circumstances(row: Row) -> Mapping[str, Any]:
     """What a table's rows have in common beside its title, by telling names."""
     return {

@@ -11,13 +11,14 @@ from rich.table import Table
 from bench.records import Row
 from bench.report import explain
 from bench.report.columns import Column, board_columns, floor_column, refuted, two_digits
-from bench.report.tables import any_errors, any_personalised, attack_metrics, tables
-from bench.report.text import ERROR_LEGEND, LEGEND, PERSONAL_LEGEND
+from bench.report.tables import any_errors, any_personalised, attack_metrics, tables, work
+from bench.report.text import ERROR_LEGEND, PERSONAL_LEGEND
+from bench.report.text import legend as whole_legend
 
 MOST_ROWS = 500
 """Rows that a terminal shows; of more, one line per table."""
 WIDTH = 80
-_DEFENSE = 10
+_DEFENSE = 14
 """Least width of a row's name, which is folded."""
 
 
@@ -35,7 +36,8 @@ class _Strip:
 
 
 def shown(rows: Sequence[Row]) -> list[Table]:
-    """Rich tables of 80 columns: intervals, worst cases and full flags are left to the files.
+    """Rich tables of 80 columns: intervals and full flags are left to the files, and the upper
+    bound where there is an attacker's choice.
     Attacks for which a table has no room are in further ones below it. Of more rows than anybody
     scrolls through, one table that names the safest row of each."""
     if len(rows) > MOST_ROWS:
@@ -45,6 +47,8 @@ def shown(rows: Sequence[Row]) -> list[Table]:
 
 def _board(title: str, rows: Sequence[Row]) -> list[Table]:
     columns = [c for c in board_columns(rows) if c.heading is not None]
+    if any(c.name == "choice" for c in columns):
+        columns = [c for c in columns if c.name != "upper bound"]
     by_name = {c.name: _strip(c, rows) for c in columns if c.name != "floor"}
     attacks = [by_name[c.name] for c in columns if c.attack]
     figures = [by_name[c.name] for c in columns[2:] if c.name in by_name and not c.attack]
@@ -58,6 +62,8 @@ def _board(title: str, rows: Sequence[Row]) -> list[Table]:
     taken = sum(c.width for c in (ranks, *figures, *ends)) + _DEFENSE + 1
     first = _fitting(attacks, WIDTH - taken)
     head = f"{title} · floor {known[0]}" if shared and known else title
+    parts = work(rows)
+    head += "\n" + (parts if len(parts) <= WIDTH else parts.replace("; trained", "\ntrained"))
     made = [_table(head, rows, ranks, names, [*figures, *attacks[:first], *ends])]
     while first < len(attacks):
         some = max(1, _fitting(attacks[first:], WIDTH - ranks.width - 2 * _DEFENSE))
@@ -109,16 +115,16 @@ def _overview(rows: Sequence[Row]) -> Table:
     overview = _empty(f"{len(rows)} rows, which are in the files; of each table the safest")
     for name in ("table", "safest row that learns"):
         overview.add_column(name, overflow="fold")
-    for name in ("rows", "worst"):
+    for name in ("rows", "leak"):
         overview.add_column(name, justify="right", no_wrap=True)
     for title, members in tables(rows):
         first = next((r for r in members if r.rank == 1), None)
-        worst = first and first.worst
+        leak = None if first is None else first.leak
         overview.add_row(
             title,
             first.setting if first else "-",
             str(len(members)),
-            two_digits(worst.interval.mean, "ssim") if worst else "-",
+            "-" if leak is None else two_digits(leak, "ssim"),
         )
     return overview
 
@@ -127,7 +133,7 @@ def legend(rows: Sequence[Row]) -> str:
     """What the columns and the letters that occur mean."""
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     units = sorted({r.unit for r in rows if r.unit})
-    parts = [LEGEND]
+    parts = [whole_legend(rows)]
     if any_errors(rows):
         parts.append(ERROR_LEGEND)
     if any_personalised(rows):

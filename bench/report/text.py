@@ -10,15 +10,18 @@ from bench.metrics.named import METRICS
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain
 from bench.report.columns import AUDIT, ENTRY, RAW, Shown, board_columns, ends
-from bench.report.tables import any_errors, any_personalised, tables
+from bench.report.tables import any_errors, any_personalised, tables, work
 
 LEGEND = (
-    "SSIM and LnAcc: what the attack recovered, mean [95 % interval]; lower is safer. "
-    "floor: what needs no leak (mean public image / class mean given the label; chance). "
-    "eps proven: for one training record over the whole run; inf = nothing proven."
+    "SSIM and LnAcc: what the attack recovered, mean [{interval}]; lower is safer. "
+    "choice: per victim the answer that the attacker chooses without the truth; upper bound: the "
+    "best one by the truth. leak: from the floor (0) to a perfect copy (1), of the choice, or "
+    "without one of the upper bound. floor: what needs no leak (the best constant answer / told "
+    "the labels). eps proven: for one training record over the whole run; inf = nothing proven. "
+    "Rows share a rank where a paired test does not separate them."
 )
 ERROR_LEGEND = (
-    "MSE (of records; floor: mean public record / class mean given the label): higher is safer, "
+    "MSE (of records; floor: the best constant record / told the labels): higher is safer, "
     "0 is a perfect copy."
 )
 AUDIT_LEGEND = (
@@ -29,6 +32,11 @@ PERSONAL_LEGEND = (
     "personal (own) accuracy: of each client's own network on test samples in its own label "
     "shares, mean over clients; accuracy '-': not all of it is ever uploaded, so no common model."
 )
+
+
+def legend(rows: Sequence[Row]) -> str:
+    """What the columns mean."""
+    return LEGEND.format(interval=explain.interval_words(rows) or "95 % interval")
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -42,7 +50,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 def markdown(rows: Sequence[Row], run: Run) -> str:
     """One section per table, and how the numbers were made."""
-    legends = [LEGEND, *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
+    legends = [legend(rows), *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
     legends += [PERSONAL_LEGEND] if any_personalised(rows) else []
     lines = [
         f"# {run.label}",
@@ -58,7 +66,8 @@ def markdown(rows: Sequence[Row], run: Run) -> str:
     ]
     for title, members in tables(rows):
         header, body = cells(members)
-        lines += [f"## {title}", "", f"Threat: {members[0].threat}", ""]
+        lines += [f"## {title}", "", f"Threat: {members[0].threat}  "]
+        lines += [f"Work: {work(members)}", ""]
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
         lines += [
             "| " + " | ".join(_one_line(c).replace("|", "\\|") for c in line) + " |"
@@ -89,8 +98,20 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 
 _FIRST = (
     *("suite", "protocol", "dataset", "model", "defense", "variant", "checkpoint", "rank"),
-    *("setting", "seeds", "threat", *ends("accuracy"), *ends("personal_accuracy"), "eps_claimed"),
+    *(
+        "setting",
+        "seeds",
+        "interval_over",
+        "threat",
+        "observed",
+        "trained",
+        *ends("accuracy"),
+        *ends("personal_accuracy"),
+        "eps_claimed",
+    ),
     *("unit", "eps_record", "delta", "bytes_up", "bytes_down", "client_seconds", *AUDIT),
+    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse"), "leak"),
+    *("worst_attack", *ends("worst_ssim"), *ends("worst_mse")),
 )
 _OF_ATTACK = (
     *("status", "reason", "n", "failed"),
@@ -163,7 +184,9 @@ def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
 def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str:
     columns = [c for c in board_columns(rows) if c.name != "flags"]
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
-    caption = ". ".join(dict.fromkeys(["Leakage: " + title, *_threats(rows)]))
+    first = ["Leakage: " + title, work(rows).capitalize()]
+    caption = ". ".join(dict.fromkeys([*first, *_threats(rows)]))
+    caption += f". Intervals: {explain.interval_words(rows)}" if intervals else ""
     caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
     heads = [escaped(c.title) + (f" {escaped(c.detail)}" if c.detail else "") for c in columns]
     lines = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.metrics.intervals import Interval
+import numpy as np
+
+from bench.metrics.intervals import Interval, interval_of, share_interval
 from bench.metrics.named import sign_of
 from bench.records import (
     AttackEntry,
@@ -19,6 +21,11 @@ from bench.records import (
     canonical,
 )
 
+CONTROL = 0.2
+"""Least leak of an undefended row from which its table says something about defenses."""
+UNDEFENDED = "none"
+"""The defense that does nothing."""
+_BY_BOUND = Flag(code=FlagCode.BY_BOUND)
 _REFUTES = (
     (FlagCode.AUDIT_REFUTES_CLAIM, "verdict_claim"),
     (FlagCode.AUDIT_REFUTES_PROOF, "verdict_proof"),
@@ -33,7 +40,10 @@ class Trained:
     reason: str | None = None
     diverged: str | None = None
     audit: AuditSummary | AuditFailure | None = None
+    correct: int | None = None
+    test_samples: int = 0
     class_chance: float = 0.0
+    personal: tuple[float, ...] = ()
     personal_chance: float = 0.0
 
     @classmethod
@@ -45,7 +55,10 @@ class Trained:
             status="done",
             diverged=record.diverged,
             audit=record.audit,
+            correct=record.correct,
+            test_samples=record.test_samples,
             class_chance=record.class_chance,
+            personal=tuple(a for a in record.personal_accuracies if a is not None),
             personal_chance=record.personal_chance or 0.0,
         )
 
@@ -78,48 +91,84 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
     for name, entry in row.attacks.items():
         if entry.status in ("failed", "timeout"):
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
-    if row.worst and _below_floor(row.worst, row.attacks[row.worst.attack]):
-        yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.worst.attack)
+    if row.ranking and _below_floor(row.ranking, row.attacks[row.ranking.attack]):
+        yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
+    if row.worst and not row.choice:
+        yield _BY_BOUND
     for name, entry in row.attacks.items():
         grown = entry.convergence
         if grown and not grown.converged and entry.status == "done":
             yield Flag(code=FlagCode.CUT_SHORT, subject=name, values={"gain": grown.gain})
 
 
+def with_bound_flag(row: Row) -> Row:
+    """A row of an older file, which does not say that the upper bound ranks it, with that flag."""
+    if row.choice or not row.worst or any(f.code == FlagCode.BY_BOUND for f in row.flags):
+        return row
+    return replace(row, flags=(*row.flags, _BY_BOUND))
+
+
 def _below_floor(worst: WorstCase, entry: AttackEntry) -> bool:
-    """Whether the worst case leaks less than the mean public sample."""
+    """Whether the worst case leaks less than what needs no leak."""
     floor = entry.floor.get(worst.metric)
-    return floor is not None and worst.leak < sign_of(worst.metric) * floor
+    return floor is not None and worst.signed < sign_of(worst.metric) * floor
 
 
 def at_chance(row: Row, done: Sequence[Trained]) -> bool:
     """Whether neither the one model nor, where clients keep something, their own networks beat
-    a guess; a method whose clients keep the first stages has no use for the one model."""
-    judged: list[tuple[Interval, float]] = []
+    a guess, on the test samples, or the clients, of all seeds together; a method whose clients keep
+    the first stages has no use for the one model."""
+    judged: list[tuple[Interval | None, float]] = []
     if row.accuracy:
-        judged.append((row.accuracy, max(t.class_chance for t in done)))
+        known = [t for t in done if t.correct is not None]
+        right, of = sum(t.correct or 0 for t in known), sum(t.test_samples for t in known)
+        judged.append((share_interval([right], [of]), max(t.class_chance for t in done)))
     if row.personalised and row.personal_accuracy:
-        judged.append((row.personal_accuracy, max(t.personal_chance for t in done)))
-    return bool(judged) and all(accuracy.lo <= chance for accuracy, chance in judged)
+        own = np.concatenate([t.personal for t in done])
+        judged.append((interval_of([own], (0.0, 1.0)), max(t.personal_chance for t in done)))
+    return bool(judged) and all(a is not None and a.lo <= chance for a, chance in judged)
 
 
-def ranked(found: Sequence[Row]) -> list[Row]:
-    """Sorted by table, then by worst-case SSIM (MSE of records): the less leaks, the better. A
-    row without utility (diverged, at chance) or without a figure has no rank and stands last."""
-    tables: dict[str, list[Row]] = {}
-    for row in found:
-        tables.setdefault(network(row), []).append(row)
-    out = []
-    for members in tables.values():
-        leaks = {
-            i: r.worst.leak
-            for i, r in enumerate(members)
-            if r.worst and not any(f.costs_rank for f in r.flags)
-        }
-        able = sorted(leaks, key=leaks.__getitem__)
-        out += [replace(members[i], rank=place) for place, i in enumerate(able, start=1)]
-        out += [replace(r, rank=None) for i, r in enumerate(members) if i not in leaks]
-    return out
+def ranked(table: Sequence[Row], apart: Callable[[int, int], bool]) -> list[Row]:
+    """The rows of one table by what they are ranked by, the least leak first.
+
+    Walking down, a row shares the rank of the first row of the group before it unless the two are
+    apart; ranks count the rows before them (1, 1, 3). A row without utility (diverged, at chance)
+    or without a figure has no rank and stands last. Where nothing leaks even without a defense, no
+    row has one.
+
+    Args:
+        table: Its rows, with their flags.
+        apart: Whether two rows, by their places, deserve different ranks.
+    """
+    failed = _failed_control(table)
+    if failed is not None:
+        flag = Flag(code=FlagCode.CONTROL_FAILED, values={"leak": failed})
+        table = [replace(r, flags=(*r.flags, flag)) for r in table]
+    leaks = {
+        i: r.ranking.signed
+        for i, r in enumerate(table)
+        if r.ranking and not any(f.costs_rank for f in r.flags)
+    }
+    out: list[Row] = []
+    first, rank = 0, 0
+    for place, i in enumerate(sorted(leaks, key=leaks.__getitem__), start=1):
+        if not rank or apart(first, i):
+            first, rank = i, place
+        out.append(replace(table[i], rank=rank))
+    return out + [replace(r, rank=None) for i, r in enumerate(table) if i not in leaks]
+
+
+def _failed_control(table: Sequence[Row]) -> float | None:
+    """The leak of the undefended rows where it is too small for the table to rank anything; None
+    where it is large enough, or not known."""
+    leaks = [leak for r in table if is_reference(r) and (leak := r.leak) is not None]
+    return max(leaks) if leaks and max(leaks) < CONTROL else None
+
+
+def is_reference(row: Row) -> bool:
+    """Whether it is an undefended row: attacks ran at twice their budget there alone."""
+    return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
 def network(row: Row) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError
+from bench.names import GivenName, is_file_name
 from bench.records import RUN, Run, problem, read_json
 
 SCHEMA = 1
@@ -54,7 +55,7 @@ class Submission(BaseModel):
 
     schema_: int = Field(alias="schema", ge=1, le=SCHEMA)
     kind: Literal["defense", "attack"]
-    name: str = Field(pattern=r"^[a-z][a-z0-9_+]*$")
+    name: GivenName = Field(pattern=r"^[a-z][a-z0-9_+]*$")
     author: str
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     leakbench: str
@@ -110,12 +111,9 @@ def check_files(folder: Path) -> None:
 
 def inside(folder: Path, name: str) -> Path:
     """The path of a file that a manifest names. Raises UserError if it leaves the folder."""
-    pure = PurePosixPath(name)
-    path = folder / pure
+    path = folder / PurePosixPath(name)
     if (
-        pure.is_absolute()
-        or ".." in pure.parts
-        or "\\" in name
+        not all(map(is_file_name, name.split("/")))
         or not path.resolve().is_relative_to(folder.resolve())
         or any(
             p.is_symlink()

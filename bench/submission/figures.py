@@ -120,6 +120,8 @@ def _of_attack(record: AttackRecord) -> Iterator[ComparedFigure]:
     yield from _named(record, "gradient_evaluations", tolerance=_SPENDING)
     yield from _scores(record.values, "")
     yield from _scores(record.floors, " floor")
+    if record.judged is not None:
+        yield ComparedFigure(name="judged loss", value=record.judged)
     yield from _scores(record.doubled.values if record.doubled else {}, " at twice the budget")
 
 

@@ -11,27 +11,25 @@ give the same counts as each other.
 
 Ratios are printed, not asserted: a machine under load would make any bound a coin toss. All
 sides start from the head's gradient and end with rounded counts, on equally many threads; each
-batch counts with the best of its repeats, and the median batch is shown.
+batch counts with the best of equally many tries after a warm-up, and the median batch is shown.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from attacks.engine.counts import restore
+from tests.benchmarks.timing import TRIES, best_of, on_threads
 from tests.test_ilrg import Head, counts_of
 
 WIDTH = 512
-Answer = TypeVar("Answer")
 
 
 def element_by_element(
@@ -93,16 +91,6 @@ def all_right(counts: Tensor, truth: Tensor) -> float:
     return float((counts == truth).all(dim=1).double().mean())
 
 
-def best_of(repeats: int, call: Callable[[], Answer]) -> tuple[float, Answer]:
-    """Shortest wall time in ms, and the answer."""
-    spent = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        answer = call()
-        spent.append(time.perf_counter() - began)
-    return 1e3 * min(spent), answer
-
-
 @pytest.mark.parametrize("refine", [0, 3])
 @pytest.mark.parametrize("samples", [8, 64, 512, 4096])
 @pytest.mark.parametrize(("classes", "victims"), [(10, 64), (100, 64), (1000, 8)])
@@ -121,8 +109,7 @@ def test_ilrg_against_one_batch_at_a_time(
     linear.load_state_dict({"weight": head.weight, "bias": head.bias})
     pairs = list(zip(gradient.weight, gradient.bias, strict=True))
     arrays = head.weight.numpy(), head.bias.numpy(), samples
-    # The element-wise one takes seconds for 1000 classes.
-    few, repeats = (1, 1) if classes == 1000 else (8, 3)
+    few = 1 if classes == 1000 else 8  # the element-wise one takes seconds for 1000 classes
 
     def ours(chosen: slice) -> Tensor:
         return restore(
@@ -130,23 +117,16 @@ def test_ilrg_against_one_batch_at_a_time(
             public=public, shrink=0.1, refine=refine,
         ).counts  # fmt: skip
 
-    with threadpool_limits(torch.get_num_threads()):
-        vectorised(pairs[0][0].numpy(), pairs[0][1].numpy(), *arrays)
-        plain = [
-            best_of(repeats, lambda w=w, b=b: element_by_element(w, b, linear, samples))
-            for w, b in pairs[:few]
-        ]
-        hard = [
-            best_of(repeats, lambda w=w, b=b: vectorised(w.numpy(), b.numpy(), *arrays))
-            for w, b in pairs
-        ]
+    with on_threads(torch.get_num_threads()):
+        plain = [best_of(partial(element_by_element, *p, linear, samples)) for p in pairs[:few]]
+        hard = [best_of(partial(vectorised, w.numpy(), b.numpy(), *arrays)) for w, b in pairs]
+        alone = [best_of(partial(ours, slice(v, v + 1))) for v in range(min(victims, 16))]
+        together = benchmark.pedantic(lambda: ours(slice(None)), rounds=TRIES, warmup_rounds=1)
     for (_, counts), (_, same) in zip(plain, hard, strict=False):
         assert np.array_equal(counts, same)
-    alone = [best_of(3, lambda v=v: ours(slice(v, v + 1))) for v in range(min(victims, 16))]
-    together = benchmark.pedantic(
-        lambda: ours(slice(None)), rounds=3 if classes == 1000 else 20, warmup_rounds=1
+    element, numpy, one = (
+        1e3 * statistics.median(seconds for seconds, _ in r) for r in (plain, hard, alone)
     )
-    element, numpy, one = (statistics.median(ms for ms, _ in r) for r in (plain, hard, alone))
     each = 1e3 * benchmark.stats.stats.min / victims
     published = torch.tensor(np.stack([counts for _, counts in hard]))
     print(

@@ -44,7 +44,8 @@ def _on_grid(sigma: float, rounds: int, delta: float) -> tuple[float, float]:
 
 
 def sigma_for(epsilon: float, *, rounds: int, delta: float, grid: bool = False) -> float:
-    """Smallest sigma whose `claimed_epsilon` is `epsilon`; grid: at Opacus's orders only."""
+    """Smallest sigma whose `claimed_epsilon` is `epsilon`; grid: at Opacus's orders only. Infinite
+    where no noise reaches it, as below the grid's last order."""
     spent: Callable[[float], float] = (
         (lambda s: _on_grid(s, rounds, delta)[0])
         if grid
@@ -54,6 +55,8 @@ def sigma_for(epsilon: float, *, rounds: int, delta: float, grid: bool = False) 
     def excess(log_sigma: float) -> float:
         return spent(math.exp(log_sigma)) - epsilon
 
+    if excess(math.log(1e6)) > 0:
+        return math.inf
     return math.exp(float(brentq(excess, math.log(1e-3), math.log(1e6), xtol=1e-13)))
 
 

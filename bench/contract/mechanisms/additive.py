@@ -106,7 +106,6 @@ class LaplaceNoise(Mechanism):
     """
 
     scale: float
-    usual_softness = 0.1
 
     @property
     def random(self) -> bool:
@@ -125,6 +124,9 @@ class LaplaceNoise(Mechanism):
         wide = torch.empty(2, *values.shape, dtype=torch.float64)
         one, two = (part.exponential_(generator=rng) for part in wide)
         return values + (self.scale * (one - two)).to(values)
+
+    def softness(self, heat: float = 0.0) -> float:
+        return 0.1
 
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """softness: in units of the scale, within which the tip of |r| / scale is rounded so

@@ -61,8 +61,8 @@ class Mechanism:
 
     of: Literal["weights", "update", "gradient", "smashed", "labels"]
     kinds: ClassVar[dict[str, type[Mechanism]]] = {}
-    usual_softness: ClassVar[float] = 0.0
-    """Softness of `misfit` with which attacks descend."""
+    anneals: ClassVar[bool] = False
+    """Whether a descent should begin with more softness than it ends with (see `softness`)."""
     faithful: ClassVar[bool] = True
     """Whether what was seen is, but for noise of mean 0, the value itself."""
     scores: ClassVar[bool] = False
@@ -161,6 +161,14 @@ class Mechanism:
             is random, the squared distance and its derivative.
         """
         return self.prepared(seen, softness, base=base).misfit(sent)
+
+    def softness(self, heat: float = 0.0) -> float:
+        """Softness of `misfit` with which attacks compare.
+
+        Args:
+            heat: 1 where a descent begins, 0 where it ends and answers are judged.
+        """
+        return 0.0
 
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """`misfit` with all that does not change with `sent` computed once.

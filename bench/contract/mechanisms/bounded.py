@@ -30,7 +30,6 @@ class _Interval(Mechanism):
 
     epsilon: float
     radius: float
-    usual_softness = 0.1
 
     @property
     def variance(self) -> float:
@@ -72,6 +71,9 @@ class _Interval(Mechanism):
 
     def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
         raise NotImplementedError
+
+    def softness(self, heat: float = 0.0) -> float:
+        return 0.1
 
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         centre, radius = (t.expand_as(seen) for t in self._intervals(base, seen))

@@ -14,6 +14,9 @@ from bench.contract.mechanisms.base import Base, Law, Mechanism, Prepared
 
 _LEAST_SPREAD = 1e-3
 """Least relative spread of a magnitude in the smoothed likelihood."""
+_SOFTNESS = {"weights": (1e-2, 1e-4)}
+_SOFTNESS_OF_STEPS = 1.0, 1e-2
+"""(most, least) softness. Weights are known but for a small step, so that less tells them."""
 _ROUNDING = 1e-6
 """Relative rounding of a float32 magnitude."""
 
@@ -33,7 +36,7 @@ class SignPerturbation(Mechanism):
     low: float
     high: float
     bound: float | None = None
-    usual_softness = _LEAST_SPREAD
+    anneals = True
     faithful = False
 
     @property
@@ -64,25 +67,26 @@ class SignPerturbation(Mechanism):
         values = self.apply(values)
         return torch.where(kept < self.keep, values, -values) * factor
 
+    def softness(self, heat: float = 0.0) -> float:
+        most, least = _SOFTNESS.get(self.of, _SOFTNESS_OF_STEPS)
+        return least * (most / least) ** heat
+
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """The true law lets |seen| be anything in [low, high] times the magnitude.
 
         softness: above 0 the magnitude |v| t is taken as Gaussian around |v| E[t] with t's
-        relative spread, at least `softness` or a thousandth, so that the objective is smooth
-        where t is constant. What `softness` has above a thousandth is an additive spread beside
-        the relative one, in units of the row's root mean square magnitude: without it
-        coordinates near 0 weigh without bound.
+        relative spread, at least a thousandth, so that the objective is smooth where t is
+        constant; and with `softness` beside it, in units of the row's root mean square
+        magnitude, without which coordinates near 0 would weigh without bound.
         """
         if softness == 0:
             law = partial(_uniform, keep=self.keep, low=self.low, high=self.high)
             return Prepared(self._of_clipped(law), (seen,))
         magnitude = seen.abs() / self.mean_scale
-        spread = magnitude * max(self.relative_std, min(softness, _LEAST_SPREAD))
-        if softness > _LEAST_SPREAD:
-            rms = magnitude.flatten(1).square().mean(dim=1).sqrt()
-            added = (softness - _LEAST_SPREAD) * rms.view(-1, *[1] * (seen.dim() - 1))
-            spread = (spread.square() + added.square()).sqrt()
-        inverse = 1 / spread.clamp_min(1e-12)
+        spread = magnitude * max(self.relative_std, _LEAST_SPREAD)
+        rms = magnitude.flatten(1).square().mean(dim=1).sqrt()
+        added = softness * rms.view(-1, *[1] * (seen.dim() - 1))
+        inverse = 1 / (spread.square() + added.square()).sqrt().clamp_min(1e-12)
         centre = magnitude * seen.sign() * inverse
         return Prepared(self._of_clipped(partial(_mixture, keep=self.keep)), (inverse, centre))
 

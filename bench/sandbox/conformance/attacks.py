@@ -19,7 +19,8 @@ from bench import data
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
-from bench.metrics.score import floors, score
+from bench.metrics.floors import floors
+from bench.metrics.score import score
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.sandbox.conformance.contract import check_class

@@ -1,0 +1,66 @@
+"""How well an answer explains what was seen: one measure for the answers of all attacks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attacks.engine.encoding import Encoding
+from attacks.engine.evidence import Evidence
+from attacks.engine.labels import known_labels, read_labels
+from attacks.engine.matching import Matcher
+from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.private import with_private_parts
+from attacks.engine.together import best_labels
+from bench.api import Context, Judge, Reconstruction, Seen
+from bench.toolkit.batches import class_means
+
+
+class Likelihood(Judge):
+    """Negative log of the likelihood of what was seen times the public prior of samples, as the
+    attacks that match have them (see `Matcher.judged`).
+
+    An answer without images is judged by the public class means of its labels; one without labels
+    by the labels that suit it best, of several samples by those that are read off the upload.
+    """
+
+    def losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
+        seen = with_private_parts(seen, ctx)
+        if nothing_to_match(seen) is not None or lawless(seen) is not None:
+            return None
+        evidence = Evidence(seen, ctx, dtype=torch.float64)
+        encoding = Encoding(
+            ctx, samples=evidence.clients.samples, dtype=evidence.dtype, framed=True
+        )
+        matcher = Matcher(evidence, encoding)
+        images = None if answer.images is None else answer.images.to(ctx.device, evidence.dtype)
+        labels = self._labels(answer, images, matcher, ctx)
+        if images is None:
+            means = class_means(ctx.aux_x, ctx.aux_y, classes=encoding.classes)
+            images = means.to(ctx.device, evidence.dtype)[labels]
+        losses = matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf).cpu()
+        if answer.failed is not None:
+            losses = losses.masked_fill(answer.failed.cpu(), torch.inf)
+        return losses
+
+    def _labels(
+        self, answer: Reconstruction, images: Tensor | None, matcher: Matcher, ctx: Context
+    ) -> Tensor:
+        """Labels int64 [V, K] to judge the answer with."""
+        evidence, samples = matcher.evidence, matcher.encoding.samples
+        granted = known_labels(evidence.seen, ctx.device)
+        if granted is not None:
+            return granted
+        if answer.labels is not None:
+            return answer.labels.to(ctx.device)
+        counts = answer.label_counts
+        if counts is not None and bool((counts.sum(dim=1) == samples).all()):
+            classes = torch.arange(ctx.network.classes, device=ctx.device)
+            return torch.stack([classes.repeat_interleave(row.to(ctx.device)) for row in counts])
+        if samples == 1 and images is not None:
+            return best_labels(matcher, images)
+        read = read_labels(evidence, ctx)
+        if read.fixed is not None:
+            return read.fixed
+        assert read.ranking is not None
+        return read.ranking[:, :1]

@@ -1,0 +1,350 @@
+"""What needs no leak: for each metric the best answer that looks at nothing.
+
+Such an answer is a fixed set of K samples, labels and counts, the same for every victim. Several
+are fitted on one half of batches that are drawn from the public samples as the protocol deals
+samples to clients, the other half says which of them is the best by each metric, and the victims'
+floor is what that one scores. Samples of a batch are matched one to one before they are scored, so
+K different samples may beat K copies of the best one. The halves share no sample, since one that
+is scored against itself looks perfect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from scipy.optimize import Bounds, minimize
+from torch import Tensor
+
+from bench.data.partition import Dealing
+from bench.metrics import images
+from bench.metrics.images import WINDOW
+from bench.metrics.matching import one_to_one
+from bench.metrics.named import FLOOR_SUFFIX, sign_of
+from bench.metrics.score import counts_of, image_values, label_values
+from bench.seeding import numpy_generator
+
+LABEL_DRAWS = 1000
+"""Batches of labels from which the best counts are found."""
+_SAMPLES, _BATCHES = 256, 24
+"""Of one half of the drawn batches: at least so many samples and so many batches."""
+_SETS, _SINGLES = 6, 24
+"""Batches, or single samples, that are tried as answers as they are."""
+_STEPS, _MOST = 25, 384
+"""Of the ascent of SSIM: its steps, and the samples that it sees."""
+_MATCHINGS = 6
+"""Times that a set is matched and fitted anew."""
+_KEPT = 64
+"""Fitted answers that a process keeps: attacks on one data set share them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blind:
+    """An answer that reads nothing.
+
+    Attributes:
+        x: Its samples [K, ...]; with `by_class` the sample of every class [C, ...].
+        y: Their labels [K].
+        by_class: Whether it takes the true labels and answers each with its class's sample.
+    """
+
+    x: Tensor
+    y: Tensor
+    by_class: bool = False
+
+    def answers(self, y: Tensor) -> Tensor:
+        """Its samples [V, K, ...] for victims of labels [V, K]."""
+        return self.x[y] if self.by_class else self.x.expand(len(y), *self.x.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The best answers that read nothing.
+
+    Attributes:
+        best: Metric of samples, or with _class_mean of samples given the labels -> the answer.
+        counts: Metric of label counts -> counts [C].
+    """
+
+    best: dict[str, Blind]
+    counts: dict[str, Tensor]
+
+
+def floors(
+    *,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    aux_x: Tensor,
+    aux_y: Tensor,
+    categorical: Sequence[tuple[int, int]] = (),
+    dealing: Dealing | None = None,
+    granted: bool = False,
+) -> dict[str, list[float]]:
+    """Per-victim floors: what the best answer that looks at nothing scores, by metric.
+
+    With the suffix _class_mean it is the best one that is told the true labels.
+
+    Args:
+        x: The private samples [V, K, ...].
+        y: Their labels [V, K].
+        classes: Number of classes.
+        aux_x: Public samples [N, ...].
+        aux_y: Their labels [N].
+        categorical: Groups of one-hot columns of tabular data.
+        dealing: How samples come to clients, which an attacker knows; None: evenly at random.
+        granted: Whether the attacker is told the labels, which then leak nothing.
+    """
+    known = _Public(aux_x.cpu(), aux_y.cpu(), tuple(categorical), classes)
+    found = _fitted(known, y.shape[1], dealing)
+    scores: dict[int, dict[str, Tensor]] = {}
+    values = {}
+    for name, answer in found.best.items():
+        if id(answer) not in scores:
+            scores[id(answer)] = _scores(answer, x.cpu(), y.cpu(), categorical)
+        values[name] = scores[id(answer)][name.removesuffix(FLOOR_SUFFIX)]
+    truth = counts_of(y.cpu(), classes)
+    for name, counts in found.counts.items():
+        values[name] = label_values(counts.expand_as(truth), truth)[name]
+    if granted:
+        values |= {k: values[k + FLOOR_SUFFIX] for k in values if k + FLOOR_SUFFIX in values}
+        right = torch.ones(len(y), dtype=torch.float64)
+        values |= dict.fromkeys((*found.counts, "label_accuracy"), right)
+    return {k: v.tolist() for k, v in values.items()}
+
+
+class _Public:
+    """Public samples as a key of a cache: equal by their content."""
+
+    def __init__(
+        self, x: Tensor, y: Tensor, categorical: tuple[tuple[int, int], ...], classes: int
+    ) -> None:
+        self.x, self.y = x, y
+        self.categorical, self.classes = categorical, classes
+        content = hashlib.sha256(x.contiguous().numpy().tobytes())
+        content.update(y.contiguous().numpy().tobytes())
+        self.name = (content.hexdigest(), tuple(x.shape), categorical, classes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Public) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@lru_cache(maxsize=_KEPT)
+def _fitted(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
+    rng = numpy_generator(0, "floor", samples)
+    labels = torch.from_numpy(_batches_of_labels(public, samples, dealing, LABEL_DRAWS, rng))
+    number = max(_BATCHES, -(-_SAMPLES // samples))
+    members = [
+        rng.permutation(np.flatnonzero(public.y.numpy() == c)) for c in range(public.classes)
+    ]
+    fit, choose = (
+        torch.from_numpy(np.array([[rng.choice(half[c]) for c in batch] for batch in some]))
+        for half, some in (
+            ([m[::2] for m in members], labels[:number].tolist()),
+            ([m[1::2] if len(m) > 1 else m for m in members], labels[number : 2 * number].tolist()),
+        )
+    )
+    blind = list(_candidates(public, fit, rng))
+    by_class = [
+        Blind(x=made, y=torch.arange(public.classes), by_class=True)
+        for made in _representatives(public, fit.flatten(), public.y[fit.flatten()], public.classes)
+    ]
+    counts = _best_counts(counts_of(labels, public.classes), samples)
+    likely = torch.repeat_interleave(torch.arange(public.classes), counts["irec"])
+    blind += [Blind(x=b.x[likely], y=likely) for b in by_class]
+    best = _best(blind, public, choose)
+    given = _best([*blind, *by_class], public, choose)
+    given.pop("label_accuracy")
+    best |= {name + FLOOR_SUFFIX: answer for name, answer in given.items()}
+    return Fitted(best=best, counts=counts)
+
+
+def _best(blind: Sequence[Blind], public: _Public, batches: Tensor) -> dict[str, Blind]:
+    """The answer of the best mean score on batches of public samples [D, K], by metric."""
+    x, y = public.x[batches], public.y[batches]
+    means = [
+        {k: float(v.mean()) for k, v in _scores(b, x, y, public.categorical).items()} for b in blind
+    ]
+    return {
+        name: blind[max(range(len(blind)), key=lambda i: sign_of(name) * means[i][name])]
+        for name in means[0]
+    }
+
+
+def _scores(
+    answer: Blind, x: Tensor, y: Tensor, categorical: Sequence[tuple[int, int]]
+) -> dict[str, Tensor]:
+    """Every metric of samples for victims x [V, K, ...], y [V, K]: float64 [V]."""
+    guess = answer.answers(y)
+    order = one_to_one(guess, x)
+    values = image_values(guess[torch.arange(len(x))[:, None], order], x, categorical)
+    right = y if answer.by_class else answer.y.expand_as(y).gather(1, order)
+    return values | {"label_accuracy": (right == y).double().mean(dim=1)}
+
+
+# --- batches as clients have them --------------------------------------------------------------
+
+
+def _batches_of_labels(
+    public: _Public,
+    samples: int,
+    dealing: Dealing | None,
+    number: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Labels [number, samples] of batches, each of one client."""
+    known = public.y.numpy()
+    if dealing is None:
+        return rng.choice(known, size=(number, samples))
+    size = max(2000, 20 * dealing.clients * max(samples, dealing.least))
+    found: list[np.ndarray] = []
+    while len(found) < number:
+        labels = rng.choice(known, size=size)
+        shares = [s for s in dealing.deal(labels, rng) if len(s) >= samples]
+        found += [labels[rng.choice(s, size=samples, replace=False)] for s in shares]
+        size *= 1 if shares else 2
+    return np.stack(found[:number])
+
+
+# --- answers that are tried --------------------------------------------------------------------
+
+
+def _candidates(public: _Public, batches: Tensor, rng: np.random.Generator) -> Iterator[Blind]:
+    """Answers fitted to batches of public samples [D, K]."""
+    samples = batches.shape[1]
+    flat = batches.flatten()
+    commonest = _commonest(public.y[flat], torch.zeros_like(flat), 1).expand(samples)
+    for made in _representatives(public, flat, torch.zeros_like(flat), 1):
+        yield Blind(x=made.expand(samples, *made.shape[1:]), y=commonest)
+    if samples > 1:
+        slots = _matched_slots(public, batches)
+        labels = _commonest(public.y[flat], slots, samples)
+        for made in _representatives(public, flat, slots, samples):
+            yield Blind(x=made, y=labels)
+        some = batches[torch.from_numpy(rng.permutation(len(batches))[:_SETS])]
+    else:
+        some = batches[torch.from_numpy(rng.permutation(len(batches))[:_SINGLES])]
+    for batch in some:
+        yield Blind(x=public.x[batch], y=public.y[batch])
+
+
+def _matched_slots(public: _Public, batches: Tensor) -> Tensor:
+    """Which of K places each sample of batches [D, K] is matched with, int64 [D * K], where every
+    place holds the mean of its samples: Lloyd's algorithm with one sample of a batch per place."""
+    samples = batches.shape[1]
+    x = public.x[batches]
+    places, order = x[0], torch.empty_like(batches)
+    for _ in range(_MATCHINGS):
+        order = one_to_one(places.expand_as(x), x)
+        places = _slot_means(x.flatten(0, 1), order.flatten(), samples)
+    return order.flatten()
+
+
+def _representatives(
+    public: _Public, chosen: Tensor, slots: Tensor, count: int
+) -> Iterator[Tensor]:
+    """One sample per slot [count, ...], in several ways: of least squared error, and of the best
+    PSNR, SSIM, or attributes. chosen: places of public samples [N]; slots: theirs."""
+    x = public.x[chosen]
+    mean = _slot_means(x, slots, count)
+    yield mean
+    if x.ndim == 4:
+        yield _best_psnr(x, slots, mean)
+        if min(x.shape[-2:]) >= WINDOW:
+            yield _best_ssim(x, slots, mean)
+    if public.categorical:
+        yield _typical(x, slots, mean, public.categorical)
+
+
+def _slot_means(x: Tensor, slots: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
+    """Weighted mean of the samples of every slot [count, ...]; of all for a slot without any."""
+    weights = torch.ones(len(x)) if weights is None else weights
+    shape = (-1, *[1] * (x.ndim - 1))
+    weighted = x.double() * weights.double().view(shape)
+    sums = torch.zeros(count, *x.shape[1:], dtype=torch.float64).index_add_(0, slots, weighted)
+    total = torch.zeros(count, dtype=torch.float64).index_add_(0, slots, weights.double())
+    means = sums / total.clamp_min(1e-300).view(shape)
+    empty = total == 0
+    means[empty] = x.double().mean(dim=0)
+    return means.to(x.dtype)
+
+
+def _best_psnr(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
+    """A stationary point of the mean logarithm of squared errors: a mean weighted by the inverse
+    of each sample's error, found by repeating."""
+    guess = start
+    for _ in range(_MATCHINGS):
+        error = images.mse(guess[slots], x, sample_dims=x.ndim - 1)
+        guess = _slot_means(x, slots, len(start), 1 / error.clamp_min(1e-6))
+    return guess
+
+
+def _best_ssim(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
+    """Images [count, C, H, W] in [0, 1] of the largest mean SSIM with the samples of their slots
+    that L-BFGS finds from the means."""
+    similar, slots = images.similar_to(x[:_MOST]), slots[:_MOST]
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        guess = torch.from_numpy(flat).view(start.shape).requires_grad_()
+        value = -similar(guess, slots).mean()
+        (slope,) = torch.autograd.grad(value, guess)
+        return float(value.detach()), slope.numpy().ravel()
+
+    first = start.double().clamp(0, 1).numpy().ravel()
+    found = minimize(
+        loss,
+        first,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=Bounds(0, 1),
+        options={"maxiter": _STEPS},
+    )
+    return torch.from_numpy(found.x).view(start.shape).to(x.dtype)
+
+
+def _typical(
+    x: Tensor, slots: Tensor, mean: Tensor, categorical: Sequence[tuple[int, int]]
+) -> Tensor:
+    """The means with the commonest value of every attribute."""
+    found = mean.clone()
+    for first, last in categorical:
+        value = x[:, first:last].argmax(dim=1)
+        for slot, most in enumerate(_commonest(value, slots, len(mean)).tolist()):
+            owner = (value == most).nonzero()[0, 0]
+            found[slot, first:last] = x[owner, first:last]
+    return found
+
+
+def _commonest(values: Tensor, slots: Tensor, count: int) -> Tensor:
+    """The commonest of the values of every slot, int64 [count]; of all for a slot without any."""
+    kinds = int(values.max()) + 1
+    table = torch.bincount(slots * kinds + values, minlength=count * kinds).view(count, kinds)
+    table = torch.where(table.sum(dim=1, keepdim=True) > 0, table, table.sum(dim=0))
+    return table.argmax(dim=1)
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+def _best_counts(truth: Tensor, samples: int) -> dict[str, Tensor]:
+    """The constant counts [C] of the largest mean of each metric over true counts [D, C].
+
+    LnAcc and LeAcc are sums over classes, so each class has its commonest count, and is present
+    where it mostly is. Recall gains P(count >= j) from the j-th guess of a class, which falls with
+    j, so the K largest gains are the best K guesses.
+    """
+    classes = truth.shape[1]
+    at_least = torch.stack([(truth >= j).double().mean(dim=0) for j in range(1, samples + 1)])
+    order = torch.argsort(at_least.flatten(), descending=True, stable=True)[:samples]
+    return {
+        "leacc": (at_least[0] > 0.5).long(),
+        "lnacc": torch.mode(truth, dim=0).values,
+        "irec": torch.bincount(order % classes, minlength=classes),
+    }

@@ -1,0 +1,214 @@
+"""What makes the worst case worse: annealed likelihoods, every label tried, sums, one judge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.engine.evidence import Evidence
+from attacks.engine.observation import opened_mean
+from attacks.engine.terms import Candidate
+from attacks.engine.together import best_labels
+from attacks.idlg import IDLG
+from attacks.judge import Likelihood
+from bench.api import Context, Defense, Part, Reconstruction, Seen, SignPerturbation
+from bench.data.dataset import Dataset
+from bench.metrics.images import ssim
+from bench.models import Network
+from bench.protocols.observe import Truth, observe
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.toolkit.batches import class_means
+from defenses.fedml_he import FedMLHE
+from defenses.mask_crypt import MaskCrypt
+from defenses.none import NoDefense
+from defenses.selective_shield import SelectiveShield
+from defenses.spm import SPM
+from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.matchers import matcher_for
+
+F64 = torch.float64
+
+
+def similarity(answer: Reconstruction, truth: Truth) -> float:
+    assert answer.images is not None
+    return float(ssim(answer.images, truth.x).mean())
+
+
+def trained(digits: Dataset, network: Network, defense: Defense) -> tuple[Seen, Truth]:
+    """One observed step of clients of a network that has learnt the public samples."""
+    federation = federation_of(digits, network, defense, clients=8)
+    weights = {n: v.clone().requires_grad_() for n, v in federation.state.items()}
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        pick = torch.randint(len(digits.aux_y), (32,), generator=rng)
+        logits = network.apply(weights, digits.aux_x[pick], mode="train")
+        loss = torch.nn.functional.cross_entropy(logits, digits.aux_y[pick])
+        for value, slope in zip(
+            weights.values(), torch.autograd.grad(loss, list(weights.values())), strict=True
+        ):
+            value.data -= 0.3 * slope
+    federation.state = {n: v.detach() for n, v in weights.items()}
+    return observe(
+        federation,
+        protocol=ProtocolSettings(name="fedavg", clients=8, local_steps=1, lr=0.5),
+        threat=ThreatSettings(victims=8),
+        aux_x=digits.aux_x,
+        defense_known={"name": "test", "settings": {}},
+        names=("final",),
+    )
+
+
+# --- annealed likelihoods -------------------------------------------------------------------------
+@pytest.mark.parametrize("of", ["weights", "update", "gradient"])
+def test_softness_falls_with_the_heat(of: Any) -> None:
+    signs = SignPerturbation(of=of, keep=0.8, low=1.0, high=2.0)
+    levels = [signs.softness(heat) for heat in (1.0, 0.5, 0.0)]
+    assert levels == sorted(levels, reverse=True)
+    assert levels[1] == pytest.approx((levels[0] * levels[2]) ** 0.5)
+
+
+def test_softness_bounds_what_values_near_0_weigh() -> None:
+    signs = SignPerturbation(of="gradient", keep=0.8, low=1.0, high=2.0)
+    seen = torch.tensor([[1.0, 1e-9]], dtype=F64)
+    slope = signs.misfit(seen.new_tensor([[1.0, 0.1]]), seen, 0.1)[1]
+    assert float(slope.abs().max()) < 100
+
+
+def test_perturbed_signs_of_a_trained_network_are_seen_through(digits: Dataset) -> None:
+    network = network_for(digits)
+    for settings in (
+        {"epsilon": 1.5, "variant": "sign_rr", "target": "gradient"},
+        {"epsilon": 3.9, "variant": "unbiased"},
+    ):
+        defense = SPM(**settings)  # type: ignore[arg-type]
+        seen, truth = trained(digits, network, defense)
+        answer = IDLG().run(seen, context_for(digits, network, defense))
+        assert answer.labels is not None
+        assert answer.labels.equal(truth.y)
+        assert similarity(answer, truth) > 0.95
+
+
+# --- sums -----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def shielded(digits: Dataset) -> tuple[Seen, Truth, Context]:
+    network = network_for(digits)
+    defense = SelectiveShield(tau=0.05, rho=0.5, noise_multiplier=0.02, clip_norm=1.0)
+    seen, truth = seen_under(digits, network, defense, clients=4)
+    return seen, truth, context_for(digits, network, defense)
+
+
+def test_the_sum_of_the_encrypted_zone_opens_the_images(
+    shielded: tuple[Seen, Truth, Context],
+) -> None:
+    seen, truth, ctx = shielded
+    alone = IDLG().run(replace(seen, after=None), ctx)
+    together = IDLG().run(seen, ctx)
+    assert similarity(together, truth) > max(0.9, 0.1 + similarity(alone, truth))
+
+
+def test_true_images_explain_the_sum(shielded: tuple[Seen, Truth, Context]) -> None:
+    seen, truth, ctx = shielded
+    (term,) = Evidence(seen, ctx, dtype=F64).sums
+    y = torch.nn.functional.one_hot(truth.y, 10).double()
+    right = Candidate(x=truth.x.double(), y=y, vectors=truth.x)
+    wrong = Candidate(x=truth.x.double().flip(3), y=y, vectors=truth.x)
+    with torch.no_grad():
+        left = float(term.unexplained(right))
+        assert left < 1e-8
+        assert float(term.unexplained(wrong)) > 1e4 * left
+
+
+@pytest.mark.parametrize("defense", [FedMLHE(share=0.5), MaskCrypt(share=0.5)])
+def test_other_encrypted_zones_show_their_sum_too(digits: Dataset, defense: Defense) -> None:
+    network = network_for(digits)
+    seen, _ = seen_under(digits, network, defense, clients=3)
+    found = opened_mean(seen, dtype=F64)
+    assert found is not None
+    covers, mean = found
+    assert len(mean) == sum(int(c.sum()) for c in covers.values())
+    assert opened_mean(replace(seen, after=None), dtype=F64) is None
+
+
+def test_a_sum_with_strangers_in_it_or_no_plain_mean_is_left_alone(
+    shielded: tuple[Seen, Truth, Context],
+) -> None:
+    seen, _, _ = shielded
+    assert opened_mean(seen, dtype=F64) is not None
+    assert opened_mean(replace(seen, clients=seen.clients[:3]), dtype=F64) is None
+    assert seen.after is not None
+    moved = {n: v + (v - seen.before[n]) for n, v in seen.after.items()}
+    assert opened_mean(replace(seen, after=moved), dtype=F64) is None
+
+
+def test_labels_are_searched_by_what_is_known_of_all_victims(
+    shielded: tuple[Seen, Truth, Context],
+) -> None:
+    seen, truth, ctx = shielded
+    matcher = matcher_for(seen, ctx, dtype=F64)
+    wrong = (truth.y + 3) % 10
+    assert best_labels(matcher, truth.x.double(), wrong).equal(truth.y)
+
+
+# --- the judge ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "defense",
+    [
+        NoDefense(),
+        SPM(epsilon=3.9, variant="unbiased"),
+        SelectiveShield(tau=0.05, rho=0.5, noise_multiplier=0.02, clip_norm=1.0),
+    ],
+    ids=lambda d: type(d).__name__,
+)
+def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
+    digits: Dataset, defense: Defense
+) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, defense, clients=4)
+    ctx, judge = context_for(digits, network, defense), Likelihood()
+    means = class_means(digits.aux_x, digits.aux_y, classes=10)[truth.y]
+    answers = {
+        "truth": Reconstruction(images=truth.x, labels=truth.y),
+        "truth, labels untold": Reconstruction(images=truth.x),
+        "half": Reconstruction(images=(truth.x + means) / 2, labels=truth.y),
+        "class mean": Reconstruction(images=means, labels=truth.y),
+        "labels": Reconstruction(labels=truth.y),
+        "others": Reconstruction(images=truth.x.roll(1, 0), labels=truth.y.roll(1, 0)),
+    }
+    losses = {n: judge.losses(seen, ctx, a) for n, a in answers.items()}
+    assert all(v is not None and v.shape == (4,) for v in losses.values())
+    total = {n: float(v.sum()) for n, v in losses.items() if v is not None}
+    assert total["truth"] == pytest.approx(total["truth, labels untold"])
+    assert total["truth"] < total["half"] < total["class mean"]
+    assert total["truth"] < total["others"]
+    assert total["labels"] == pytest.approx(total["class mean"])
+
+
+def test_a_victim_without_an_answer_is_never_chosen(digits: Dataset) -> None:
+    network, defense = network_for(digits), NoDefense()
+    seen, truth = seen_under(digits, network, defense, clients=2)
+    images = truth.x.clone()
+    images[1] = torch.nan
+    answer = Reconstruction(images=images, failed=torch.tensor([True, False]))
+    losses = Likelihood().losses(seen, context_for(digits, network, defense), answer)
+    assert losses is not None
+    assert losses.isinf().all()
+
+
+def test_what_tells_nothing_is_not_judged(digits: Dataset) -> None:
+    network, defense = network_for(digits), NoDefense()
+    seen, truth = seen_under(digits, network, defense, clients=2)
+    hidden = tuple(
+        m.with_parts(
+            {
+                n: Part(values=p.values, present=torch.zeros_like(p.values, dtype=torch.bool))
+                for n, p in m.parts.items()
+            }
+        )
+        for m in seen.messages
+    )
+    blind = replace(seen, messages=hidden)
+    ctx = context_for(digits, network, defense)
+    assert Likelihood().losses(blind, ctx, Reconstruction(images=truth.x)) is None
