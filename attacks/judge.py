@@ -9,7 +9,7 @@ from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.observation import NonFiniteError, lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
 from attacks.engine.together import best_labels
 from bench.api import Context, Judge, Reconstruction, Seen
@@ -22,9 +22,17 @@ class Likelihood(Judge):
 
     An answer without images is judged by the public class means of its labels; one without labels
     by the labels that suit it best, of several samples by those that are read off the upload.
+    Where a value that was seen is not finite, no answer explains it, and none is judged.
     """
 
     def losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
+        try:
+            return self._losses(seen, ctx, answer)
+        except NonFiniteError:
+            # Attacks that look at it have failed; an answer that looked at nothing stands.
+            return None
+
+    def _losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
         seen = with_private_parts(seen, ctx)
         if nothing_to_match(seen) is not None or lawless(seen) is not None:
             return None

@@ -212,3 +212,24 @@ def test_what_tells_nothing_is_not_judged(digits: Dataset) -> None:
     blind = replace(seen, messages=hidden)
     ctx = context_for(digits, network, defense)
     assert Likelihood().losses(blind, ctx, Reconstruction(images=truth.x)) is None
+
+
+@pytest.mark.parametrize("kind", ["update", "smashed"])
+def test_values_that_are_not_finite_are_not_judged(digits: Dataset, kind: str) -> None:
+    """No answer explains them, but the answer of an attack that looks at nothing stands."""
+    network, defense = network_for(digits), NoDefense()
+    split = {"protocol": "splitfed", "split": {"cut": network.stages[0], "labels": "private"}}
+    seen, truth = seen_under(
+        digits, network, defense, clients=2, **(split if kind == "smashed" else {})
+    )
+    messages = list(seen.messages)
+    place = next(i for i, m in enumerate(messages) if m.kind == kind)
+    name, part = next(iter(messages[place].parts.items()))
+    values = part.values.clone()
+    values.view(-1)[0] = torch.nan
+    messages[place] = messages[place].with_parts(
+        {**messages[place].parts, name: replace(part, values=values)}
+    )
+    ctx, answer = context_for(digits, network, defense), Reconstruction(images=truth.x)
+    assert Likelihood().losses(seen, ctx, answer) is not None
+    assert Likelihood().losses(replace(seen, messages=tuple(messages)), ctx, answer) is None

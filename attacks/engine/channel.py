@@ -86,7 +86,7 @@ class Channel:
         random: Whether two plays of the same sample differ, so that several draws are worth it.
 
     Raises:
-        ValueError: If a value that was seen is not finite, naming the client.
+        NonFiniteError: If a value that was seen is not finite, naming the client.
     """
 
     def __init__(self, seen: Seen, ctx: Context, *, max_features: int) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attacks.engine.observation import NonFiniteError
 from bench.toolkit.counts import round_to_total
 
 _CHUNK_VALUES = 1 << 20
@@ -132,7 +133,7 @@ def restore(
     |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
 
     weight [C, F], bias [C]: Of the broadcast head. total: Samples of a batch. shrink, refine:
-    See `attacks.ilrg.ILRG`. Raises ValueError if total < 1 or a gradient is not finite.
+    See `attacks.ilrg.ILRG`. Raises ValueError if total < 1, and NonFiniteError.
     """
     if total < 1:
         raise ValueError(f"total must be >= 1 (samples of a batch), got {total}.")
@@ -186,7 +187,7 @@ def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
     if not math.isfinite(float(logits.sum())):
         for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
             if not bool(_shown(value, seen).isfinite().all()):
-                raise ValueError("the head's gradient holds non-finite values.")
+                raise NonFiniteError("the head's gradient holds non-finite values.")
     share = known.public.share
     solved = _solve(_softmax(logits), filled.bias, rows, total=known.total, share=share)
     found = _whole(solved, total=known.total)

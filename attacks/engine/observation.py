@@ -75,11 +75,15 @@ def _plain_scores(seen: Seen) -> Mechanism | None:
     return next((m for m in _mechanisms(seen) if m.scores and not m.random), None)
 
 
+class NonFiniteError(ValueError):
+    """What was seen holds values that are not finite, which nothing can be compared with."""
+
+
 # --- uploads ----------------------------------------------------------------------------------
 def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> ObservedUploads:
     """The victims' uploads converted to `kind` (None: as sent), in `dtype`.
 
-    Raises ValueError if there is none or if a value is not finite, naming the client.
+    Raises ValueError if there is none, and NonFiniteError, naming the client.
     """
     sent = seen.upload_kind()
     if sent is None:
@@ -108,7 +112,7 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
             broken[name, client] = (~part.values.isfinite() & part.presence()).any()
     if broken and bool(torch.stack(list(broken.values())).any()):  # asked once, for all of them
         name, client = next(which for which, found in broken.items() if bool(found))
-        raise ValueError(f"the upload '{name}' of {client} holds non-finite values.")
+        raise NonFiniteError(f"the upload '{name}' of {client} holds non-finite values.")
     return ObservedUploads(
         kind=kind or sent,
         values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},
@@ -203,14 +207,14 @@ def smashed_of(seen: Seen, *, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Non
     None if no smashed data was seen.
 
     Where a mixer told the server which patches a client contributed, the others are absent:
-    there is at most noise. Raises ValueError for a value that is not finite.
+    there is at most noise. Raises NonFiniteError.
     """
     if not seen.clients or not seen.of(seen.clients[0], SMASHED):
         return None
     values, present = seen.stack(SMASHED, seen.clients)
     for client, value, sent in zip(seen.clients, values[SMASHED], present[SMASHED], strict=True):
         if not bool(torch.isfinite(value[sent]).all()):
-            raise ValueError(f"the smashed data of {client} holds non-finite values.")
+            raise NonFiniteError(f"the smashed data of {client} holds non-finite values.")
     own = _patches(seen, values[SMASHED])
     there = present[SMASHED] if own is None else present[SMASHED] & own
     return values[SMASHED].to(dtype), there

@@ -64,7 +64,7 @@ def with_private_parts(seen: Seen, ctx: Context) -> Seen:
     are fitted jointly, with a Gaussian prior of images (`Frame`), kept in [0, 1], and one of the
     withheld coordinates, centred on the surrogate and as wide as it drifted, tensor by tensor.
     A fixed seed draws the training batches, so that an attack may ask twice; `ctx.rng` is left
-    alone. Raises ValueError for smashed data that is not finite, naming the client.
+    alone. Raises NonFiniteError for smashed data, naming the client.
     Source: surrogates: Gao, Zhang, PCAT, USENIX Security 2023; the joint fit: Erdogan, Kupcu,
     Cicek, UnSplit, WPES 2022. Departures: the path of the server's layers, the priors, and the
     broadcast stages as a common frame.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attacks.engine.observation import NonFiniteError
 from bench.api import Context, Seen
 
 LABELS, FEATURES, FEATURES_GRADIENT = "labels", "features", "features_gradient"
@@ -40,14 +41,14 @@ def labels_by_slope(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     The client returns W'(p - y) / B per sample, p the softmax of its head on the features that
     the server sent it. The server knows features and, up to the defense's randomness, the head
     W, so it takes the class y whose slope is nearest. Doubt: squared distance to it over that to
-    the second nearest. Raises ValueError if a slope is not finite, naming the client.
+    the second nearest. Raises NonFiniteError, naming the client.
     """
     weights = network_weights(seen, ctx)
     weight, bias = (weights[n].double() for n in ctx.network.head)
     slope = seen.stack(FEATURES_GRADIENT, seen.clients)[0][FEATURES_GRADIENT]
     for client, one in zip(seen.clients, slope, strict=True):
         if not bool(torch.isfinite(one).all()):
-            raise ValueError(f"the features' gradient of {client} holds non-finite values.")
+            raise NonFiniteError(f"the features' gradient of {client} holds non-finite values.")
     features = torch.stack([_features(seen, c) for c in seen.clients])
     f = features.flatten(2).to(weight)
     probability = torch.softmax(f @ weight.T + bias, dim=-1)
