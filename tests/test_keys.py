@@ -16,7 +16,7 @@ import pytest
 
 from bench.harness.keys import ATTACKING, TRAINING, Code
 from bench.harness.sources import Sources
-from bench.registry import Registry, discover
+from bench.registry import Registry, discover, judge
 
 ROOT = Path(__file__).parents[1]
 Plugins = dict[str, dict[str, Any]]
@@ -230,7 +230,10 @@ def test_neither_does_planning_nor_a_plugin_that_is_not_run(tree: Tree, file: st
         ("defenses/encrypted_zone.py", jobs_of("selective_shield")),
         ("attacks/prior_only.py", attacks_by("prior_only")),
         ("attacks/ridge.py", attacks_by("ridge")),
-        ("attacks/engine/lbfgs.py", attacks_by("dlg", "ridge")),
+        ("attacks/engine/inverter.py", attacks_by("ridge")),
+        # The judge weighs every attack's answer, and minimises where it looks for private parts.
+        ("attacks/judge.py", CELLS),
+        ("attacks/engine/lbfgs.py", CELLS),
     ],
 )
 def test_an_edit_rekeys_what_reaches_it_and_that_alone(
@@ -458,13 +461,16 @@ def test_all_that_a_job_executes_is_in_its_key(tmp_path: Path, registry: Registr
         classes = [registry.get(kind, part).cls for part in name.split("+")]
         return {m for c in classes if c is not None for m in sources.reached(c.__module__)}
 
+    judging = set(sources.reached(type(judge()).__module__))
     finished = set()
     for line in done.stdout.splitlines():
         status, defense, attack, files = json.loads(line)
         allowed = set(sources.reached(TRAINING)) | keyed("defense", defense)
         if attack is not None:
-            allowed |= set(sources.reached(ATTACKING)) | keyed("attack", attack)
+            allowed |= set(sources.reached(ATTACKING)) | keyed("attack", attack) | judging
         executed = {m for m in map(module_of, files) if m is not None}
+        # An attack is judged by the module that its key holds, a training by none.
+        assert (type(judge()).__module__ in executed) == (attack is not None and status == "done")
         assert executed <= allowed, f"{defense}, {attack}: {executed - allowed}"
         if status == "done":
             finished.add(attack or defense)

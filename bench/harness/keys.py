@@ -2,8 +2,8 @@
 
 A training's key holds its settings, the data set's files, the kind of device, and the code that
 `bench.harness.train` and the defense reach by imports; an attack's holds its training's key, its
-own settings, and the code that `bench.harness.attack` and the attack reach. Versions of libraries
-are in the records, not in their keys.
+own settings, and the code that `bench.harness.attack`, the attack and the judge of its answer
+reach. Versions of libraries are in the records, not in their keys.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Code:
         self.registry = registry
         self._plugins: dict[tuple[PluginKind, str], str] = {}
         modules = [p.cls.__module__ for p in registry.usable.values() if p.cls is not None]
+        modules.append(type(judge()).__module__)
         packages = {m.partition(".")[0] for m in modules if not m.startswith(FILE_MODULE)}
         self._sources = Sources({"bench", *packages})
 
