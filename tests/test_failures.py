@@ -96,7 +96,9 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(
     assert row["attacks"]["ilrg"]["status"] == "done"
     nan = row["attacks"]["not_a_number"]
     assert (nan["status"], nan["failed"], nan["n"]) == ("done", 2, 2)
-    assert nan["ssim"]["mean"] == pytest.approx(nan["floor"]["ssim"])
+    # Scored as the mean public image, with which the attack that reads nothing answers.
+    public = row["attacks"]["prior_only"]["ssim"]["mean"]
+    assert nan["ssim"]["mean"] == pytest.approx(public, abs=1e-6)
     assert row["attacks"]["raises"]["ssim"] is None
     assert row["attacks"]["raises"]["failed"] == 2
     assert "raises failed" in row["flags"]
@@ -145,7 +147,12 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     assert rows["none"]["attacks"]["ilrg"]["status"] == "done"
     assert rows["refuses"]["attacks"]["ilrg"]["status"] == "not_applicable"
     assert rows["refuses"]["accuracy"] is None
-    assert rows["refuses"]["flags"] == ["training failed: RuntimeError: no upload"]
+    # Of the attacks, none that rebuilds images reads anything: without a defense nothing leaks.
+    nothing = "attacks do not work here without a defense (leak 0.00): nothing is ranked"
+    failed = "training failed: RuntimeError: no upload"
+    assert rows["refuses"]["flags"] == [failed, nothing]
+    assert nothing in rows["none"]["flags"]
+    assert {r["rank"] for r in rows.values()} == {None}
     document = written(store.folder)
     jsonschema.validate(document, json.loads(SCHEMA_FILE.read_text()))
 
@@ -269,7 +276,7 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     assert [row[d]["personalised"] for d in ("none", "standalone", "lg_fedavg")] == [0, 1, 1]
     typed = leaderboard.rows(store.folder)
     header, body = cells(typed)
-    assert header[2:5] == ["accuracy", "personal accuracy", "eps claimed"]
+    assert header[2:5] == ["accuracy", "personal accuracy", "choice"]
     line = next(b for b in body if b[1] == "standalone")
     assert line[2] == "-"
     assert line[3].startswith(f"{mean:.3f} [")
@@ -279,7 +286,7 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
     assert own == pytest.approx([mean] * 2)
     plain_rows = [r for r in typed if not r.personalised]
-    assert cells(plain_rows)[0][2:4] == ["accuracy", "eps claimed"]
+    assert cells(plain_rows)[0][2:4] == ["accuracy", "choice"]
     assert "own\nacc" not in [c.header for c in terminal.shown(plain_rows)[0].columns]
 
 
@@ -302,8 +309,24 @@ def test_a_personalised_row_is_at_chance_if_its_clients_networks_are_too(
         personal_accuracy=made_up.interval(own, 0.0),
         personalised=personalised,
     )
-    record = trained(class_chance=0.1, personal_chance=0.4)
+    record = trained(
+        correct=None if common is None else round(100 * common),
+        test_samples=100,
+        class_chance=0.1,
+        personal_accuracies=(own, own),
+        personal_chance=0.4,
+    )
     assert at_chance(made, [Trained.of(record)]) == flagged
+
+
+def test_seeds_together_beat_a_guess_that_one_alone_may_not() -> None:
+    """Of 100 samples 15 are right: the 95 % interval of one seed holds 1/10, that of four does
+    not, though seeds as far apart as 8 and 22 say little by themselves."""
+    made = made_up.row(accuracy=made_up.interval(0.15))
+    of = [Trained.of(trained(correct=n, test_samples=100, class_chance=0.1)) for n in (8, 22)]
+    assert at_chance(made, [Trained.of(trained(correct=15, test_samples=100, class_chance=0.1))])
+    assert at_chance(made, of[:1])
+    assert not at_chance(made, [*of, *of])
 
 
 # --- workers ----------------------------------------------------------------------------------
