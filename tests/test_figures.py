@@ -211,12 +211,22 @@ def test_a_folders_figures_have_telling_names(results: Results) -> None:
         f"fedavg-digits-mlp_spm-{name}.png"
         for name in (
             "init-epsilon_proven", "init-epsilon_claimed", "init-pareto", "init-budget",
-            "init-pictures", "final-epsilon_proven", "final-epsilon_claimed",
+            "init-pictures", "final-epsilon_proven", "final-epsilon_claimed", "final-pareto",
+            "final-pictures",
         )
     ]  # fmt: skip
     assert sorted(p.name for p in (results.folder / "figures").iterdir()) == sorted(
         p.name for p in paths
     )
+
+
+def test_a_table_without_rebuilt_images_has_no_pareto_nor_pictures(tmp_path: Path) -> None:
+    suite = tomllib.loads(TINY) | {"checkpoints": ["init"], "attacks": [{"name": "ilrg"}]}
+    bench.run(suite, only={"defense": "none"}, out=tmp_path, jobs=0, progress=False)
+    paths = figures.write_figures(leaderboard.load(tmp_path), tmp_path, ("png",))
+    assert [p.name for p in paths] == [
+        f"fedavg-digits-mlp_spm-init-{name}.png" for name in ("epsilon_proven", "epsilon_claimed")
+    ]
 
 
 def test_pictures_show_the_records_images_in_the_runs_order(results: Results) -> None:

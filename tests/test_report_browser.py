@@ -270,7 +270,8 @@ def test_plots_switch_and_tell_their_points_by_keyboard(browser: Any, report: Pa
     assert second.split("\n")[0] == "alpha"
     assert first.split("\n") == [
         "beta(clip=1)", "rank 1", "accuracy 0.800 [0.75, 0.85]",
-        "worst SSIM 0.300 [0.25, 0.35] by dlg", "ε claimed 9 per client", "ε proven 2",
+        "upper bound SSIM 0.300 [0.25, 0.35] by dlg", "leak 0.12", "ε claimed 9 per client",
+        "ε proven 2",
     ]  # fmt: skip
     page.keyboard.press("Escape")
     assert not tip.is_visible()
