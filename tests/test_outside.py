@@ -331,7 +331,16 @@ def test_the_pages_example_rebuilds_the_images_and_the_commands_score_it(
     assert found["figures"]["ssim"]["mean"] > 0.999
     assert found["figures"]["label_accuracy"]["mean"] == 1.0
     assert found["figures"]["ssim"]["own"] > 0.99
-    assert found["figures"]["ssim"]["floor"] < 0.5
+    # Of two victims the floor may be high by chance; it is the one of leakbench's own attack, and
+    # all of the way from it to a perfect copy is gone.
+    cell = cell_of(results, "digits/mlp_spm/none/analytic/init")
+    own = Store(results.folder).read("attack", cell.key)
+    assert isinstance(own, AttackRecord)
+    floor, told = (sum(own.floors[n]) / 2 for n in ("ssim", "ssim_class_mean"))
+    assert found["figures"]["ssim"]["floor"] == pytest.approx(floor)
+    assert found["figures"]["ssim"]["floor_class_mean"] == pytest.approx(told)
+    assert floor < told < 0.9
+    assert (found["figures"]["ssim"]["mean"] - floor) / (1 - floor) > 0.99
     assert len(found["values"]["ssim"]) == found["victims"] == 2
     Path("mine.json").write_text("{}")
     for arguments, message in (
