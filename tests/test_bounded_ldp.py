@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import binom
 from torch import Tensor
 
 from bench.contract.defense import Client, Local
@@ -337,13 +340,26 @@ def test_attackers_on_pnpm_are_told_its_signs_factors_and_clip(target: Any) -> N
     assert told.high == pytest.approx((e + 3) / (e - 1))
 
 
+def epsilon_of_coins(count: int, epsilon: float, delta: float) -> float:
+    """At which so many coins, each right with odds of e^epsilon to one, have their delta: the sum
+    over all numbers of wrong coins. No mechanisms of that pure epsilon tell more."""
+    wrong = np.arange(count + 1)
+    chances = binom.pmf(wrong, count, 1 / (1 + math.exp(epsilon)))
+    losses = (count - 2 * wrong) * epsilon
+    found: float = brentq(
+        lambda at: chances @ -np.expm1(np.minimum(at - losses, 0.0)) - delta, 0.0, count * epsilon
+    )
+    return found
+
+
 def test_a_record_costs_every_value_of_every_upload() -> None:
     facts = Facts(parameters=1000, rounds=20, participations=12)
     for defense in (Duchi(epsilon=0.5, bound=1.0), PMPiecewise(epsilon=0.5, bound=1.0),
                     SunAdaptive(epsilon=0.5)):  # fmt: skip
         entry = account(defense, facts)
         assert (entry.eps_claimed, entry.claim_delta, entry.unit) == (0.5, 0.0, "coordinate")
-        assert entry.eps_record == pytest.approx(0.5 * 1000 * 12)
+        expected = epsilon_of_coins(1000 * 12, 0.5, facts.delta)
+        assert entry.eps_record == pytest.approx(expected, rel=1e-9)
         assert entry.constants["eps_one_round"] == pytest.approx(500)
 
 
