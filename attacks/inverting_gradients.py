@@ -98,20 +98,20 @@ class InvertingGradients(Attack):
         matcher = Matcher(evidence, encoding, beliefs=self._constant(encoding))
         granted = known_labels(seen, ctx.device)
         known = read_labels(evidence, ctx) if granted is None else Labels(fixed=granted)
+        optimiser = SignedAdam(
+            matcher=matcher,
+            fading=self._fading(encoding, ctx),
+            steps=ctx.budget,
+            lr=self.lr,
+            decay=self.decay,
+            signed=self.signed,
+        )
         solution = solve(
             matcher,
             ctx,
-            waves=[Wave(count=1 + self.restarts, start=self.start)],
+            waves=[Wave(optimiser=optimiser, count=1 + self.restarts, start=self.start)],
             known=known,
             stop=torch.full_like(evidence.square, -torch.inf),
-            optimiser=SignedAdam(
-                matcher=matcher,
-                fading=self._fading(encoding, ctx),
-                steps=ctx.budget,
-                lr=self.lr,
-                decay=self.decay,
-                signed=self.signed,
-            ),
         )
         return solution.answer(matcher, known.notes)
 

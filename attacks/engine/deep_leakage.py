@@ -32,8 +32,9 @@ _TRAPPED = 1e-4
 was only cut short by its budget, and others would be too."""
 _TRIED = 10
 """Labels of one sample that are tried under noise, the likeliest ones."""
-_LOOKED = 16
-"""A first look at a start takes the budget divided by this."""
+_LOOKS = (1 / 16, 2), (1 / 4, 1)
+"""Shares of the budget after which so many of the tried starts go on, those of least loss. The
+last has all evaluations that are left: trained networks take more than a single start's."""
 _HEATS = 1.0, 0.75, 0.5, 0.25, 0.0
 """Of the levels of a likelihood that is annealed."""
 _ROUGH = 1e-11
@@ -125,7 +126,6 @@ class DeepLeakage(Attack):
             waves=self._waves(square, known, optimiser, noisy=noisy),
             known=known,
             stop=stop,
-            optimiser=optimiser,
         )
         if first.sums and self.preset != "paper":
             match_together(
@@ -165,19 +165,32 @@ class DeepLeakage(Attack):
     def _waves(
         self, square: Tensor, known: Labels, optimiser: QuasiNewton, *, noisy: bool
     ) -> list[Wave]:
-        everyone = Wave(
-            count=1 + self.restarts, start=self.start, noisy_logits=self.preset == "paper"
+        first = Wave(
+            optimiser=optimiser,
+            count=1 if not noisy and self.preset != "paper" else 1 + self.restarts,
+            start=self.start,
+            noisy_logits=self.preset == "paper",
         )
-        if noisy and self.preset != "paper" and known.ranking is not None:
-            # Noise hides which label is right; a few steps of images tell it.
-            tried = max(everyone.count, min(_TRIED, known.ranking.shape[1]))
-            kept = max(1, self.restarts)
-            return [replace(everyone, count=tried, look=optimiser.look(), kept=kept)]
-        if noisy or self.preset == "paper":
-            return [everyone]
-        first = [Wave(count=1, start=self.start)]
-        again = [Wave(count=self.restarts, start=self.start, above=_TRAPPED * square)]
-        return first + (again if self.restarts else [])
+        if self.preset == "paper":
+            return [first]
+        if noisy:
+            return [self._halved(first, optimiser, known) if known.ranking is not None else first]
+        again = replace(first, count=self.restarts, above=_TRAPPED * square)
+        return [first, again] if self.restarts else [first]
+
+    def _halved(self, wave: Wave, optimiser: QuasiNewton, known: Labels) -> Wave:
+        """Noise hides which label is right; a few steps of images tell it, and the start that
+        goes on in the end has all the evaluations that the others leave."""
+        assert known.ranking is not None
+        going = max(wave.count, min(_TRIED, known.ranking.shape[1]))
+        tried, left = going, float(wave.count)
+        looks = []
+        for share, kept in _LOOKS:
+            looks.append((optimiser.look(share), kept))
+            left, going = left - share * going, kept
+        return replace(
+            wave, count=tried, looks=looks, optimiser=optimiser.scaled(max(1.0, left / going))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +213,13 @@ class QuasiNewton:
     least_gain: float
     heats: Sequence[float] = (0.0,)
 
-    def look(self) -> QuasiNewton:
+    def scaled(self, share: float) -> QuasiNewton:
+        """With this share of its evaluations."""
+        return replace(self, evaluations=max(1, int(share * self.evaluations)))
+
+    def look(self, share: float) -> QuasiNewton:
         """The first steps alone."""
-        few = max(1, self.evaluations // _LOOKED)
-        return replace(self, dtypes=self.dtypes[:1], heats=self.heats[:1], evaluations=few)
+        return replace(self.scaled(share), dtypes=self.dtypes[:1], heats=self.heats[:1])
 
     def __call__(self, problems: Problems) -> Minimum:
         phases = []

@@ -29,9 +29,9 @@ class Wave:
     start equal, since equal images cannot part.
 
     Attributes:
+        optimiser: Of those that go on to the end.
         count: Per victim.
-        look: Plays the first steps of all of them, after which some are left; None: all go on.
-        kept: How many go on after the look, those of least loss.
+        looks: First steps of all of them and, after each, how many go on, those of least loss.
         start: Of plain images: `public` takes the public samples that explain the victim's
             messages best, of 32 drawn with its likely labels; after the first, a gray start is
             uniform.
@@ -39,9 +39,9 @@ class Wave:
         noisy_logits: Label logits from N(0, 1), as DLG prints it.
     """
 
+    optimiser: Optimiser
     count: int
-    look: Optimiser | None = None
-    kept: int = 1
+    looks: Sequence[tuple[Optimiser, int]] = ()
     start: Start = "gray"
     above: Tensor | None = None
     noisy_logits: bool = False
@@ -167,7 +167,6 @@ def solve(
     waves: Sequence[Wave],
     known: Labels,
     stop: Tensor,
-    optimiser: Optimiser,
 ) -> Solution:
     """Match what was seen of every victim; the start of least loss is the answer.
 
@@ -181,7 +180,7 @@ def solve(
     for number, wave in enumerate(waves):
         who = everyone if wave.above is None else everyone[~(solution.loss <= wave.above)[everyone]]
         if len(who):
-            _play(matcher, ctx, wave, known, stop, optimiser, who, solution)
+            _play(matcher, ctx, wave, known, stop, who, solution)
         ctx.progress((number + 1) / len(waves))
     solution.solved = int((solution.loss <= stop).sum())
     return solution
@@ -193,7 +192,6 @@ def _play(
     wave: Wave,
     known: Labels,
     stop: Tensor,
-    optimiser: Optimiser,
     who: Tensor,
     solution: Solution,
 ) -> None:
@@ -224,12 +222,13 @@ def _play(
         vectors=start.to(dtype=encoding.dtype, device=device),
         draws=draws,
     )
-    if wave.look is not None:
-        vectors, loss = starts.optimised(wave.look, stop, encoding, solution)
-        best = loss.view(len(who), -1).argsort(dim=1, stable=True)[:, : wave.kept].sort(dim=1)
-        first = torch.arange(len(who), device=device)[:, None] * wave.count
+    for look, kept in wave.looks:
+        vectors, loss = starts.optimised(look, stop, encoding, solution)
+        loss = loss.view(len(who), -1)
+        best = loss.argsort(dim=1, stable=True)[:, :kept].sort(dim=1)
+        first = torch.arange(len(who), device=device)[:, None] * loss.shape[1]
         starts = replace(starts, vectors=vectors).some((first + best.values).flatten())
-    x, loss = starts.optimised(optimiser, stop, encoding, solution)
+    x, loss = starts.optimised(wave.optimiser, stop, encoding, solution)
     held = starts.held
     labels = encoding.labels_in(x).argmax(dim=-1) if held is None else held
     solution.take(starts.victims, loss, encoding.images(x, held), labels)
