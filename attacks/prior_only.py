@@ -12,8 +12,9 @@ from bench.toolkit.counts import round_to_total
 class PriorOnly(Attack):
     """Mean public image and public class frequencies; class-mean images if labels are granted.
 
-    An attack that does not beat this learnt nothing about the images; one between the mean and
-    the class-mean floor (printed beside every attack) learnt the label, not the image.
+    An attack that does not beat this learnt nothing about the images; one between the floor and
+    that of an answer which is told the labels (both printed beside every attack) learnt the
+    label, not the image.
     """
 
     recovers = frozenset({"images", "labels", "counts"})

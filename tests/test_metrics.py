@@ -161,6 +161,16 @@ def test_a_failed_victim_counts_as_the_public_mean_not_as_missing() -> None:
     assert scores.values["ssim"][1] == pytest.approx(float(images.ssim(mean, data["x"])[1].mean()))
 
 
+@pytest.mark.parametrize("label", [-1, 3])
+def test_labels_that_no_class_has_are_refused(label: int) -> None:
+    data = truth_and_aux()
+    labels = torch.full_like(data["y"], label)
+    with pytest.raises(ValueError, match=rf"labels must lie in 0\.\.2, got {label} to {label}"):
+        score(
+            Reconstruction(labels=labels), x=data["x"], y=data["y"], classes=3, aux_x=data["aux_x"]
+        )
+
+
 def test_answers_of_the_wrong_shape_are_refused() -> None:
     data = truth_and_aux()
     with pytest.raises(ValueError, match=r"images must be a tensor \[3, 2, 1, 12, 12\], got"):

@@ -62,7 +62,7 @@ def score(
     title = f"{found.cell.name}: {found.victims} victims, {found.samples} sample(s) each"
     table = options.open_table(Text(title))
     table.add_column("metric")
-    for head in ("mean [95 % interval]", "floor", "class mean", f"own {found.cell.label}"):
+    for head in ("mean [95 % interval]", "floor", "told labels", f"own {found.cell.label}"):
         table.add_column(Text(head), justify="right")
     for name, figure in found.figures.items():
         low = [figure.floor, figure.floor_class_mean, figure.own]

@@ -72,6 +72,11 @@ def score(
         values |= label_values(counts, counts_of(y, classes))
     if answer.labels is not None:
         guess_y = _shaped(answer.labels, (victims, samples), "labels")
+        if bool(((guess_y < 0) | (guess_y >= classes)).any()):
+            raise ValueError(
+                f"labels must lie in 0..{classes - 1}, got {int(guess_y.min())} to "
+                f"{int(guess_y.max())}."
+            )
         guess_y = guess_y.gather(1, order.to(guess_y.device))
         values["label_accuracy"] = (guess_y == y).double().mean(dim=1)
     return Scores(

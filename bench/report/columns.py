@@ -263,7 +263,7 @@ def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
 
 
 def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
-    """Floors by metric: {"ssim": "0.26/0.66"} (mean / class-mean image)."""
+    """Floors by metric: {"ssim": "0.26/0.66"} (looking at nothing / told the labels)."""
     texts = {}
     for metric in dict.fromkeys(metrics.values()):
         entries = [row.attacks[n] for n, m in metrics.items() if m == metric and n in row.attacks]
