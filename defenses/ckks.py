@@ -9,7 +9,7 @@ secret key and should not be published (Li and Micciancio, Eurocrypt 2021).
 Above 400 lines, since grid, keys and parties are understood together only.
 
     key_server = KeyServer()
-    public = key_server.public_context()
+    public = key_server.public_context
     uploads = [encrypt(vector, public) for vector in vectors]
     total = key_server.decrypt(AggregationServer(public).add(uploads), length=len(vectors[0]))
     assert total.equal(sum(rounded(vector, ADDITIVE) for vector in vectors))
@@ -214,7 +214,7 @@ def open_context(public_context: bytes) -> tuple[Any, Parameters]:
         found = (key.parms().poly_modulus_degree(), key.total_coeff_modulus_bit_count())
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(
-            f"public_context must be bytes from KeyServer.public_context(), got {error}"
+            f"public_context must be bytes from KeyServer.public_context, got {error}"
         ) from error
     expected = (parameters.poly_modulus_degree, sum(parameters.coeff_mod_bit_sizes))
     if found != expected or context.global_scale != 2.0**parameters.log2_scale:
@@ -262,6 +262,7 @@ class KeyServer:
         )
         self._context.global_scale = 2.0**parameters.log2_scale
 
+    @functools.cached_property
     def public_context(self) -> bytes:
         """Parameters and public key: what clients and the aggregation server get."""
         return header(self.parameters) + self._context.serialize(

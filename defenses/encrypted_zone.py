@@ -94,7 +94,7 @@ class KeyHolder(Party):
         return [answer]
 
     def _public_key(self, receiver: str, round: int) -> Message:
-        box = self.keys.public_context()
+        box = self.keys.public_context
         sealed = Sealed(n_bytes=len(box), covers=torch.zeros(0, dtype=torch.bool), box=box)
         return Message(
             kind=_PUBLIC_KEY,

@@ -34,7 +34,7 @@ class Parties:
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self.key_server = KeyServer(parameters)
-        self.public = self.key_server.public_context()
+        self.public = self.key_server.public_context
         self.server = AggregationServer(self.public)
 
     def total(self, vectors: list[Tensor]) -> Tensor:

@@ -115,10 +115,9 @@ def _tiles(photo: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     textured = tiles.reshape(len(tiles), -1).std(axis=1) / 255 >= 0.05
     tiles, place = tiles[textured], place[textured]
     flat = tiles.reshape(len(tiles), -1).astype(np.float32) / 255
-    keep: list[int] = []
+    keep = np.zeros(len(flat), dtype=bool)
     means = flat.mean(axis=1)
     for i in range(len(flat)):
-        near = [j for j in keep if abs(means[i] - means[j]) < 0.02]  # |mean| bounds the mean |.|
-        if not near or np.abs(flat[near] - flat[i]).mean(axis=1).min() >= 0.02:
-            keep.append(i)
+        near = keep & (np.abs(means - means[i]) < 0.02)  # |mean| bounds the mean |.|
+        keep[i] = not near.any() or np.abs(flat[near] - flat[i]).mean(axis=1).min() >= 0.02
     return tiles[keep], place[keep]

@@ -30,6 +30,7 @@ class Wire:
         self.keeps = keeps
         self.parties = dict(parties)
         self.clients = list(clients)
+        self._among = frozenset(self.clients)
         self.log: list[Message] = []
         self.inbox: dict[str, list[Message]] = {name: [] for name in [*self.clients, SERVER]}
         self.bytes_up = 0
@@ -60,9 +61,9 @@ class Wire:
             receivers = [n for n in [*self.clients, SERVER] if n != message.sender]
         else:
             receivers = [message.receiver]
-        if message.sender in self.clients:
+        if message.sender in self._among:
             self.bytes_up += message.n_bytes
-        self.bytes_down += message.n_bytes * sum(r in self.clients for r in receivers)
+        self.bytes_down += message.n_bytes * sum(r in self._among for r in receivers)
         answers: list[Message] = []
         for name in receivers:
             if name in self.parties:

@@ -41,7 +41,7 @@ def load() -> str:
 
 def test_additive_against_standard(benchmark: Any) -> None:
     vectors = [torch.randn(VALUES, generator=torch.Generator().manual_seed(0))]
-    encryptors = {n: Encryptor(KeyServer(p).public_context()) for n, p in PRESETS.items()}
+    encryptors = {n: Encryptor(KeyServer(p).public_context) for n, p in PRESETS.items()}
     times: dict[str, list[tuple[float, float, Any]]] = {name: [] for name in PRESETS}
     for _ in range(ROUNDS):
         for name, encryptor in encryptors.items():
@@ -91,7 +91,7 @@ def apart(public: bytes, programs: int) -> float:
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_two_processes_against_one(benchmark: Any, preset: str) -> None:
     parameters: Parameters = PRESETS[preset]
-    public = KeyServer(parameters).public_context()
+    public = KeyServer(parameters).public_context
     vectors = [torch.randn(VALUES, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     one, ratios = Encryptor(public), []
     start = time.perf_counter()
