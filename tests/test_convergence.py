@@ -45,8 +45,15 @@ class Slow(Attack):
         return Reconstruction(images=images, evaluations=7 * ctx.budget)
 
 class Quick(Attack):
-    "There at any budget."
+    "As near at any budget."
     def run(self, seen, ctx):
+        images = 0.5 + (exact(seen) - 0.5) / 2
+        return Reconstruction(images=images, evaluations=ctx.budget)
+
+class Perfect(Attack):
+    "There at budget 5, and runs at no other."
+    def run(self, seen, ctx):
+        assert ctx.budget == 5
         return Reconstruction(images=exact(seen), evaluations=ctx.budget)
 
 class SlowIfUndefended(Slow):
@@ -96,7 +103,7 @@ class Breaks(Attack):
     def run(self, seen, ctx):
         if ctx.budget == 10:
             raise RuntimeError("too much")
-        return Reconstruction(images=exact(seen), evaluations=9)
+        return Reconstruction(images=exact(seen) / 2, evaluations=9)
 
 class AlsoOpen(Defense):
     "A second undefended protocol."
@@ -214,10 +221,10 @@ def test_the_run_at_twice_the_budget_makes_the_same_draws_from_untouched_inputs(
     each_cell(store, equal)
 
 
-def test_attacks_without_a_budget_to_double_run_once_and_have_no_convergence(
+def test_attacks_that_twice_the_budget_gains_nothing_run_once_and_have_no_convergence(
     run: Run, tiny: Callable[..., Path], spenders: tuple[Path, ...]
 ) -> None:
-    names = ("closed_form", "counts_alone", "spending_floor")
+    names = ("closed_form", "counts_alone", "spending_floor", "perfect")
     store, report = run(tiny(append=listed(*names)), plugins=spenders, only={"checkpoint": "init"})
     assert report.failures == []
 

@@ -158,9 +158,10 @@ def test_labels_are_searched_by_what_is_known_of_all_victims(
     [
         NoDefense(),
         SPM(epsilon=3.9, variant="unbiased"),
+        SPM(epsilon=1.5, variant="sign_rr", target="gradient"),
         SelectiveShield(tau=0.05, rho=0.5, noise_multiplier=0.02, clip_norm=1.0),
     ],
-    ids=lambda d: type(d).__name__,
+    ids=["none", "spm weights", "spm gradient", "selective_shield"],
 )
 def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
     digits: Dataset, defense: Defense
@@ -176,6 +177,7 @@ def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
         "class mean": Reconstruction(images=means, labels=truth.y),
         "labels": Reconstruction(labels=truth.y),
         "others": Reconstruction(images=truth.x.roll(1, 0), labels=truth.y.roll(1, 0)),
+        "nothing": Reconstruction(images=digits.aux_x.mean(dim=0).expand_as(truth.x)),
     }
     losses = {n: judge.losses(seen, ctx, a) for n, a in answers.items()}
     assert all(v is not None and v.shape == (4,) for v in losses.values())
@@ -183,6 +185,7 @@ def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
     assert total["truth"] == pytest.approx(total["truth, labels untold"])
     assert total["truth"] < total["half"] < total["class mean"]
     assert total["truth"] < total["others"]
+    assert total["half"] < total["nothing"]
     assert total["labels"] == pytest.approx(total["class mean"])
 
 

@@ -73,7 +73,7 @@ class Matcher:
         """How badly one candidate for every victim explains all that was seen, and how unlike
         public samples it is: comparable between answers of any attack.
 
-        Likelihoods are the softest ones, so that a pixel's rounding decides nothing. The spread of
+        Likelihoods are as soft as where a descent ends (see `Mechanism.softness`). The spread of
         what is compared exactly is not known, and the one that suits the candidate best stands for
         it: a squared distance r of N numbers counts as N/2 log r.
 
@@ -88,7 +88,7 @@ class Matcher:
         everyone = torch.arange(len(x), device=x.device)
         hot = torch.nn.functional.one_hot(y, encoding.classes).to(x)
         candidate = Candidate(x=x, y=hot, vectors=x.flatten(1))
-        compares = [term.against(everyone, 1.0) for term in evidence.terms]
+        compares = [term.against(everyone) for term in evidence.terms]
         with torch.no_grad():
             loss = _total(compares, candidate)[0]
             if not evidence.noisy:

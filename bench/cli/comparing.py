@@ -91,8 +91,8 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
     shown = open_table(title, padding=(0, 1, 0, 0))
     shown.add_column("#", justify="right")
     shown.add_column("row", overflow="fold", min_width=17)
-    for name in ("leak", "minus next [95 %]", "p", "accuracy"):
-        shown.add_column(name, justify="right", no_wrap=name in ("leak", "p"))
+    for name in ("score", "minus next [95 %]", "p", "accuracy"):
+        shown.add_column(name, justify="right", no_wrap=name in ("score", "p"))
     shown.add_column("verdict,\n80 % power" if power else "verdict", min_width=15 if power else 9)
     for row in (c for c in ladder.table.rows if c.rank is not None):
         found, last = made.get(id(row)), before.get(id(row))

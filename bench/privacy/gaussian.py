@@ -8,6 +8,7 @@ Source: Balle, Wang, arXiv:1805.06530, Theorem 8; Dong, Roth, Su, arXiv:1905.023
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from scipy import optimize, special
 
@@ -65,13 +66,19 @@ def gaussian_std(*, sensitivity: float, epsilon: float, delta: float) -> float:
         raise ValueError(f"epsilon must be > 0, got {epsilon}.")
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}.")
+    return sensitivity / _largest_mu(epsilon, delta)
+
+
+@lru_cache(maxsize=64)
+def _largest_mu(epsilon: float, delta: float) -> float:
+    """Of (epsilon, delta)-DP. Kept, since every tensor of every upload asks for it again."""
 
     def excess(log_mu: float) -> float:
         found = gaussian_delta(mu=math.exp(log_mu), epsilon=epsilon)
         return math.log(max(found, 5e-324)) - math.log(delta)
 
     root = optimize.brentq(excess, -690, 340, xtol=1e-13)  # all that squares to a float64
-    return sensitivity / math.exp(float(root))
+    return math.exp(float(root))
 
 
 def classic_gaussian_std(*, sensitivity: float, epsilon: float, delta: float) -> float:

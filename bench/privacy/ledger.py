@@ -184,7 +184,7 @@ def explain(event: Event) -> str:
         case RandomisedResponse(epsilon=eps, coordinates=d, covers=covers, count=n):
             return (
                 f"Randomised response of epsilon {eps:.4g} on each of {d} {covers}, released "
-                f"{n} times: {n * d * eps:.6g} in all for the {covers} alone."
+                f"{n} times, which add up to {n * d * eps:.6g} for the {covers} alone."
             )
         case Unprotected(what=what, why=why):
             return f"{what[:1].upper()}{what[1:]}: no DP, {why}."

@@ -11,6 +11,7 @@ from bench.records.files import problem, read_bytes, read_json, read_outcome
 from bench.records.flags import Flag, FlagCode
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (
+    CONVERGED,
     AttackInputs,
     AttackOutcome,
     AttackRecord,

@@ -193,6 +193,10 @@ class TrainRecord(DoneRecord):
     inputs: TrainJob | None = None
 
 
+CONVERGED = 0.02
+"""Most SSIM that an attack may gain from twice its budget and still count as converged."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DoubledRun:
     """An attack once more, at twice its budget: whether it had converged."""

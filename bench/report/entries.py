@@ -13,6 +13,7 @@ from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
 from bench.protocols.settings import ThreatSettings
 from bench.records import (
+    CONVERGED,
     AttackEntry,
     AttackOutcome,
     AttackRecord,
@@ -26,8 +27,6 @@ from bench.records import (
 LeakMetric = Literal["ssim", "mse"]
 LEAK_METRICS: tuple[LeakMetric, ...] = ("ssim", "mse")
 """By which a worst case is taken, the first that there is."""
-CONVERGED = 0.02
-"""Most SSIM that an attack may gain from twice its budget and still count as converged."""
 LOST = NoResult(status="failed", reason="no record: the run was stopped before it")
 """Stands for a record that is missing."""
 Observed = Mapping[int, Mapping[str, AttackRecord]]

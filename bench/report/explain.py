@@ -148,8 +148,8 @@ FLAGS: Mapping[FlagCode, Meaning] = {
     FlagCode.BELOW_FLOOR: Meaning(
         "below the floor",
         "strongest attack ({subject}) below the floor",
-        "The strongest attack rebuilds less than the mean public sample: too weak to judge "
-        "the defense by.",
+        "The strongest attack rebuilds less than the best answer that looks at nothing: too "
+        "weak to judge the defense by.",
         letter="F",
     ),
     FlagCode.ATTACK_FAILED: Meaning(

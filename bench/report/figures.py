@@ -20,7 +20,7 @@ from bench.records import Row, Run
 from bench.report import grids, plots
 from bench.report.leaderboard import cells_by_row
 from bench.report.paper import Paper, inches, styled, write
-from bench.report.plots import SIDES, Band, Curves, Scale, Scatter, Spot
+from bench.report.plots import SIDES, TOLD, Band, Curves, Scale, Scatter, Spot
 from bench.report.tables import tables
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -241,7 +241,7 @@ def _scaled(axes: Axes, scale: Scale, which: str) -> None:
 
 def _floor(axes: Axes, band: Band) -> Line2D:
     """A line or band at what needs no leak."""
-    style = "dashed" if band.label.startswith("class") else "dotted"
+    style = "dashed" if band.label == TOLD else "dotted"
     line, span = (axes.axhline, axes.axhspan) if band.across else (axes.axvline, axes.axvspan)
     if band.hi > band.lo:
         span(band.lo, band.hi, color="#888888", alpha=0.2, linewidth=0, zorder=0)

@@ -13,6 +13,8 @@ from bench.metrics.named import FLOOR_SUFFIX, TITLES, sign_of
 from bench.records import Row
 from bench.report.verdicts import is_reference, network
 
+TOLD = "told the labels"
+"""Label of the second floor."""
 SIDES = {"inf": "inf", "none": "no claim"}
 """Columns beside a logarithmic axis, for epsilons that are infinite or absent: their labels."""
 _TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
@@ -258,7 +260,7 @@ def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band
         return ()
     names = {
         metric: "reads nothing",
-        metric + FLOOR_SUFFIX: "told the labels",
+        metric + FLOOR_SUFFIX: TOLD,
     }
     all_ = [r.attacks[r.ranking.attack].floor for r in rows if r.ranking]
     return tuple(
@@ -342,7 +344,7 @@ def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
         return None
     every = [b for measured in series.values() for b in measured]
     lows = [c.lo for measured in series.values() for c in measured.values()]
-    labels = {"ssim": "reads nothing", f"ssim{FLOOR_SUFFIX}": "told the labels"}
+    labels = {"ssim": "reads nothing", f"ssim{FLOOR_SUFFIX}": TOLD}
     return Curves(
         x=Scale(label="gradient evaluations per start", lo=min(every) * 0.9, hi=max(every) * 1.1),
         y=Scale(label="SSIM, nothing defends", lo=min(0.0, *lows), hi=1.0),
