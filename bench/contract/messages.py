@@ -121,14 +121,17 @@ def as_kind(message: Message, kind: Kind, *, base: State, lr: float) -> Message:
     scale = -lr * message.local_steps
     parts = {}
     for name, part in message.parts.items():
-        value = part.values
-        update = {"weights": value - base[name], "update": value, "gradient": value * scale}[
-            message.kind
-        ]
-        converted = {"weights": update + base[name], "update": update, "gradient": update / scale}[
-            kind
-        ]
-        parts[name] = replace(part, values=converted)
+        update = part.values
+        if message.kind == "weights":
+            update = update - base[name]
+        elif message.kind == "gradient":
+            update = update * scale
+        values = update
+        if kind == "weights":
+            values = update + base[name]
+        elif kind == "gradient":
+            values = update / scale
+        parts[name] = replace(part, values=values)
     return replace(message, kind=kind, parts=parts)
 
 

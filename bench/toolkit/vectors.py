@@ -14,7 +14,10 @@ from bench.toolkit.memory import to_device
 
 def total_norm(parts: Mapping[str, Part], *, order: int = 2) -> Tensor:
     """The norm (order 1 or 2) over all present coordinates of a message, a float64 scalar."""
-    pieces = [p.values[p.presence()].double().flatten() for p in parts.values()]
+    pieces = [
+        (p.values if p.present is None else p.values[p.present]).double().flatten()
+        for p in parts.values()
+    ]
     return torch.linalg.vector_norm(torch.cat(pieces), ord=order)
 
 
