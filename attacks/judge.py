@@ -8,12 +8,18 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
+from attacks.engine.lbfgs import Phase, minimise
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError, lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
 from attacks.engine.together import best_labels
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
+
+_STEPS = 30
+"""Evaluations by which pixels recover from being cut."""
+_BEYOND = 0.03
+"""Root of how far beyond they begin, since at 0 there is no slope."""
 
 
 class Likelihood(Judge):
@@ -46,6 +52,8 @@ class Likelihood(Judge):
         if images is None:
             means = class_means(ctx.aux_x, ctx.aux_y, classes=encoding.classes)
             images = means.to(ctx.device, evidence.dtype)[labels]
+        if not evidence.noisy and encoding.image:
+            images = _uncut(evidence, images, labels, ctx)
         losses = matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf).cpu()
         if answer.failed is not None:
             losses = losses.masked_fill(answer.failed.cpu(), torch.inf)
@@ -72,3 +80,31 @@ class Likelihood(Judge):
             return read.fixed
         assert read.ranking is not None
         return read.ranking[:, :1]
+
+
+def _uncut(evidence: Evidence, images: Tensor, labels: Tensor, ctx: Context) -> Tensor:
+    """Images [V, K, *shape] whose black and white pixels go below 0 and above 1 where that explains
+    more.
+
+    Answers are cut to [0, 1], and where nothing that was seen is random, that alone leaves more
+    unexplained than the images did that they were cut from.
+    """
+    encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
+    everyone = torch.arange(len(images), device=images.device)
+    evaluate = Matcher(evidence, encoding).evaluator(everyone, labels)
+    plain = encoding.vectors_of(images, labels)
+    beyond = (plain >= 1).to(plain) - (plain <= 0).to(plain)  # which way a pixel was cut
+
+    def evaluate_cut(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        way = beyond[problems]
+        loss, gradient = evaluate(plain[problems] + way * z.square(), problems)
+        return loss, gradient * 2 * way * z
+
+    phase = Phase(
+        evaluate=evaluate_cut, stop=torch.zeros_like(evidence.square), dtype=evidence.dtype
+    )
+    start = torch.full_like(plain, _BEYOND)
+    found = minimise([phase], start, max_evaluations=_STEPS)
+    moved = plain + beyond * found.x.square()
+    better = found.loss < evaluate(plain, everyone)[0]
+    return encoding.images(torch.where(better[:, None], moved, plain), labels)
