@@ -167,7 +167,7 @@ def _failed_control(table: Sequence[Row]) -> float | None:
 
 
 def is_reference(row: Row) -> bool:
-    """Whether it is an undefended row: attacks ran at twice their budget there alone."""
+    """Whether it is an undefended row: attacks run at twice their budget there alone, if at all."""
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
