@@ -31,7 +31,8 @@ ROOT = Path(__file__).parents[1]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The tiny suite with one attack on images that optimises, on one seed."""
     suite = tomllib.loads(TINY)
-    suite["attacks"].append({"name": "dlg", "checkpoints": ["init"]})
+    # Of a budget that solves nothing, so that it runs twice where nothing defends.
+    suite["attacks"].append({"name": "dlg", "checkpoints": ["init"], "budget": 2})
     suite["attacks"].append({"name": "analytic", "checkpoints": ["init"]})
     return bench.run(suite, out=tmp_path_factory.mktemp("api") / "run", jobs=0, progress=False)
 

@@ -54,11 +54,15 @@ def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(publis
 def test_the_overview_names_the_setting_that_leaks_least_of_each_table(published: Path) -> None:
     front = (published / "index.html").read_text()
     rows = json.loads((RESULTS / "quick" / "leaderboard.json").read_text())
-    best = [r for r in rows if r["rank"] == 1 and r["defense"] != "none"]
-    assert best
-    for row in best:
+    first = {}  # of the rows that share a rank the one of least choice stands first
+    for row in rows:
+        if row["rank"] == 1:
+            table = (row["protocol"], row["dataset"], row["model"], row["checkpoint"])
+            first.setdefault(table, row)
+    assert len(first) == 8
+    for row in first.values():
         assert f'<td class="setting">{row["defense"]}' in front
-        assert f"{row['worst']['ssim']['mean']:.3f} [" in front
+        assert f"{row['choice']['ssim']['mean']:.3f} [" in front
 
 
 def test_the_overview_shows_errors_in_full_and_accuracies_of_own_networks(tmp_path: Path) -> None:
@@ -66,9 +70,12 @@ def test_the_overview_shows_errors_in_full_and_accuracies_of_own_networks(tmp_pa
     shutil.copytree(RESULTS / "quick", folder)
     rows = json.loads((folder / "leaderboard.json").read_text())
     bare = [row for row in rows if row["defense"] == "none"]
+    for row in rows:
+        if row["defense"] != "none":  # may be shown as the safest of its table
+            row["personal_accuracy"] = None
     for row in bare:
         error = {"mean": 6.68e-17, "lo": 3.2e-20, "hi": 1.34e-16}
-        row["worst"] = {"attack": row["worst"]["attack"], "metric": "mse", "mse": error}
+        row["choice"] = {"attack": row["choice"]["attack"], "metric": "mse", "mse": error}
         row["accuracy"], row["personal_accuracy"] = None, {"mean": 0.8, "lo": 0.7, "hi": 0.9}
     (folder / "leaderboard.json").write_text(json.dumps(rows))
     front = site.write(tmp_path / "results", tmp_path / "site")[0].read_text()
