@@ -430,7 +430,7 @@ AS_SPLIT = {
     "mlp_spm": "vit_small",
 }
 TRACED: list[tuple[Plugins, Plugins, dict[str, str]]] = [
-    (FEDERATED, {a: {} for a in ("dlg", "idlg", "inverting_gradients", "analytic", "ilrg")}, {}),
+    (FEDERATED, {a: {} for a in ("idlg", "inverting_gradients", "analytic", "ilrg")}, {}),
     (SPLIT, {a: {} for a in ("dlg", "split_label", "prior_only")}, AS_SPLIT),
     ({"none": {}}, {a: {"rows": 16} for a in ("ridge", "decoder")}, AS_SPLIT),
     ({"gaussian": FEDERATED["dp_sgd"]}, {}, {"audit = 0": "audit = 100"}),

@@ -238,7 +238,12 @@ def test_larger_updates_are_inverted_above_the_class_mean_floor(dataset: str, mo
     beats_the_class_mean_floor(dataset, model)
 
 
-CUTS = [("lenet", "block1"), ("lenet", "block2"), ("lenet", "flatten"), ("cnn_spm", "block2")]
+CUTS = [
+    ("lenet", "block1"),
+    ("lenet", "block2"),
+    ("lenet", "flatten"),
+    pytest.param("cnn_spm", "block2", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("model", "cut"), CUTS)
