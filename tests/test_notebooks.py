@@ -102,7 +102,7 @@ def pixels_wide(png: str) -> int:
     return int.from_bytes(base64.b64decode(png)[16:20], "big")
 
 
-# They repeat by hand what tests/test_submission.py, test_results_api.py and test_ledger*.py do.
+# They repeat by hand what tests/test_submission.py, test_results_api.py and test_ledger.py do.
 SLOW = {"submit_a_defense", "first_run", "what_epsilon_means"}
 EXECUTED = [
     pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in SLOW else ()) for p in NOTEBOOKS
