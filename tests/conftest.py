@@ -149,13 +149,28 @@ def seen_under(
     federation = federation_of(
         dataset, network, defense, clients=clients, seed=seed, protocol=protocol, **cuts
     )
+    return observed_round(federation, dataset, settings, **threat)
+
+
+def observed_round(
+    federation: Federation,
+    dataset: Dataset,
+    protocol: ProtocolSettings,
+    *,
+    name: str = "init",
+    **threat: Any,
+) -> tuple[Seen, Truth]:
+    """One observed round of a federation, fresh or trained; all clients are victims unless told.
+
+    name: Of the random streams.
+    """
     return observe(
         federation,
-        protocol=settings,
-        threat=ThreatSettings(**{"victims": clients, **threat}),
+        protocol=protocol,
+        threat=ThreatSettings(**{"victims": protocol.clients, **threat}),
         aux_x=dataset.aux_x,
         defense_known={"name": "test", "settings": {}},
-        names=("init",),
+        names=(name,),
     )
 
 

@@ -25,11 +25,11 @@ from bench.metrics.floors import floors
 from bench.metrics.images import ssim
 from bench.metrics.score import score
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import Truth, observe
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.observe import Truth
+from bench.protocols.settings import ProtocolSettings
 from defenses.noise import GaussianUpdate
 from defenses.spm import SPM
-from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
 from tests.matchers import matcher_for
 
 
@@ -86,14 +86,8 @@ def test_a_public_start_beats_a_gray_one_on_a_trained_network(digits: Dataset) -
     work = LocalWork(protocol="fedavg", batch=32, lr=0.5, local_epochs=5)
     for _ in range(25):
         federation.play(work, [c.id for c in federation.clients])
-    seen, truth = observe(
-        federation,
-        protocol=ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.5),
-        threat=ThreatSettings(victims=4),
-        aux_x=digits.aux_x,
-        defense_known={"name": "test", "settings": {}},
-        names=("final",),
-    )
+    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.5)
+    seen, truth = observed_round(federation, digits, settings, name="final")
     public = scored(DLG(restarts=0), digits, seen, truth, network)
     gray = scored(DLG(restarts=0, start="gray"), digits, seen, truth, network)
     assert mean(public["ssim"]) > 0.9

@@ -20,11 +20,11 @@ from bench.contract.defense import Defense
 from bench.contract.messages import Message, Part
 from bench.data.dataset import Dataset
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import Truth, observe
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.observe import Truth
+from bench.protocols.settings import ProtocolSettings
 from bench.seeding import generator
 from bench.toolkit.counts import round_to_total
-from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
 
 
 def counts_of(labels: Tensor, classes: int) -> Tensor:
@@ -337,14 +337,8 @@ def test_after_some_training_refinement_helps_and_doubtful_counts_are_told(
     everyone = [c.id for c in federation.clients]
     for _ in range(4):
         federation.play(LocalWork(protocol="fedavg", batch=16, lr=0.1, local_steps=3), everyone)
-    seen, truth = observe(
-        federation,
-        protocol=ProtocolSettings(name="fedavg", clients=16, local_steps=1, lr=0.1),
-        threat=ThreatSettings(victims=16, batch=8),
-        aux_x=digits.aux_x,
-        defense_known={"name": "test", "settings": {}},
-        names=("trained",),
-    )
+    settings = ProtocolSettings(name="fedavg", clients=16, local_steps=1, lr=0.1)
+    seen, truth = observed_round(federation, digits, settings, name="trained", batch=8)
     context = context_for(digits, network, Defense())
     right = {}
     for refine in (0, 3):

@@ -24,12 +24,11 @@ from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import observe
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.settings import ProtocolSettings
 from bench.registry import Registry, discover
 from bench.seeding import generator
 from defenses.ms_pafl import MSPAFL, check_in_table, private_coordinates
-from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "ms_pafl.json").read_text())["cases"]
 WORK = LocalWork(protocol="fedavg", batch=4, lr=0.3, local_steps=3)
@@ -318,11 +317,8 @@ def test_a_surrogate_of_the_private_half_opens_a_trained_clients_image(digits: D
     work = LocalWork(protocol="fedavg", batch=16, lr=0.5, local_steps=25)
     for _ in range(20):
         run.play(work, [])
-    seen, truth = observe(
-        run, protocol=ProtocolSettings(name="fedavg", clients=10, local_steps=1, lr=0.5),
-        threat=ThreatSettings(victims=4), aux_x=digits.aux_x,
-        defense_known={"name": "test", "settings": {}}, names=("final",),
-    )  # fmt: skip
+    settings = ProtocolSettings(name="fedavg", clients=10, local_steps=1, lr=0.5)
+    seen, truth = observed_round(run, digits, settings, name="final", victims=4)
     ctx = context_for(digits, network, defense, budget=200)
     own = with_private_parts(seen, ctx)
     kept = private_coordinates(seen.before, 0.5)

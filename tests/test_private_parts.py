@@ -24,14 +24,14 @@ from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import Truth, observe
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.observe import Truth
+from bench.protocols.settings import ProtocolSettings
 from bench.sandbox.rehearsal import play_shadow
 from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
 from defenses.pm_sfl import PMSFL
 from defenses.standalone import Standalone
-from tests.conftest import context_for, federation_of, network_for
+from tests.conftest import context_for, federation_of, network_for, observed_round
 from tests.matchers import evidence_for
 
 CUT = "block1"
@@ -50,14 +50,8 @@ def trained(
     everyone = [c.id for c in federation.clients]
     for _ in range(rounds):
         federation.play(work, everyone)
-    return observe(
-        federation,
-        protocol=ProtocolSettings(name="splitfed", clients=4, local_steps=1, lr=0.5, cut=CUT),
-        threat=ThreatSettings(victims=4, batch=batch),
-        aux_x=digits.aux_x,
-        defense_known={"name": "test", "settings": {}},
-        names=("final",),
-    )
+    settings = ProtocolSettings(name="splitfed", clients=4, local_steps=1, lr=0.5, cut=CUT)
+    return observed_round(federation, digits, settings, name="final", batch=batch)
 
 
 def context(digits: Dataset, network: Network, defense: Defense, seen: Seen) -> Context:

@@ -18,15 +18,15 @@ from bench.api import Context, Defense, Part, Reconstruction, Seen, SignPerturba
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
-from bench.protocols.observe import Truth, observe
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.observe import Truth
+from bench.protocols.settings import ProtocolSettings
 from bench.toolkit.batches import class_means
 from defenses.fedml_he import FedMLHE
 from defenses.mask_crypt import MaskCrypt
 from defenses.none import NoDefense
 from defenses.selective_shield import SelectiveShield
 from defenses.spm import SPM
-from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
 from tests.matchers import matcher_for
 
 F64 = torch.float64
@@ -51,14 +51,8 @@ def trained(digits: Dataset, network: Network, defense: Defense) -> tuple[Seen, 
         ):
             value.data -= 0.3 * slope
     federation.state = {n: v.detach() for n, v in weights.items()}
-    return observe(
-        federation,
-        protocol=ProtocolSettings(name="fedavg", clients=8, local_steps=1, lr=0.5),
-        threat=ThreatSettings(victims=8),
-        aux_x=digits.aux_x,
-        defense_known={"name": "test", "settings": {}},
-        names=("final",),
-    )
+    settings = ProtocolSettings(name="fedavg", clients=8, local_steps=1, lr=0.5)
+    return observed_round(federation, digits, settings, name="final")
 
 
 # --- annealed likelihoods -------------------------------------------------------------------------

@@ -229,7 +229,7 @@ class Evidence:
         """Bool [V]: nothing but zeros was seen of the victim, so nothing can be matched."""
         upload = 0.0 if self.uploads is None else self.uploads.observation.square
         smashed = 0.0 if self.view is None else _square(self.view)
-        return torch.as_tensor((upload + smashed == 0), device=self.ctx.device) & (not self.sums)
+        return torch.as_tensor(upload + smashed == 0, device=self.ctx.device) & (not self.sums)
 
 
 def _square(view: SplitView) -> Tensor:

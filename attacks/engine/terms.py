@@ -324,11 +324,12 @@ class SmashedLikelihood(_Smashed):
         self, clients: Clients, view: SplitView, draws: Sequence[State], *, law: Mechanism
     ) -> None:
         super().__init__(clients, view, draws)
-        self.law = law
+        self.prepared = lru_cache(maxsize=2)(
+            lambda heat: law.prepared(view.values, law.softness(heat))
+        )
 
     def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        prepared = self.law.prepared(self.view.values[victims], self.law.softness(heat))
-        present = self.view.present[victims]
+        prepared, present = self.prepared(heat)[victims], self.view.present[victims]
 
         def misfit(cut: Tensor) -> Misfit:
             both = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))

@@ -38,8 +38,8 @@ def match_together(
         evaluations: Of all victims' gradients.
         history: Curvature pairs.
     """
-    encoding, everyone = matcher.encoding, torch.arange(len(solution.loss))
-    everyone = everyone.to(solution.loss.device)
+    encoding = matcher.encoding
+    everyone = torch.arange(len(solution.loss), device=solution.loss.device)
     images, labels = solution.images.nan_to_num(0.5).to(encoding.dtype), solution.labels
     best, least, missed = (images, labels), matcher.judged(images, labels), 0
     loose = any(s.loosens for s in matcher.evidence.sums)

@@ -228,10 +228,8 @@ def _candidates(public: _Public, batches: Tensor, rng: np.random.Generator) -> I
         labels = _commonest(public.y[flat], slots, samples)
         for made in _representatives(public, flat, slots, samples):
             yield Blind(x=made, y=labels)
-        some = batches[torch.from_numpy(rng.permutation(len(batches))[:_SETS])]
-    else:
-        some = batches[torch.from_numpy(rng.permutation(len(batches))[:_SINGLES])]
-    for batch in some:
+    tried = rng.permutation(len(batches))[: _SETS if samples > 1 else _SINGLES]
+    for batch in batches[torch.from_numpy(tried)]:
         yield Blind(x=public.x[batch], y=public.y[batch])
 
 

@@ -14,7 +14,7 @@ LEVEL = 0.95
 _SKEW = 3.0
 """By which the degrees of freedom of victims are divided. A few skewed figures tell their own
 spread badly; so few degrees as a third keep 95 % intervals of 8 to 32 exponential figures above
-93 %, where Student's own have 90 % (see `coverage`)."""
+93 %, where Student's own have 90 % (docs/method.md has the table)."""
 ANYWHERE = (-math.inf, math.inf)
 
 
@@ -47,11 +47,7 @@ def interval_of(
         return None
     mean = float(np.concatenate(kept).mean())
     if len(kept) > 1:
-        sizes = np.array([len(g) for g in kept])
-        gaps = np.array([g.sum() for g in kept]) - sizes * mean
-        seeds = len(kept)
-        error = math.sqrt(seeds / (seeds - 1) * float((gaps**2).sum())) / float(sizes.sum())
-        return _around(mean, _quantile(seeds - 1.0) * error, within)
+        return _over_seeds([float(g.sum()) for g in kept], [len(g) for g in kept], mean, within)
     (values,) = kept
     if len(values) == 1:
         lo, hi = (end if math.isfinite(end) else mean for end in within)
@@ -72,10 +68,17 @@ def share_interval(correct: Sequence[int], totals: Sequence[int]) -> Interval | 
         middle = (mean + square / 2) / (1 + square)
         half = math.sqrt(square * (mean * (1 - mean) + square / 4)) / (1 + square)
         return Interval(mean=mean, lo=min(middle - half, mean), hi=max(middle + half, mean))
-    seeds = len(totals)
-    gaps = [c - mean * n for c, n in zip(correct, totals, strict=True)]
-    error = math.sqrt(seeds / (seeds - 1) * math.fsum(g * g for g in gaps)) / total
-    return _around(mean, _quantile(seeds - 1.0) * error, (0.0, 1.0))
+    return _over_seeds(correct, totals, mean, (0.0, 1.0))
+
+
+def _over_seeds(
+    sums: Sequence[float], sizes: Sequence[int], mean: float, within: tuple[float, float]
+) -> Interval:
+    """Around the pooled mean, from each seed's sum and number of values."""
+    seeds = len(sums)
+    gaps = np.array(sums) - np.array(sizes) * mean
+    error = math.sqrt(seeds / (seeds - 1) * float((gaps**2).sum())) / sum(sizes)
+    return _around(mean, _quantile(seeds - 1.0) * error, within)
 
 
 def _around(mean: float, half: float, within: tuple[float, float]) -> Interval:

@@ -218,27 +218,6 @@ class Mechanism:
         """
         return 0.0
 
-    def signal_share(
-        self,
-        *,
-        square: float,
-        coordinates: int,
-        gradient_square: float,
-        base: Mapping[str, Tensor],
-        step: float,
-    ) -> float:
-        """Share of an upload's square that is signal and no noise, at most 1; below 0 where
-        chance left less than the noise's expected square.
-
-        Args:
-            square: Mean square norm of an upload as the kind `of`.
-            coordinates: How many values an upload shows.
-            gradient_square: Mean square norm of the estimated gradients.
-            base: Broadcast values of the tensors in use.
-            step: Learning rate times local steps.
-        """
-        return 1 - coordinates * self.variance / max(square, TINY)
-
     # --- scores ---------------------------------------------------------------------------------
     def received(self, base: Tensor) -> Tensor:
         """The broadcast values as the values that training starts from."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -132,18 +131,6 @@ class BernoulliMask(Mechanism):
         self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
     ) -> Tensor | float:
         return self._spread(base) / step**2
-
-    def signal_share(
-        self,
-        *,
-        square: float,
-        coordinates: int,
-        gradient_square: float,
-        base: Mapping[str, Tensor],
-        step: float,
-    ) -> float:
-        variance = sum(float(self._spread(v.double()).sum()) / step**2 for v in base.values())
-        return 1 - variance / max(gradient_square, TINY)
 
     def _expected(self, base: Tensor) -> tuple[Tensor, Tensor]:
         """Probability of a 1, and its derivative by the score, where nothing was learnt."""

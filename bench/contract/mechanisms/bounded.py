@@ -7,7 +7,6 @@ centre + radius]. E = e^epsilon.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from bench.contract.mechanisms.base import TINY, Base, Mechanism, Prepared, as_row
+from bench.contract.mechanisms.base import Base, Mechanism, Prepared, as_row
 from bench.contract.mechanisms.signs import softplus
 
 
@@ -155,18 +154,6 @@ class AdaptiveTwoPoint(TwoPoint):
         if base is None:
             raise ValueError("the interval follows from the broadcast values, but got none.")
         return super()._intervals(base, like)
-
-    def signal_share(
-        self,
-        *,
-        square: float,
-        coordinates: int,
-        gradient_square: float,
-        base: Mapping[str, Tensor],
-        step: float,
-    ) -> float:
-        noise = sum(v.numel() * self.interval(v)[1] ** 2 for v in base.values())
-        return 1 - noise * self.unit_variance / step**2 / max(gradient_square, TINY)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -129,19 +128,6 @@ class SignPerturbation(Mechanism):
         # known, else 2p - 1); v^2 is on average estimate^2 / m2.
         least = 1.0 if decided else (2 * self.keep - 1) ** 2
         return estimate.square() * (1 - least / (1 + self.relative_std**2))
-
-    def signal_share(
-        self,
-        *,
-        square: float,
-        coordinates: int,
-        gradient_square: float,
-        base: Mapping[str, Tensor],
-        step: float,
-    ) -> float:
-        if self.of == "weights":
-            return 1.0  # not additive: the signs follow the broadcast
-        return (2 * self.keep - 1) ** 2 / (1 + self.relative_std**2)
 
 
 def _mixture(
