@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from bench.contract.messages import SERVER, Message, Part, Stage
 from bench.metrics.distinguish import cap, clopper_pearson, separate
 from bench.registry import Registry
 from bench.sandbox.audit import Audit, AuditFinding, audit
-from bench.sandbox.pairs import tabulate
+from bench.sandbox.pairs import NeighbourPair, tabulate
 from bench.seeding import numpy_generator
 from bench.toolkit.vectors import replace_values, uniform_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
@@ -331,6 +332,48 @@ def test_correct_mechanisms_are_accused_in_at_most_a_handful_of_100_audits(
 
 
 # --- reproducible, and in the terminal ----------------------------------------------------------
+
+
+class Forgetful(FastGaussian):
+    """Claims for any number of rounds what one costs."""
+
+    def claim(self, facts: Facts) -> tuple[float, float, Any] | None:
+        return super().claim(replace(facts, rounds=1))
+
+
+def test_a_draw_of_several_rounds_is_the_mean_over_its_releases() -> None:
+    def release(second: bool, draws: int, rng: torch.Generator) -> list[dict[str, torch.Tensor]]:
+        return [{"v": torch.randn(3, generator=rng)} for _ in range(draws)]
+
+    pair = NeighbourPair(
+        name="p", channel="upload", units=frozenset({"record"}), what="", release=release,
+        parameters=3,
+    )  # fmt: skip
+    single, _ = pair.outputs(8, seed=0)
+    grouped, _ = pair.outputs(2, seed=0, rounds=4)
+    assert grouped.shape == (2, 6)
+    np.testing.assert_allclose(grouped[1, :3], single[4:].mean(axis=0))
+    np.testing.assert_allclose(grouped[1, 3:], np.abs(single[4:]).mean(axis=0))
+
+
+@pytest.mark.slow
+def test_several_rounds_refute_what_one_cannot() -> None:
+    settings: dict[str, Any] = {"noise_multiplier": 2.0, "clip_norm": 1.0}
+    one, many, honest, loud = (
+        audit(defense, draws=1000, parameters=2, rounds=rounds)
+        for defense, rounds in (
+            (Forgetful(**settings), 1),
+            (Forgetful(**settings), 40),
+            (FastGaussian(**settings), 40),
+            (FastGaussian(noise_multiplier=2 * 40**0.5, clip_norm=1.0), 40),
+        )
+    )
+    assert one.verdict_claim == "consistent"
+    assert many.verdict_claim == "violated"
+    assert (honest.verdict_claim, honest.verdict_proof) == ("consistent", "consistent")
+    assert many.eps_audited > 1.5 * one.eps_audited
+    # Forty releases under noise that is sqrt(40) times as large tell no more than one.
+    assert loud.eps_audited < 1.5 * one.eps_audited
 
 
 def test_equal_seeds_give_equal_numbers_and_leave_the_global_generator_alone() -> None:

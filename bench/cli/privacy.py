@@ -106,6 +106,9 @@ def audit(
     parameters: Annotated[
         int, typer.Option("--parameters", help="Coordinates of the audited tensors.")
     ] = 16,
+    rounds: Annotated[
+        int, typer.Option("--rounds", help="Releases of a draw: audits their composition.")
+    ] = 1,
     as_json: options.AsJson = False,
     plugin: options.PluginFile = None,
 ) -> None:
@@ -121,7 +124,12 @@ def audit(
         document = {"defense": defense, "variant": built.variant}
         try:
             found = audit_of(
-                built, draws=draws, confidence=confidence, seed=seed, parameters=parameters
+                built,
+                draws=draws,
+                confidence=confidence,
+                seed=seed,
+                parameters=parameters,
+                rounds=rounds,
             )
         except PluginFault as fault:
             if as_json:

@@ -16,7 +16,8 @@ _STYLES = {"violated": "bold red", "consistent": "green"}
 
 def terminal(audit: Audit) -> Iterator[RenderableType]:
     """A row per pair, what was left out, the verdicts, and what they can and cannot mean."""
-    table = Table(title="Epsilon of one release", title_justify="left")
+    what = "one release" if audit.rounds == 1 else f"{audit.rounds} releases together"
+    table = Table(title=f"Epsilon of {what}", title_justify="left")
     table.add_column("pair", no_wrap=True)
     for name in ("neighbours for", "epsilon >=", "claim", "proof"):
         table.add_column(name)

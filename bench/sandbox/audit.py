@@ -1,6 +1,7 @@
 """Audit of a defense setting: certified lower bounds on epsilon against its claim and its proof.
 
-One release is played through the real hooks for pairs of neighbouring inputs. A bound above the
+One release, or those of several rounds, is played through the real hooks for pairs of neighbouring
+inputs. A bound above the
 claim refutes the claim; one above the ledger's epsilon would be a mistake in a proof or in code.
 A bound below says only that these pairs, statistics and draws show no more. A claim is read as
 covering every channel on which the defense acts, and none that it leaves alone; a record is
@@ -71,6 +72,7 @@ class Audit:
 
     Attributes:
         draws: Per input of a pair.
+        rounds: Releases of a draw.
         confidence: That no finding is wrong.
         parameters: Coordinates of the audited tensors.
         delta: At which the proof is compared.
@@ -84,6 +86,7 @@ class Audit:
     """
 
     draws: int
+    rounds: int
     confidence: float
     seed: int
     parameters: int
@@ -108,14 +111,21 @@ def audit(
     confidence: float = CONFIDENCE,
     seed: int = 0,
     parameters: int = PARAMETERS,
+    rounds: int = 1,
 ) -> Audit:
-    """Audit one release of a defense setting.
+    """Audit a release of a defense setting, or the composition of several.
+
+    With several rounds the same input is sent in each, as by a client whose gradient is a constant
+    canary, and claim and proof are those for so many rounds: what composes badly is refuted by as
+    many releases. The bound is one of composed mechanisms in the worst case, not of one training,
+    as Steinke, Nasr, Jagielski, arXiv:2305.08846, has it, which is looser.
 
     Args:
         defense: It is copied; its hooks are the real ones.
         draws: Per input and pair, at least 100.
         confidence: That no finding is wrong, over all pairs.
         parameters: Coordinates of the audited tensors, at least 2.
+        rounds: Releases of a draw, at least 1.
 
     Raises:
         UserError: For numbers out of range.
@@ -128,17 +138,20 @@ def audit(
         raise UserError(f"confidence must lie in (0, 1) (of all findings), got {confidence}.")
     if parameters < 2:
         raise UserError(f"parameters must be >= 2 (audited coordinates), got {parameters}.")
+    if rounds < 1:
+        raise UserError(f"rounds must be >= 1 (releases of a draw), got {rounds}.")
     defense, base = guarded(defense), derived_seed(seed, "audit")
     pairs, skipped = neighbours(defense, parameters=parameters, seed=base)
     each = 1 - (1 - confidence) / max(1, len(pairs))
-    findings = tuple(_find(defense, p, draws, each, base) for p in pairs)
-    facts = Facts(parameters=parameters, clients=defense.together)
+    findings = tuple(_find(defense, p, draws, rounds, each, base) for p in pairs)
+    facts = Facts(parameters=parameters, clients=defense.together, rounds=rounds)
     claim = defense.claim(facts)
     of_record = [f for f in findings if "record" in f.units]
     highest = max(of_record, key=lambda f: f.eps_lower, default=None)
     unproven = any(f.verdict_proof == "no proof" for f in findings)
     return Audit(
         draws=draws,
+        rounds=rounds,
         confidence=confidence,
         seed=seed,
         parameters=parameters,
@@ -154,14 +167,14 @@ def audit(
 
 
 def _find(
-    defense: Defense, pair: NeighbourPair, draws: int, confidence: float, seed: int
+    defense: Defense, pair: NeighbourPair, draws: int, rounds: int, confidence: float, seed: int
 ) -> AuditFinding:
-    facts = Facts(parameters=pair.parameters, clients=pair.clients, split=pair.split)
+    facts = Facts(parameters=pair.parameters, clients=pair.clients, split=pair.split, rounds=rounds)
     entry = account(defense, facts)
     applies = pair.covered and entry.unit in pair.units
     claim, claim_delta = (entry.eps_claimed, entry.claim_delta) if applies else (None, None)
     draws = max(LEAST_DRAWS, round(draws * pair.share))
-    a, b = pair.outputs(draws, seed=seed)
+    a, b = pair.outputs(draws, seed=seed, rounds=rounds)
     found = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
     eps = found.epsilon(facts.delta)
     eps_claim = None if claim is None else found.epsilon(claim_delta or 0.0)

@@ -51,18 +51,22 @@ class NeighbourPair:
     covered: bool = True
     share: float = 1.0
 
-    def outputs(self, draws: int, *, seed: int) -> tuple[Array, Array]:
+    def outputs(self, draws: int, *, seed: int, rounds: int = 1) -> tuple[Array, Array]:
         """Float64 [draws, F] of the first and the second input, in the same columns.
+
+        rounds: Releases of one draw, all of the same input. Each column then is a mean over them,
+        of the values and once more of their magnitudes.
 
         Raises:
             HookError: For a hook that raised.
             WrongAnswer: For values that are not finite.
         """
-        rows = [self.release(w, draws, generator(seed, self.name, int(w))) for w in (False, True)]
+        count = draws * rounds
+        rows = [self.release(w, count, generator(seed, self.name, int(w))) for w in (False, True)]
         a, b = tabulate(*rows)
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise WrongAnswer(self.channel, "sent values that are NaN or infinite")
-        return a, b
+        return (a, b) if rounds == 1 else (_over(a, rounds), _over(b, rounds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,12 @@ class Skipped:
 
     channel: str
     why: str
+
+
+def _over(rows: Array, rounds: int) -> Array:
+    """Means of values and magnitudes over `rounds` rows each, [n * rounds, F] -> [n, 2 F]."""
+    each = rows.reshape(-1, rounds, rows.shape[1])
+    return np.concatenate([each.mean(axis=1), np.abs(each).mean(axis=1)], axis=1)
 
 
 # --- rows of numbers ------------------------------------------------------------------------------
