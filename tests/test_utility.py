@@ -32,8 +32,10 @@ def accuracy(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp3", "cnn_selective_shield", "cnn_spm"])
-def test_networks_reach_90_percent_on_digits_within_30_rounds(tmp_path: Path, model: str) -> None:
-    assert accuracy(tmp_path, "digits", model, rounds=30, lr=0.1, epochs=3) >= 0.90
+def test_networks_read_digits_of_unknown_writers_within_30_rounds(
+    tmp_path: Path, model: str
+) -> None:
+    assert accuracy(tmp_path, "digits", model, rounds=30, lr=0.1, epochs=3) >= 0.88
 
 
 @pytest.mark.slow

@@ -59,9 +59,10 @@ def _factor(centred: Tensor) -> Tensor:
     """Square root [D, D] of the shrunk covariance of centred samples [N, D]."""
     if centred.shape[1] > 4096:
         return torch.diag(centred.std(dim=0).clamp_min(1e-3))
-    from sklearn.covariance import LedoitWolf
+    from sklearn.covariance import ledoit_wolf
 
-    covariance = LedoitWolf(assume_centered=True).fit(centred.double().cpu().numpy()).covariance_
+    # The estimator's class would invert it as well, which takes most of the time.
+    covariance, _ = ledoit_wolf(centred.double().cpu().numpy(), assume_centered=True)
     scaled = torch.from_numpy(covariance)
     ridge = 1e-6 * scaled.diagonal().mean() * torch.eye(len(scaled), dtype=scaled.dtype)
     return torch.linalg.cholesky(scaled + ridge).to(centred)
