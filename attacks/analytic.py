@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,16 +22,18 @@ class Analytic(Attack):
     """x = sum_j db_j dW_j / sum_j db_j^2, exact where one sample was used and nothing is random.
 
     A linear layer's weight gradient is outer(db, x): every row whose bias gradient is not zero
-    holds the sample, and least squares over the rows uses all of them. A clip cancels. Rows and
-    coordinates that were not sent leave their equations. Under noise of known variance the
-    answer is the posterior mean of a Gaussian prior per coordinate, fitted on public data: with
-    S = sum_j db_j^2 less its expected noise, it moves from the quotient to the public mean as S
-    falls to the noise. A victim without a visible gradient (all its units dead) is failed.
+    holds the sample, and least squares over the rows of all releases uses all of them. A clip
+    cancels. Rows and coordinates that were not sent leave their equations. Under noise of known
+    variance the answer is the posterior mean of a Gaussian prior per coordinate, fitted on public
+    data: with S = sum_j db_j^2 less its expected noise, it moves from the quotient to the public
+    mean as S falls to the noise. A victim without a visible gradient (all its units dead) is
+    failed.
     Source: Phong, Aono, Hayashi, Wang, Moriai 2018 (IEEE TIFS), Sec. III; Geiping et al.,
     arXiv:2003.14053, Prop. 3.1. Departures: least squares over the rows, and the shrinkage.
     """
 
     recovers = frozenset({"images"})
+    reads = "all"
     source = "Phong et al. 2018, IEEE TIFS 13(5); Geiping et al., arXiv:2003.14053, Prop. 3.1"
 
     def applies(self, seen: Seen) -> str | None:
@@ -40,7 +43,7 @@ class Analytic(Attack):
         weight, bias = _first_layer(seen)
         if bias is None:
             return "the network does not begin with a linear layer with bias on the sample"
-        samples = int(seen.known["batch"]) * int(seen.known["local_steps"])
+        samples = int(seen.known["samples"])
         if samples > 1:
             return f"rows of the first layer hold one sample alone, but {samples} were used"
         if not {weight, bias} <= set(seen.of(seen.clients[0], str(seen.upload_kind()))[0].parts):
@@ -48,25 +51,7 @@ class Analytic(Attack):
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        name, bias_name = _first_layer(seen)
-        assert bias_name is not None
-        estimate = gradient_estimate(seen)
-        weights = _candidates(seen, name, estimate.values[name])
-        biases = _candidates(seen, bias_name, estimate.values[bias_name])
-        variances = [
-            (
-                _variance(seen, name, weights[0], decided=decided),
-                _variance(seen, bias_name, biases[0], decided=decided),
-            )
-            for decided in (False, True)
-        ]
-        layer = LayerGradient(
-            weight=weights,
-            bias=biases,
-            present=estimate.present[name] & estimate.present[bias_name][..., None],
-            variances=variances[0],
-            decided_variances=variances[1],
-        )
+        layer = LayerGradient.stacked([_layer_gradient(one) for one in seen.releases])
         public = ctx.aux_x.flatten(1).double().cpu()
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
         images = x.view(len(x), 1, *ctx.network.shape).float()
@@ -94,6 +79,24 @@ class LayerGradient:
     present: Tensor
     variances: tuple[Tensor, Tensor]
     decided_variances: tuple[Tensor, Tensor]
+
+    @staticmethod
+    def stacked(parts: Sequence[LayerGradient]) -> LayerGradient:
+        """The rows of all releases below one another."""
+
+        def rows(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat(list(tensors), dim=1)
+
+        def both(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+            return rows([w for w, _ in pairs]), rows([b for _, b in pairs])
+
+        return LayerGradient(
+            weight=tuple(rows(each) for each in zip(*(p.weight for p in parts), strict=True)),
+            bias=tuple(rows(each) for each in zip(*(p.bias for p in parts), strict=True)),
+            present=rows([p.present for p in parts]),
+            variances=both([p.variances for p in parts]),
+            decided_variances=both([p.decided_variances for p in parts]),
+        )
 
     def solve(self, *, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [V, F] of their prior [F], and which rows told something, bool [V, O].
@@ -165,6 +168,29 @@ class LayerGradient:
         gain = torch.where(error > 0, gain * strength.square() / (strength.square() + error), gain)
         answer = mean + gain * (top - strength * mean)
         return answer, present.any(dim=2) & (bias != 0)
+
+
+def _layer_gradient(seen: Seen) -> LayerGradient:
+    """Of one release."""
+    name, bias_name = _first_layer(seen)
+    assert bias_name is not None
+    estimate = gradient_estimate(seen)
+    weights = _candidates(seen, name, estimate.values[name])
+    biases = _candidates(seen, bias_name, estimate.values[bias_name])
+    undecided, decided = (
+        (
+            _variance(seen, name, weights[0], decided=known),
+            _variance(seen, bias_name, biases[0], decided=known),
+        )
+        for known in (False, True)
+    )
+    return LayerGradient(
+        weight=weights,
+        bias=biases,
+        present=estimate.present[name] & estimate.present[bias_name][..., None],
+        variances=undecided,
+        decided_variances=decided,
+    )
 
 
 def _first_layer(seen: Seen) -> tuple[str, str | None]:

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from attacks.engine.channel import Blocks, Channel, distance, no_sample_channel
 from attacks.engine.grid import uncut
-from attacks.engine.inverter import Inverter, reconstruction
+from attacks.engine.inverter import Inverter, inverter_of, reconstruction
 from bench.api import Attack, Context, Reconstruction, Seen
 
 COMPONENTS = 128
@@ -123,6 +123,7 @@ class Decoder(Attack):
     """
 
     recovers = frozenset({"images", "labels"})
+    reads = "all"
     source = "He, Zhang, Lee 2019 (inverse network), trained through the defense"
 
     def __init__(
@@ -153,9 +154,8 @@ class Decoder(Attack):
         return no_sample_channel(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        channel = Channel(seen, ctx, max_features=self.max_features)
-        inverter = Inverter(channel, ctx, rows=self.rows)
-        data = Data(inverter, channel, ctx)
+        inverter = inverter_of(seen, ctx, rows=self.rows, max_features=self.max_features)
+        data = Data(inverter, inverter.channel, ctx)
         steps = self.steps or STEPS_PER_EVALUATION * ctx.budget
         images, loss, before = self.train(data, ctx, steps)
         expected = torch.full((inverter.samples,), loss, device=ctx.device)

@@ -23,7 +23,8 @@ class ILRG(Attack):
     the public feature in coordinates that were not sent.
     One embedding per class is not enough on a trained network. Batches whose solution is not near
     whole counts are refined and then weighed with other counters, by what these get right on
-    batches of public samples (see `engine.weighed`).
+    batches of public samples (see `engine.weighed`). Of several releases the least doubtful answer
+    counts, and the weighing has the counters of all.
     Source: Ma, Sun, Cui, Li, Guo, Xu, arXiv:2207.02160, Eq. 8-12. Departures: shrinkage,
     refinement and weighing (shrink 0 and refine 0 are the paper's), rounding by largest remainder,
     a defense-aware estimate of the gradient (see `gradient_estimate`), partly visible heads (see
@@ -39,6 +40,7 @@ class ILRG(Attack):
     """
 
     recovers = frozenset({"counts"})
+    reads = "all"
     source = "Ma et al., arXiv:2207.02160"
 
     def __init__(self, *, shrink: float = SHRINK, refine: int = REFINE) -> None:

@@ -13,6 +13,7 @@ from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Evaluate, Minimum, Phase
+from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
@@ -60,6 +61,7 @@ class InvertingGradients(Attack):
     """
 
     recovers = frozenset({"images", "labels", "counts"})
+    reads = "all"
     source = "Geiping et al., arXiv:2003.14053"
 
     def __init__(
@@ -92,7 +94,7 @@ class InvertingGradients(Attack):
         return nothing_to_match(seen) or lawless(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        seen = with_private_parts(seen, ctx)
+        seen = with_private_parts(lined_up(seen, ctx), ctx)
         evidence = Evidence(seen, ctx, dtype=torch.float32, distance="cosine")
         encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
         matcher = Matcher(evidence, encoding, beliefs=self._constant(encoding))

@@ -9,6 +9,7 @@ from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Phase, minimise
+from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError, lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
@@ -39,7 +40,7 @@ class Likelihood(Judge):
             return None
 
     def _losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
-        seen = with_private_parts(seen, ctx)
+        seen = with_private_parts(lined_up(seen, ctx), ctx)
         if nothing_to_match(seen) is not None or lawless(seen) is not None:
             return None
         evidence = Evidence(seen, ctx, dtype=torch.float64)

@@ -25,7 +25,7 @@ class PriorOnly(Attack):
         return None if seen.clients else "no client took part in the observed round"
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        samples = int(seen.known["batch"]) * int(seen.known["local_steps"])
+        samples = int(seen.known["samples"])
         victims, classes = len(seen.clients), ctx.network.classes
         frequency = torch.bincount(ctx.aux_y.cpu(), minlength=classes).double()
         granted = seen.known.get("truth_labels")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attacks.engine.channel import Channel, no_sample_channel
-from attacks.engine.inverter import Inverter, reconstruction
+from attacks.engine.channel import no_sample_channel
+from attacks.engine.inverter import inverter_of, reconstruction
 from bench.api import Attack, Context, Reconstruction, Seen
 
 
@@ -24,6 +24,7 @@ class Ridge(Attack):
     """
 
     recovers = frozenset({"images", "labels"})
+    reads = "all"
     source = "ridge regression, leakbench's closed-form inverter"
 
     def __init__(self, *, rows: int = 800, max_features: int = 4096) -> None:
@@ -37,7 +38,6 @@ class Ridge(Attack):
         return no_sample_channel(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        channel = Channel(seen, ctx, max_features=self.max_features)
-        inverter = Inverter(channel, ctx, rows=self.rows)
+        inverter = inverter_of(seen, ctx, rows=self.rows, max_features=self.max_features)
         images, loss = inverter.predict()
         return reconstruction(seen, images, loss, inverter)

@@ -28,7 +28,7 @@ from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import FLOOR_SUFFIX, range_of
 from bench.metrics.score import score
 from bench.names import did_you_mean
-from bench.protocols.export import load_seen, load_truth, save_seen
+from bench.protocols.export import earlier_path, load_seen, load_truth, save_seen
 from bench.records import Cell, Run, read_json, to_json
 from bench.report.choosing import find
 
@@ -42,7 +42,7 @@ class Exported:
     """Files of an export.
 
     Attributes:
-        tensors: What the server saw.
+        tensors: What the server saw in the last observed round.
         text: What the tensors are, and public facts.
         public: Samples that the threat grants.
     """
@@ -115,8 +115,9 @@ class Scored:
 
 
 def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
-    """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, and the
-    public samples that its threat grants: OUT-public.safetensors. Never the truth.
+    """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, each earlier
+    round in OUT-earlier-0 and so on, and the public samples that its threat grants:
+    OUT-public.safetensors. Never the truth.
 
     Args:
         folder: The result folder.
@@ -164,6 +165,10 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
             save_seen(seen, temporary)
             save_file(public, Path(place) / "public.safetensors")
             text = json.loads(temporary.with_suffix(".json").read_text())
+            for number in range(len(seen.earlier)):
+                for ending in (".safetensors", ".json"):
+                    made, goal = earlier_path(temporary, number), earlier_path(base, number)
+                    os.replace(f"{made}{ending}", f"{goal}{ending}")
             os.replace(temporary.with_suffix(".safetensors"), paths.tensors)
             os.replace(Path(place) / "public.safetensors", paths.public)
         write_whole(paths.text, to_json(text | facts))

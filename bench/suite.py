@@ -148,11 +148,16 @@ class Suite(BaseModel):
                     f"threat {threat.name} observes {threat.victims} victims, but "
                     f"{task.dataset} has {protocol.clients} clients."
                 )
-            if protocol.name != "fedavg" and threat.local_steps != 1:
-                why = "takes one" if protocol.name == "fedsgd" else "is observed for one"
+            steps = threat.local_steps * threat.local_epochs
+            if protocol.name == "fedsgd" and steps != 1:
                 raise UserError(
-                    f"threat {threat.name} has local_steps {threat.local_steps}; "
-                    f"{protocol.name} {why}."
+                    f"threat {threat.name} has local_steps {threat.local_steps} and local_epochs "
+                    f"{threat.local_epochs}; fedsgd takes one step."
+                )
+            if "final" in self.checkpoints and threat.rounds > protocol.rounds + 1:
+                raise UserError(
+                    f"threat {threat.name} observes {threat.rounds} rounds, but a run of "
+                    f"{protocol.rounds} rounds has {protocol.rounds + 1} states to begin one from."
                 )
         return self
 
@@ -297,9 +302,15 @@ def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def _override(data: dict[str, Any], override: str) -> None:
-    """Apply `a.b.0.c=value`; a value of the protocol also replaces the tasks' own."""
+    """Apply `a.b.0.c=value`; a value of the protocol also replaces the tasks' own, and
+    `threat.key=value` that of every threat."""
     ((path, value),) = parse_pairs([override], "--set").items()
     keys = path.split(".")
+    if keys[0] == "threat" and len(keys) == 2:
+        for threat in data.get("threats", []):
+            if isinstance(threat, dict):
+                threat[keys[1]] = value
+        return
     place: Any = data
     for depth, name in enumerate(keys, start=1):
         key: str | int = name

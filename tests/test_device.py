@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attacks.engine.lbfgs import Phase, minimise
 from bench.contract.attack import Context, Reconstruction, Seen
-from bench.contract.defense import Defense, Loss, fresh
+from bench.contract.defense import Defense, Loss
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.models import Network
@@ -30,7 +30,7 @@ from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.registry import Registry
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit import memory
 from tests.conftest import network_for
@@ -129,16 +129,12 @@ class Run:
     def context(self, seen: Seen, device: torch.device, budget: int) -> Context:
         network, defense, rng = self.network(), self.deployed(), generator(0, "shadow")
 
-        def shadow(x: Tensor, y: Tensor, before: State | None = None) -> Seen:
-            of = seen if before is None else replace(seen, before=before)
-            return play_shadow(
-                of, network=network, defense=fresh(defense), x=x, y=y, rng=rng, device=device
-            )
-
         return Context(
             rng=generator(0, "attack"), device=device, budget=budget, network=network,
             defense=defense, aux_x=self.digits.aux_x[:40], aux_y=self.digits.aux_y[:40],
-            shadow=shadow,
+            shadow=Rehearsals(
+                seen=seen, network=network, defense=defense, rng=rng, device=device
+            ),
         )  # fmt: skip
 
     def attacked(

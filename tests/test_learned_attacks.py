@@ -16,7 +16,7 @@ from attacks.engine.inverter import Inverter
 from attacks.engine.regression import LAMBDAS, fit
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
-from bench.contract.defense import Client, Defense, Local, fresh
+from bench.contract.defense import Client, Defense, Local
 from bench.contract.messages import SERVER, Message, Part
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
@@ -24,7 +24,7 @@ from bench.metrics.floors import floors
 from bench.metrics.images import ssim
 from bench.metrics.score import score
 from bench.protocols.observe import Truth
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate
 from defenses.spm import SPM
@@ -43,12 +43,9 @@ def updates(
     seen, truth = seen_under(data, network, defense, clients=clients, **threat)
     rng = generator(0, "test shadow")
 
-    def shadow(x: Tensor, y: Tensor) -> Seen:
-        return play_shadow(
-            seen, network=network, defense=fresh(defense), x=x, y=y, rng=rng,
-            device=torch.device("cpu"),
-        )  # fmt: skip
-
+    shadow = Rehearsals(
+        seen=seen, network=network, defense=defense, rng=rng, device=torch.device("cpu")
+    )
     ctx = context_for(data, network, defense, budget=budget)
     return seen, truth, replace(ctx, shadow=shadow)
 
@@ -62,7 +59,7 @@ def smashed(
     base, _ = seen_under(data, network, Defense(), clients=2)
     rng = generator(0, "test smashed", cut)
 
-    def make(x: Tensor, y: Tensor) -> Seen:
+    def make(x: Tensor, y: Tensor, release: Seen | None = None) -> Seen:
         flat = x.flatten(0, 1)
         if transform is not None:
             values = transform(flat)
@@ -75,7 +72,8 @@ def smashed(
                     parts={"smashed": Part(values=v)})
             for n, v in zip(names, values.view(*x.shape[:2], *values.shape[1:]), strict=True)
         )  # fmt: skip
-        known = base.known | {"cut": cut, "batch": x.shape[1], "mode": "eval"}
+        size = x.shape[1]
+        known = base.known | {"cut": cut, "batch": size, "samples": size, "mode": "eval"}
         return replace(base, messages=messages, clients=names, known=known)
 
     pick = torch.randperm(len(data.train_y), generator=generator(0, "test pick"))
@@ -223,7 +221,8 @@ def beats_the_class_mean_floor(dataset: str, model: str) -> None:
     data = load_dataset(dataset, seed=0)
     case = updates(data, model, clients=4)
     ridge, decoder = run(Ridge(rows=360), data, case), run(Decoder(rows=360), data, case)
-    assert ridge > floor_of(data, case[1]) + 0.1
+    floor = floor_of(data, case[1])
+    assert ridge > floor + min(0.1, (1 - floor) / 2)  # four victims may be near their class's mean
     assert decoder > ridge - 0.02
 
 

@@ -18,11 +18,11 @@ from attacks.engine.local import FOLDS, Surroundings, fit_local
 from attacks.engine.regression import fit
 from attacks.ridge import Ridge
 from bench.contract.attack import Context, Seen
-from bench.contract.defense import Client, Defense, fresh
+from bench.contract.defense import Client, Defense
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
 from bench.protocols.observe import Truth
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from defenses.cutmix import CutMix
 from tests.conftest import context_for, network_for, seen_under
@@ -41,8 +41,8 @@ def mixed(
     ctx = context_for(data, network, defense, budget=50)
     return seen, truth, replace(
         ctx, aux_x=ctx.aux_x[:aux], aux_y=ctx.aux_y[:aux],
-        shadow=lambda x, y: play_shadow(
-            seen, network=network, defense=fresh(defense), x=x, y=y, rng=generator(0, "shadow"),
+        shadow=Rehearsals(
+            seen=seen, network=network, defense=defense, rng=generator(0, "shadow"),
             device=torch.device("cpu"),
         ),
     )  # fmt: skip
@@ -294,9 +294,9 @@ def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
     assert 5 * together.shape[1] < held < sum(v.numel() for v in seen.before.values())
     sizes: list[int] = []
 
-    def counted(x: Tensor, y: Tensor) -> Seen:
+    def counted(x: Tensor, y: Tensor, release: Seen | None = None) -> Seen:
         sizes.append(len(x))
-        return ctx.shadow(x, y)
+        return ctx.shadow(x, y, release=release)
 
     monkeypatch.setattr(channels, "SHADOW_WEIGHTS", 30 * held)
     channel = Channel(seen, replace(ctx, shadow=counted), max_features=4096)

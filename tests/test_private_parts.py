@@ -17,7 +17,7 @@ from attacks.engine.terms import SmashedDistance
 from attacks.engine.wire_labels import labels_by_slope
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
-from bench.contract.defense import Defense, fresh
+from bench.contract.defense import Defense
 from bench.contract.mechanisms import SmashedNoise
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
@@ -26,7 +26,7 @@ from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
 from defenses.pm_sfl import PMSFL
@@ -58,9 +58,9 @@ def context(digits: Dataset, network: Network, defense: Defense, seen: Seen) -> 
     plain = context_for(digits, network, defense)
     return replace(
         plain,
-        shadow=lambda x, y: play_shadow(
-            seen, network=network, defense=fresh(defense), x=x, y=y,
-            rng=generator(0, "shadow"), device=plain.device,
+        shadow=Rehearsals(
+            seen=seen, network=network, defense=defense, rng=generator(0, "shadow"),
+            device=plain.device,
         ),
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.observe import Truth
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from defenses.dp_cutmix import DPCutMix
 from defenses.pm_sfl import PMSFL
@@ -48,8 +48,8 @@ def context(digits: Dataset, network: Network, seen: Seen, *, budget: int = 200)
     plain = context_for(digits, network, Defense(), budget=budget)
     return replace(
         plain,
-        shadow=lambda x, y: play_shadow(
-            seen, network=network, defense=Defense(), x=x, y=y, rng=rng, device=plain.device
+        shadow=Rehearsals(
+            seen=seen, network=network, defense=Defense(), rng=rng, device=plain.device
         ),
     )
 
@@ -167,7 +167,8 @@ def test_the_deeper_the_cut_the_weaker_ridge(digits: Dataset) -> None:
 
 def test_matching_through_masks_allows_for_what_they_leave_unexplained(digits: Dataset) -> None:
     """PM-SFL's first stage under random masks: without the activations' spread over masks, the
-    mean mask's misfit is taken for signal and the attack reads 0.47 in place of 0.90."""
+    mean mask's misfit is taken for signal and the attack reads 0.47 in place of 0.95; were they
+    taken to move each on its own, 0.90."""
     network, defense = network_for(digits), PMSFL(lr_scale=300.0)
     seen, truth = split_under(digits, network, defense)
     ctx = context_for(digits, network, defense)
@@ -187,13 +188,13 @@ def test_matching_through_masks_allows_for_what_they_leave_unexplained(digits: D
         for _ in range(64)
     ]  # fmt: skip
     expected = (torch.stack(drawn) - centre).square().mean()
-    assert float(evidence.spread.mean()) == pytest.approx(float(expected), rel=0.15)
+    assert float(evidence.spread.variance.mean()) == pytest.approx(float(expected), rel=0.15)
     scores = []
     for draws in (0, 4):
         answer = DLG(restarts=0, draws=draws).run(seen, ctx)
         assert answer.images is not None
         scores.append(float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()))
-    assert scores[0] > 0.8
+    assert scores[0] > 0.93
     assert scores[1] > 0.5  # the expectation over masks is the weaker objective
 
 

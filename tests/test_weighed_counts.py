@@ -16,6 +16,7 @@ from attacks.engine.counts import HeadGradient, PublicClasses, Restored
 from attacks.engine.restored import _computed, restored_counts
 from attacks.engine.weighed import (
     Counting,
+    HeadView,
     PublicSamples,
     best_counts,
     head_gradients,
@@ -94,15 +95,14 @@ class Trained:
         self, head: HeadGradient, total: int, *, sent: Sent = unchanged, seed: int = 0
     ) -> Tensor | None:
         counting = self.counting(total)
-        return weighed_counts(
-            head,
-            counting.restored(head),
+        view = HeadView(
+            head=head,
+            found=counting.restored(head),
             counting=counting,
             samples=self.samples,
             played=lambda chosen: sent(head_gradients(self.samples, chosen, counting)),
-            fewest=False,
-            rng=generator(seed, "weighing"),
         )
+        return weighed_counts([view], fewest=False, rng=generator(seed, "weighing"))
 
     def weighed(
         self, head: HeadGradient, total: int, *, sent: Sent = unchanged, seed: int = 0
@@ -328,7 +328,9 @@ def rehearsing(context: Context, seen: Seen, defense: Defense) -> tuple[Context,
     """The context with a working shadow, and how many clients each of its calls had."""
     calls: list[int] = []
 
-    def shadow(x: Tensor, y: Tensor, before: State | None = None) -> Seen:
+    def shadow(
+        x: Tensor, y: Tensor, before: State | None = None, release: Seen | None = None
+    ) -> Seen:
         calls.append(len(x))
         return play_shadow(
             seen, network=network_of(context), defense=defense, x=x, y=y,

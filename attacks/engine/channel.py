@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,7 +64,7 @@ def no_sample_channel(seen: Seen) -> str | None:
     if seen.clients and seen.of(seen.clients[0], SMASHED):
         return None
     reason = unusable(seen)
-    samples = int(seen.known["batch"]) * int(seen.known["local_steps"])
+    samples = int(seen.known["samples"])
     if reason is None and samples > 1:
         reason = f"it inverts one sample per update, but {samples} were used"
     return reason
@@ -74,9 +74,10 @@ class Channel:
     """One victim message per private sample as features, and pairs that were made alike.
 
     Smashed data where there is any (sample k of a batch from activation k), else the update.
+    Releases that begin from one state differ by their randomness alone, and are averaged.
 
     Args:
-        seen: What the server saw.
+        seen: What the server saw, in releases from one state (see `by_state`).
         ctx: The attack's.
         max_features: Wider observations are reduced block by block with a seeded count sketch.
 
@@ -90,11 +91,13 @@ class Channel:
     """
 
     def __init__(self, seen: Seen, ctx: Context, *, max_features: int) -> None:
+        self.played = seen.releases[-1]
         estimated = with_private_parts(seen, ctx)
         # Plays begin where the victims did; smashed data is translated to the broadcast instead.
         moved = estimated is not seen and not seen.of(seen.clients[0], SMASHED)
         self.before = estimated.before if moved else None
-        seen = estimated
+        self.releases = estimated.releases
+        seen = self.releases[-1]
         self.ctx, self.max_features = ctx, max_features
         self.per_sample = bool(seen.of(seen.clients[0], SMASHED))
         self.head = ctx.network.head
@@ -107,17 +110,20 @@ class Channel:
         statistics = self.per_sample and bool(seen.buffers) and seen.known["mode"] == "train"
         self.batch = len(sent[0].parts[SMASHED].values) if statistics else 1
         if not self.per_sample:
-            gradient_estimate(seen)  # refuses values that are not finite, naming the client
+            for one in self.releases:
+                gradient_estimate(one)  # refuses values that are not finite, naming the client
         # Which tensors may be sent in part is learnt from the victims and a few plays.
         self.partial: set[str] = set()
         self.scattered = False  # whether parts of a patch of smashed data are
         self.discovering = True
-        self.features(seen)
+        self.features(self.releases)
         few = slice(0, 4)
         once, again = (self._play(ctx.aux_x[few], ctx.aux_y[few]) for _ in range(2))
         self.discovering = False
         self.random = any(not torch.equal(once[n], again[n]) for n in once)
-        self.blocks = self.features(seen)
+        if not self.random:  # all releases say the same
+            self.releases = self.releases[-1:]
+        self.blocks = self.features(self.releases)
         granted = seen.known.get("truth_labels")
         self.labels = None if granted is None else torch.tensor(granted).flatten().to(ctx.device)
 
@@ -164,22 +170,28 @@ class Channel:
         filled = order[torch.arange(-(-len(x) // size) * size) % len(x)]
         clients = filled.view(-1, size)
         chunk = max(1, min(SHADOW_COORDINATES // (self.sent * size), SHADOW_WEIGHTS // self.held))
-        own = () if self.before is None else (self.before,)
-        out = [self.features(self.ctx.shadow(x[c], y[c], *own)) for c in clients.split(chunk)]
+        out = [
+            self.features([self._shadow(x[c], y[c]) for _ in self.releases])
+            for c in clients.split(chunk)
+        ]
         place = order.argsort()
         return {n: torch.cat([o[n] for o in out])[place] for n in out[0]}
 
+    def _shadow(self, x: Tensor, y: Tensor) -> Seen:
+        own = () if self.before is None else (self.before,)
+        return self.ctx.shadow(x, y, *own, release=self.played)
+
     # --- features --------------------------------------------------------------------------
-    def features(self, seen: Seen) -> dict[str, Tensor]:
-        """Blocks of every client's samples in `seen`, float32 on the context's device."""
-        raw = self._smashed(seen) if self.per_sample else self._update(seen)
+    def features(self, releases: Sequence[Seen]) -> dict[str, Tensor]:
+        """Blocks of every client's samples, averaged over releases, float32 on the context's
+        device."""
+        raw = self._smashed(releases) if self.per_sample else self._update(releases)
         total = sum(v.shape[1] for v in raw.values())
         return {n: self._sketched(n, v, total).float().to(self.ctx.device) for n, v in raw.items()}
 
-    def _smashed(self, seen: Seen) -> dict[str, Tensor]:
-        found = smashed_of(seen, dtype=torch.float32)
-        assert found is not None
-        value, there = (t.flatten(0, 1) for t in found)
+    def _smashed(self, releases: Sequence[Seen]) -> dict[str, Tensor]:
+        found = [f for s in releases if (f := smashed_of(s, dtype=torch.float32)) is not None]
+        value, there = (t.flatten(0, 1) for t in _averaged(found))
         self.map_shape = tuple(value.shape[1:])
         shown = self._shown(SMASHED, value, there)
         axis = 1 if there.ndim == 4 else -1
@@ -205,7 +217,7 @@ class Channel:
             present = on_grid(shown, (shape[0], 1) if len(shape) == 2 else (1, *shape[1:]))
         return Grid(values=on_grid(blocks[SMASHED], shape), present=present)
 
-    def _update(self, seen: Seen) -> dict[str, Tensor]:
+    def _update(self, releases: Sequence[Seen]) -> dict[str, Tensor]:
         """Gradient tensors in units of the loss's slope, and the inputs of linear layers.
 
         With one sample a linear layer's gradient is outer(db, input), so that
@@ -214,10 +226,11 @@ class Channel:
         """
         # A wide network is read in float32: its sketch is no finer anyway.
         dtype = torch.float64 if self.sent < WIDE else torch.float32
-        estimate = gradient_estimate(_as_one(seen), dtype=dtype)
-        present = {n: p[0].to(self.ctx.device) for n, p in estimate.present.items()}
+        each = [gradient_estimate(_as_one(s), dtype=dtype) for s in releases]
+        both = {n: _averaged([(e.values[n], e.present[n]) for e in each]) for n in each[0].values}
+        present = {n: p[0].to(self.ctx.device) for n, (_, p) in both.items()}
         whole = all(bool(p.all()) for p in present.values())
-        values = {n: v[0].to(self.ctx.device) for n, v in estimate.values.items()}
+        values = {n: v[0].to(self.ctx.device) for n, (v, _) in both.items()}
         if not whole:
             values = {n: torch.where(present[n], v, 0.0) for n, v in values.items()}
         slope = values.get(self.head[1])
@@ -261,6 +274,29 @@ class Channel:
             self.maps[name] = (bucket.to(value.device), sign.to(value.device), goal)
         bucket, sign, goal = self.maps[name]
         return count_sketch(value, bucket, sign, goal)
+
+
+def by_state(seen: Seen) -> list[Seen]:
+    """The releases in groups that begin from one state, that of the last release at the end."""
+    groups: list[list[Seen]] = []
+    for one in seen.releases:
+        for group in groups:
+            before = group[0].before
+            if all(torch.equal(v, before[n]) for n, v in one.before.items()):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return [replace(group[-1], earlier=tuple(group[:-1])) for group in groups]
+
+
+def _averaged(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Mean of those of several values that are present, and where any is."""
+    if len(found) == 1:
+        return found[0]
+    count = torch.stack([there for _, there in found]).sum(dim=0)
+    total = torch.stack([torch.where(there, v, 0.0) for v, there in found]).sum(dim=0)
+    return total / count.clamp_min(1), count > 0
 
 
 def _held(seen: Seen) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -12,8 +13,13 @@ from attacks.engine.gradients import ObservedTraining, Returned, Simulated, laye
 from attacks.engine.observation import SplitView
 from bench.api import Context, Kind, Mechanism, Seen, State
 
-_SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 16, 0
+_SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 64, 0
 """Public samples and draws of a defense's random weights that show how far activations move."""
+_CORRELATED = 4096
+"""Activations of a sample up to which it is asked how they move together."""
+_UNLIKE = 0.1
+"""Share of their mean variance that each has on its own, since public samples tell how another
+sample's activations move only about."""
 
 
 class Clients:
@@ -22,8 +28,10 @@ class Clients:
     Attributes:
         start: Variables that were received.
         training: One observed local training.
-        samples: Per client, batch times local steps.
+        samples: Per client.
         step: Learning rate times local steps.
+        shared: Whether several releases begin from this state, so that what one candidate would
+            send is asked for several times.
     """
 
     def __init__(self, seen: Seen, ctx: Context, *, dtype: torch.dtype) -> None:
@@ -45,12 +53,34 @@ class Clients:
             lr=float(seen.known["lr"]),
             mode=str(seen.known["mode"]),
         )
-        self.samples, self.step = steps * batch, self.training.lr * steps
+        self.samples, self.step = int(seen.known["samples"]), self.training.lr * steps
+        self.shared = False
+        self._latest: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
+        self._latest_cut: tuple[Tensor, Tensor] | None = None
         self.gradients = layered(ctx.network, ctx.defense, self.training) or Simulated(
             ctx.network, ctx.defense, self.training
         )
 
+    def like(self, other: Clients) -> bool:
+        """Whether these begin, and train, exactly as the others do."""
+        mine, theirs = self.training, other.training
+        pairs = [(self.before, other.before), (mine.const, theirs.const)]
+        pairs.append((mine.buffers, theirs.buffers))
+        return (mine.steps, mine.batch, mine.lr) == (theirs.steps, theirs.batch, theirs.lr) and all(
+            a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs
+        )
+
     # --- uploads ------------------------------------------------------------------------------
+    def computed(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Gradients [P, ...] of candidates, once for all releases that begin from this state."""
+        if self._latest is not None and self._latest[0] is x and self._latest[1] is y:
+            return self._latest[2]
+        self._latest = None  # its graph goes before another is made
+        found = self.gradients(x, y)
+        if self.shared:
+            self._latest = x, y, found
+        return found
+
     def returned(self, view: SplitView) -> Returned | None:
         """The gradient of the first stages by the slopes that the server returned, if it did."""
         if view.slopes is None:
@@ -121,9 +151,9 @@ class Clients:
             )
         )
 
-    def spread(self, view: SplitView, public: Tensor, *, least: float) -> Tensor | None:
-        """Variance of every activation of a sample over the defense's random weights, around
-        that of the mean weights, [...]; None where weights are not random.
+    def spread(self, view: SplitView, public: Tensor, *, least: float) -> Spread | None:
+        """How activations move with the defense's random weights, around those of the mean weights;
+        None where weights are not random.
 
         public: Samples [N, *shape] on which it is measured. least: Share of the mean variance
         below which none is taken to be: an activation that hardly moves there may move elsewhere.
@@ -133,9 +163,50 @@ class Clients:
         few = public[:_SPREAD_SAMPLES].to(dtype=self.dtype, device=self.device)
         with torch.no_grad():
             centre = self.cut(view, self.weights, few)
-            apart = [self.cut(view, w, few) - centre for w in self.realised(_SPREAD_DRAWS)]
-        variance = torch.stack(apart).square().mean(dim=(0, 1))
-        return variance.clamp_min(least * float(variance.mean()))
+            draws = self.realised(_SPREAD_DRAWS)
+            apart = torch.cat([self.cut(view, w, few) - centre for w in draws])
+        variance = apart.square().mean(dim=0)
+        floor = float(variance.mean())
+        together = None
+        if variance.numel() <= _CORRELATED:
+            rows = apart.flatten(1).double()
+            together = rows.mT @ rows / len(rows)
+            together.diagonal().add_(_UNLIKE * floor)
+        return Spread(variance=variance.clamp_min(least * floor), together=together)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How a sample's activations move.
+
+    Attributes:
+        variance: Of each [...].
+        together: Their covariance [N, N] in float64, or None where they are too many.
+    """
+
+    variance: Tensor
+    together: Tensor | None
+
+    def precision(self, noise: float) -> Tensor | None:
+        """Inverse covariance [N, N] with independent noise of a variance beside it, or None."""
+        if self.together is None:
+            return None
+        eye = torch.eye(len(self.together), dtype=torch.float64, device=self.together.device)
+        return torch.linalg.inv(self.together + noise * eye).to(self.variance)
+
+
+def shared_clients(
+    seen: Seen, ctx: Context, known: list[Clients], *, dtype: torch.dtype
+) -> Clients:
+    """Candidate clients of a release: those of another one from the same state, or new ones, which
+    then are `known`."""
+    new = Clients(seen, ctx, dtype=dtype)
+    for other in known:
+        if other.like(new):
+            other.shared = True
+            return other
+    known.append(new)
+    return new
 
 
 def moves(mechanisms: Sequence[Mechanism]) -> list[Mechanism]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -99,6 +100,17 @@ class Restored:
     def joined(parts: list[Restored]) -> Restored:
         """One after another."""
         return Restored(**{n: torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0])})
+
+    @staticmethod
+    def surest(releases: Sequence[Restored]) -> Restored:
+        """Of the same batches in several releases, the least doubtful answer to each; a release
+        that shows nothing of a batch is asked last."""
+        if len(releases) == 1:
+            return releases[0]
+        doubt = torch.stack([torch.where(r.silent, torch.inf, r.doubt) for r in releases])
+        which, batches = doubt.argmin(dim=0), torch.arange(doubt.shape[1])
+        stacks = {n: torch.stack([vars(r)[n] for r in releases]) for n in vars(releases[0])}
+        return Restored(**{n: stack[which, batches] for n, stack in stacks.items()})
 
     def victims(self, chosen: Tensor) -> Restored:
         """The same for some of the batches."""

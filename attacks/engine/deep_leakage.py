@@ -14,6 +14,7 @@ from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, Layers
 from attacks.engine.labels import known_labels
 from attacks.engine.lbfgs import Minimum, Phase, minimise
+from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
@@ -62,6 +63,7 @@ class DeepLeakage(Attack):
     """
 
     recovers = frozenset({"images", "labels", "counts"})
+    reads = "all"
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class DeepLeakage(Attack):
         raise NotImplementedError
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        seen = with_private_parts(seen, ctx)
+        seen = with_private_parts(lined_up(seen, ctx), ctx)
         evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype))
         first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
         noisy, square = first.noisy, first.square
@@ -114,7 +116,7 @@ class DeepLeakage(Attack):
             evaluations=ctx.budget,
             history=self.history,
             least_gain=1e-5 if noisy else 1e-7,
-            heats=_HEATS if first.noise is not None and first.noise.anneals else (0.0,),
+            heats=_HEATS if first.anneals else (0.0,),
         )
         granted = known_labels(seen, ctx.device)
         known = self.labels(first, ctx) if granted is None else Labels(fixed=granted)

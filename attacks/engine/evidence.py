@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients, column, moves
+from attacks.engine.clients import Clients, Spread, column, moves, shared_clients
 from attacks.engine.observation import (
     SMASHED,
     ObservedUploads,
@@ -26,6 +26,7 @@ from attacks.engine.observation import (
 from attacks.engine.terms import (
     SmashedDistance,
     SmashedLikelihood,
+    SmashedTogether,
     Term,
     UploadCosine,
     UploadLikelihood,
@@ -44,7 +45,10 @@ _DRAWN = 1.0
 
 
 class Evidence:
-    """Uploads and smashed data of the victims of one `Seen`, weighed against each other.
+    """Uploads and smashed data of the victims of a `Seen`, weighed against each other.
+
+    The releases tell of the same samples with randomness of their own, so that their terms add up:
+    every earlier one is evidence by itself, of which this one has the terms and sums too.
 
     The objective is the negative log-likelihood of what was observed under the defense's public
     mechanisms (Kerckhoffs). Without noise it is the squared distance of gradients (DLG, Eq. 3).
@@ -64,16 +68,19 @@ class Evidence:
         draws: Where a defense draws its weights at random, expectation of the smashed data's
             distance over so many draws; 0: mean weights stand for the drawn ones, and what they
             leave unexplained counts as noise.
+        share: Weight of one release's cosine; None: such that those of all releases are averaged.
+        known: Candidate clients of other releases, which one from the same state shares.
 
     Attributes:
+        earlier: Of the releases before the last, each by itself.
         clients: Candidate clients.
         view: What was seen at the cut, or None.
         returned: The gradient by the slopes that the server returned, or None.
         noise: What makes the uploads random, or None.
-        spread: Variance of activations over the defense's random weights, or None.
+        spread: How activations move with the defense's random weights, or None.
         uploads: What the victims uploaded, or None where it adds nothing.
-        terms: Of the objective.
-        sums: Terms about all victims together.
+        terms: Of the objective, those of all releases.
+        sums: Terms about all victims together, likewise.
     """
 
     def __init__(
@@ -85,16 +92,34 @@ class Evidence:
         distance: Distance = "likelihood",
         layers: Layers = "even",
         draws: int = 0,
+        share: float | None = None,
+        known: list[Clients] | None = None,
     ) -> None:
+        *before, seen = seen.releases
         self.seen, self.ctx, self.dtype, self.distance = seen, ctx, dtype, distance
-        self.clients = Clients(seen, ctx, dtype=dtype)
+        share = 1 / (len(before) + 1) if share is None else share
+        known = [] if known is None else known
+        self.earlier = [
+            Evidence(
+                release,
+                ctx,
+                dtype=dtype,
+                distance=distance,
+                layers=layers,
+                draws=draws,
+                share=share,
+                known=known,
+            )
+            for release in before
+        ]
+        self.clients = shared_clients(seen, ctx, known, dtype=dtype)
         # Beside coordinates that were opened, and are exact, noised ones add nothing.
         zone = opened(seen)
         mechanisms = [] if zone else mechanisms_of(seen)
         self.noise: Mechanism | None = None if zone else noise_of(seen)
         self.view = split_view(seen, dtype=dtype, device=ctx.device)
         self.returned = None if self.view is None else self.clients.returned(self.view)
-        self.spread: Tensor | None = None
+        self.spread: Spread | None = None
         if self.view is not None:
             self.spread = self.clients.spread(self.view, ctx.aux_x, least=_EXACT)
         names = None if self.returned is None else set(self.returned.start)
@@ -114,7 +139,7 @@ class Evidence:
                 law=self.noise,
             )
             if distance == "cosine":
-                self.terms.append(UploadCosine(self.uploads))
+                self.terms.append(UploadCosine(self.uploads, share=share))
             else:
                 relative = layers == "relative"
                 self.terms.append(UploadLikelihood(self.uploads, relative=relative))
@@ -125,6 +150,8 @@ class Evidence:
                 self.sums.append(UploadSum(self.uploads, covers=moved, mean=mean.to(ctx.device)))
         if self.view is not None:
             self.terms.append(self._smashed_term(self.view, draws=draws))
+        self.terms = [t for one in self.earlier for t in one.terms] + self.terms
+        self.sums = [s for one in self.earlier for s in one.sums] + self.sums
 
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
@@ -182,6 +209,10 @@ class Evidence:
         noises = view.noises if self.distance == "likelihood" else ()
         if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):
             return SmashedLikelihood(self.clients, view, tried, law=noises[-1])
+        if self.spread is not None and self.distance == "likelihood" and not draws:
+            precision = self.spread.precision(view.std**2)
+            if precision is not None and bool(view.present.all()):
+                return SmashedTogether(self.clients, view, tried, precision=precision)
         return SmashedDistance(self.clients, view, tried, unit=self._unit(view))
 
     def _unit(self, view: SplitView) -> Tensor:
@@ -189,7 +220,7 @@ class Evidence:
         much as the upload's."""
         square = _square(view)
         if self._drawn and self.distance == "likelihood":
-            variance = view.std**2 + (0.0 if self.spread is None else self.spread)
+            variance = view.std**2 + (0.0 if self.spread is None else self.spread.variance)
             each = torch.as_tensor(1 / (2 * variance)).to(square)
             return each.expand(len(square), 1, *view.values.shape[2:])
         if self.uploads is None:
@@ -207,7 +238,13 @@ class Evidence:
     def noisy(self) -> bool:
         """Whether the objective is a likelihood with noise, so that a prior weighs in and no
         loss is known to be the least."""
-        return self.noise is not None or self._drawn
+        return self.noise is not None or self._drawn or any(e.noisy for e in self.earlier)
+
+    @property
+    def anneals(self) -> bool:
+        """Whether a likelihood of uploads is to be softened at first."""
+        own = self.noise is not None and self.noise.anneals
+        return own or any(e.anneals for e in self.earlier)
 
     @property
     def _drawn(self) -> bool:
@@ -216,20 +253,31 @@ class Evidence:
 
     @cached_property
     def square(self) -> Tensor:
-        """[V], the unit of the objective without noise: |upload|^2, once more for smashed data."""
+        """[V], the unit of the objective without noise: |upload|^2, once more for smashed data, of
+        all releases."""
         if self.distance == "cosine":
             return torch.ones(len(self.seen.clients), dtype=self.dtype, device=self.ctx.device)
         if self.uploads is not None:
-            return self.uploads.observation.square * (1 if self.view is None else 2)
-        assert self.view is not None
-        return _square(self.view)
+            own = self.uploads.observation.square * (1 if self.view is None else 2)
+        else:
+            assert self.view is not None
+            own = _square(self.view)
+        return sum((e.square for e in self.earlier), start=own)
 
     @cached_property
     def silent(self) -> Tensor:
         """Bool [V]: nothing but zeros was seen of the victim, so nothing can be matched."""
         upload = 0.0 if self.uploads is None else self.uploads.observation.square
         smashed = 0.0 if self.view is None else _square(self.view)
-        return torch.as_tensor(upload + smashed == 0, device=self.ctx.device) & (not self.sums)
+        own = torch.as_tensor(upload + smashed == 0, device=self.ctx.device) & (not self.sums)
+        for one in self.earlier:
+            own = own & one.silent
+        return own
+
+
+def releases_of(evidence: Evidence) -> list[Evidence]:
+    """Every release by itself, oldest first."""
+    return [*evidence.earlier, evidence]
 
 
 def _square(view: SplitView) -> Tensor:

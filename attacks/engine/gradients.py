@@ -78,7 +78,8 @@ class Simulated:
         variables: State = training.start
         total: dict[str, Tensor] | None = None
         for step in range(training.steps):
-            part = slice(step * training.batch, (step + 1) * training.batch)
+            first = step * training.batch % len(x)  # an epoch after the other
+            part = slice(first, first + training.batch)
             grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
             total = dict(grads) if total is None else {n: total[n] + g for n, g in grads.items()}
             if step + 1 < training.steps:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.engine.channel import Blocks, Channel, ShadowPairs, distance
+from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
+from attacks.engine.lined_up import lined_up
 from attacks.engine.local import FOLDS, fit_local
 from attacks.engine.observation import SMASHED
 from attacks.engine.regression import LAMBDAS, fit
@@ -82,6 +83,15 @@ class Piece:
     loss: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Scores of classes: of the victims' samples [M, C], and of the public images as they are,
+    each by a regression without it."""
+
+    victims: Tensor
+    left_out: Tensor
+
+
 class Inverter:
     """Ridge regressions from a channel to images, on pairs played through the defense.
 
@@ -94,9 +104,18 @@ class Inverter:
     Smashed data that lies on a grid over the image, such as tokens, is also inverted place by
     place (`fit_local`), and by a regression from those answers to the whole image: the one of
     least left-out loss is the answer.
+
+    Args:
+        channel: What is inverted.
+        ctx: The attack's.
+        rows: Pairs per regression.
+        others: Of releases that began from other states, whose labels and answers are united with
+            this one's (see `united`).
     """
 
-    def __init__(self, channel: Channel, ctx: Context, *, rows: int) -> None:
+    def __init__(
+        self, channel: Channel, ctx: Context, *, rows: int, others: Sequence[Inverter] = ()
+    ) -> None:
         self.channel, self.ctx, self.rows = channel, ctx, rows
         self.shape = tuple(ctx.network.shape)
         self.variance = float(ctx.aux_x.double().var(dim=0).mean())
@@ -110,8 +129,11 @@ class Inverter:
         self.pooled = channel.pairs(group=self.group)
         self.scale = scales(self.pooled.blocks)
         self.samples = len(next(iter(channel.blocks.values())))
-        self.labels, self.accuracy = self._read_labels()
+        self.reading = self._reading()
+        self.labels, self.accuracy = self._read_labels([*others, self])
         self.pieces = self._pieces()
+        if others:
+            self.pieces = [self._united(piece, others) for piece in self.pieces]
 
     def predict(self) -> tuple[Tensor, Tensor]:
         """Images [M, *shape] and expected loss [M] of the victims' samples."""
@@ -132,10 +154,8 @@ class Inverter:
         return out
 
     # --- labels --------------------------------------------------------------------------------
-    def _read_labels(self) -> tuple[Tensor, float]:
-        """Labels int64 [M] and the share that is right on public images left out."""
-        if self.channel.labels is not None:
-            return self.channel.labels, 1.0
+    def _reading(self) -> Reading:
+        """Scores of classes by the feature set that errs least on left-out images."""
         pairs = self.pooled
         target = torch.nn.functional.one_hot(pairs.y, self.ctx.network.classes).double()
 
@@ -150,7 +170,78 @@ class Inverter:
             )
         choice = min(fits, key=lambda c: fits[c].loss)
         victims = joined(self.channel.blocks, choice, self.scale)
-        return fits[choice](victims, 0).argmax(dim=1), 1 - fits[choice].loss
+        return Reading(victims=fits[choice](victims, 0), left_out=fits[choice].left_out[pairs.real])
+
+    def _read_labels(self, all_: Sequence[Inverter]) -> tuple[Tensor, float]:
+        """Labels int64 [M] by the scores of all inverters together, and the share that is right
+        on public images left out."""
+        if self.channel.labels is not None:
+            return self.channel.labels, 1.0
+        alike = [i for i in all_ if i.reading.left_out.shape == self.reading.left_out.shape]
+        victims = torch.stack([i.reading.victims for i in alike]).sum(dim=0)
+        public = torch.stack([i.reading.left_out for i in alike]).sum(dim=0)
+        right = public.argmax(dim=1) == self.pooled.y[self.pooled.real]
+        return victims.argmax(dim=1), float(right.double().mean())
+
+    # --- several states ------------------------------------------------------------------------
+    def _united(self, piece: Piece, others: Sequence[Inverter]) -> Piece:
+        """The piece with the answers that other states give to the same samples.
+
+        What is left out of one regression is left out of all, and so their errors can be compared:
+        answers are averaged, each pixel by the inverse of its mean squared error on public images,
+        where its own place was sent and where it was not; then a line brings the average, which is
+        as pale as each, to the truth.
+        """
+        truth = piece.pairs.x.flatten(1).double()
+        public, victims = [], []  # weights, and what they weigh
+        for inverter in (self, *others):
+            for one in (piece,) if inverter is self else inverter.pieces:
+                if _alike(one, piece):
+                    of_pairs, of_victims = inverter._precision(one)
+                    mine = (one.rows[:, None] == piece.rows).long().argmax(dim=0)
+                    public.append((of_pairs, one.left_out))
+                    victims.append((of_victims[mine], one.predicted.double()[mine]))
+        left_out, predicted = _weighed_mean(public), _weighed_mean(victims)
+        mean = truth[piece.judged].mean(dim=0)
+        told, known = (t[piece.judged] - mean for t in (left_out, truth))
+        slope = (told * known).sum() / told.square().sum().clamp_min(1e-30)
+        left_out, predicted = (mean + slope * (t - mean) for t in (left_out, predicted))
+        loss = float(self._judge(piece.pairs, piece.judged)(left_out[piece.judged]))
+        if loss >= piece.loss:
+            return piece
+        return replace(piece, left_out=left_out, predicted=predicted, loss=loss)
+
+    def _precision(self, piece: Piece) -> tuple[Tensor, Tensor]:
+        """One over the mean squared error of left-out images, for every pixel of the pairs [R, P]
+        and of the victims' samples [M', P]; where places of smashed data are sent or not, a pixel
+        has one for each case."""
+        truth = piece.pairs.x.flatten(1).double()
+        square = (piece.left_out - truth).square()[piece.judged]
+        usual = square.mean(dim=0)
+        sent = self._sent(piece.pairs.blocks)
+        if sent is None:
+            precise = 1 / usual.clamp_min(1e-12)
+            return precise.expand_as(truth), precise.expand(len(piece.rows), -1)
+        cases = []
+        for case in (sent[piece.judged], 1 - sent[piece.judged]):
+            count = case.sum(dim=0)
+            found = (square * case).sum(dim=0) / count.clamp_min(1e-9)
+            cases.append(1 / torch.where(count >= 1, found, usual).clamp_min(1e-12))
+        theirs = self._sent(self.channel.blocks)
+        assert theirs is not None
+        there, absent = cases
+        of_pairs, of_victims = (t * there + (1 - t) * absent for t in (sent, theirs[piece.rows]))
+        return of_pairs, of_victims
+
+    def _sent(self, blocks: Blocks) -> Tensor | None:
+        """The share of each pixel's place in smashed data that was sent [M, P], or None where all
+        was, or where it has no places that cut the image into blocks."""
+        grid = self.channel.grid(blocks)
+        if grid is None or grid.present is None or not grid.tiles(self.shape):
+            return None
+        high, wide = (n // cells for n, cells in zip(self.shape[1:], grid.size, strict=True))
+        pixels = grid.present.repeat_interleave(high, dim=2).repeat_interleave(wide, dim=3)
+        return pixels.expand(-1, self.shape[0], -1, -1).flatten(1).double()
 
     # --- regressions ---------------------------------------------------------------------------
     def _pieces(self) -> list[Piece]:
@@ -275,6 +366,32 @@ class Inverter:
         mean = pooled.pairs.x[own].mean(dim=0).expand_as(others)
         wrong = float(distance(mean, others, variance=self.variance).mean())
         return self.accuracy * piece.loss + (1 - self.accuracy) * wrong <= shared
+
+
+def _weighed_mean(answers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Of (weights, values), number by number."""
+    weight = torch.stack([w for w, _ in answers]).sum(dim=0)
+    return torch.stack([w * v for w, v in answers]).sum(dim=0) / weight
+
+
+def _alike(one: Piece, other: Piece) -> bool:
+    """Whether two pieces were learnt from the same images in the same order."""
+    mine, theirs = one.pairs, other.pairs
+    return bool(torch.isin(other.rows, one.rows).all()) and all(
+        a.shape == b.shape and bool((a == b).all())
+        for a, b in ((mine.y, theirs.y), (mine.own, theirs.own), (mine.turn, theirs.turn))
+    )
+
+
+def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> Inverter:
+    """Regressions on all releases, those from other states united with the last state's."""
+    *before, last = by_state(lined_up(seen, ctx))
+
+    def channel(some: Seen) -> Channel:
+        return Channel(some, ctx, max_features=max_features)
+
+    others = [Inverter(channel(some), ctx, rows=rows) for some in before]
+    return Inverter(channel(last), ctx, rows=rows, others=others)
 
 
 def reconstruction(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.engine.evidence import Evidence
+from attacks.engine.evidence import Evidence, releases_of
 from attacks.engine.observation import ObservedUploads, kind_of
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import restored_counts
@@ -71,7 +71,12 @@ def likely_labels(evidence: Evidence, ctx: Context) -> Labels:
 
 def negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
     """int64 [V], class of the smallest head bias gradient: p_c - 1 < 0 for the label, p_c > 0
-    elsewhere, so it is exact. None under noise or where the bias is not seen whole."""
+    elsewhere, so it is exact. None where every release is noised or hides a part of the bias."""
+    found = [_negative_bias(one, ctx) for one in releases_of(evidence)]
+    return next((one for one in found if one is not None), None)
+
+
+def _negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
     bias = ctx.network.head[1]
     if evidence.noise is not None or evidence.uploads is None:
         return None
@@ -90,8 +95,14 @@ def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:
     """int64 [V, C], classes from the likeliest down.
 
     A class is as likely as the head tensors that its mean public image would have sent are
-    under the defense's public mechanism; classes without public images come last.
+    under the defense's public mechanism, in all releases; classes without public images come last.
     """
+    scores = torch.stack([_label_scores(one, ctx) for one in releases_of(evidence)])
+    return scores.sum(dim=0).argsort(dim=1)
+
+
+def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
+    """[V, C], the less the likelier, of one release; infinite without public images."""
     uploads, clients, classes = evidence.uploads, evidence.clients, ctx.network.classes
     assert uploads is not None
     seen = _as_the_law_has_it(uploads)
@@ -114,7 +125,7 @@ def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:
             misfit = torch.where(seen.present[name][:, None], misfit, 0.0)
             added = misfit.flatten(2).sum(dim=2).to(scores)
             scores[:, some] = torch.where(scores[:, some].isinf(), 0.0, scores[:, some]) + added
-    return scores.argsort(dim=1)
+    return scores
 
 
 def _as_the_law_has_it(uploads: Uploads) -> ObservedUploads:

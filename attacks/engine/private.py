@@ -12,6 +12,7 @@ made them.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,7 +45,7 @@ _BYTES = 8
 
 
 def with_private_parts(seen: Seen, ctx: Context) -> Seen:
-    """`seen` as if what the victims kept were broadcast.
+    """`seen` as if what the victims kept were broadcast, every release by itself.
 
     Without smashed data: `before` has, in the coordinates that all victims withheld, values from
     `STEPS[0]` steps on public labelled data around the others. Unchanged in the first round, and
@@ -69,36 +70,45 @@ def with_private_parts(seen: Seen, ctx: Context) -> Seen:
     Cicek, UnSplit, WPES 2022. Departures: the path of the server's layers, the priors, and the
     broadcast stages as a common frame.
     """
-    if _Latest.of is not None and _Latest.of.suits(seen, ctx):
-        return _Latest.of.estimated
-    estimated = _estimated(seen, ctx)
-    _Latest.of = _Estimate(seen, ctx, estimated)
-    return estimated
+    each = seen.releases
+    found = [_remembered(one, ctx) for one in each]
+    if all(a is b for a, b in zip(found, each, strict=True)):
+        return seen
+    return replace(found[-1], earlier=tuple(found[:-1]))
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """The latest estimate, since an attack and the judge of its answer ask for the same one."""
+    """A late estimate of one release, since an attack and the judge of its answer ask for it."""
 
     seen: Seen
     ctx: Context
-    estimated: Seen
+    estimated: Seen | None
 
     def suits(self, seen: Seen, ctx: Context) -> bool:
         mine = self.ctx
         return (
-            seen is self.seen
+            seen.messages is self.seen.messages
             and (ctx.device, type(ctx.defense)) == (mine.device, type(mine.defense))
             and torch.equal(ctx.aux_x, mine.aux_x)
             and torch.equal(ctx.aux_y, mine.aux_y)
         )
 
 
-class _Latest:
-    of: _Estimate | None = None
+_LATE: deque[_Estimate] = deque(maxlen=128)
 
 
-def _estimated(seen: Seen, ctx: Context) -> Seen:
+def _remembered(seen: Seen, ctx: Context) -> Seen:
+    """One release estimated; itself where nothing was."""
+    for late in _LATE:
+        if late.suits(seen, ctx):
+            return late.estimated or seen
+    found = _estimated_release(seen, ctx)
+    _LATE.append(_Estimate(seen, ctx, None if found is seen else found))
+    return found
+
+
+def _estimated_release(seen: Seen, ctx: Context) -> Seen:
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
     if view is None:
         return _with_surrogate(seen, ctx)

@@ -11,7 +11,13 @@ from torch import Tensor
 from attacks.engine.channel import SHADOW_WEIGHTS
 from attacks.engine.counts import HeadGradient, PublicClasses, Restored
 from attacks.engine.observation import gradient_estimate, mechanisms_of
-from attacks.engine.weighed import Counting, PublicSamples, head_gradients, weighed_counts
+from attacks.engine.weighed import (
+    Counting,
+    HeadView,
+    PublicSamples,
+    head_gradients,
+    weighed_counts,
+)
 from attacks.engine.wire_labels import network_weights
 from bench.api import Context, Mechanism, Seen, State
 from bench.toolkit.batches import class_means
@@ -38,35 +44,15 @@ class BatchCounts:
 def restored_counts(
     seen: Seen, ctx: Context, *, shrink: float = SHRINK, refine: int = REFINE
 ) -> BatchCounts:
-    """What iLRG makes of the uploads; shrink, refine: see `attacks.ilrg.ILRG`."""
-    weights = network_weights(seen, ctx)
-    weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
-    head, samples = _head_gradient(seen, weight, bias), _public_samples(weights, seen, ctx)
-    counting = Counting(
-        weight=weight,
-        bias=bias,
-        total=int(seen.known["batch"]) * int(seen.known["local_steps"]),
-        public=_public_classes(samples, weight, bias),
-        shrink=shrink,
-        refine=refine,
-    )
-    found = counting.restored(head)
-    counts, notes = found.counts, _notes(found, head)
+    """What iLRG makes of the uploads of all releases; shrink, refine: see `attacks.ilrg.ILRG`."""
+    views = [_view(one, ctx, shrink=shrink, refine=refine) for one in seen.releases]
+    found = Restored.surest([v.found for v in views])
+    counts, notes = found.counts, _notes(found, views[-1].head)
     doubtful = found.unsettled
     if refine and bool(doubtful.any()):
-        alike = head.victims(doubtful)
-        simple = _head_suffices(seen, ctx)
         weighed = weighed_counts(
-            alike,
-            found.victims(doubtful),
-            counting=counting,
-            samples=samples,
-            played=partial(
-                _computed, samples=samples, counting=counting, like=alike, seen=seen, rng=ctx.rng
-            )
-            if simple
-            else partial(_rehearsed, seen=seen, ctx=ctx, counting=counting),
-            fewest=not simple,
+            [view.victims(doubtful) for view in views],
+            fewest=not all(_head_suffices(one, ctx) for one in seen.releases),
             rng=ctx.rng,
         )
         if weighed is not None:
@@ -74,6 +60,34 @@ def restored_counts(
             counts[doubtful] = weighed
             notes += (f"counts of {len(weighed)} of {len(counts)} victims weighed on public data",)
     return BatchCounts(counts=counts, silent=found.silent, notes=notes)
+
+
+def _view(seen: Seen, ctx: Context, *, shrink: float, refine: int) -> HeadView:
+    """What one release shows of the head, and what iLRG makes of it."""
+    weights = network_weights(seen, ctx)
+    weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
+    head, samples = _head_gradient(seen, weight, bias), _public_samples(weights, seen, ctx)
+    counting = Counting(
+        weight=weight,
+        bias=bias,
+        total=int(seen.known["samples"]),
+        public=_public_classes(samples, weight, bias),
+        shrink=shrink,
+        refine=refine,
+    )
+    if _head_suffices(seen, ctx):
+        played = partial(
+            _computed, samples=samples, counting=counting, like=head, seen=seen, rng=ctx.rng
+        )
+    else:
+        played = partial(_rehearsed, seen=seen, ctx=ctx, counting=counting)
+    return HeadView(
+        head=head,
+        found=counting.restored(head),
+        counting=counting,
+        samples=samples,
+        played=played,
+    )
 
 
 def _head_suffices(seen: Seen, ctx: Context) -> bool:
@@ -121,7 +135,7 @@ def _rehearsed(chosen: Tensor, *, seen: Seen, ctx: Context, counting: Counting) 
     held = sum(v.numel() for v in seen.before.values())
     parts = []
     for some in chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held)):
-        shadow = ctx.shadow(ctx.aux_x[some], ctx.aux_y[some])
+        shadow = ctx.shadow(ctx.aux_x[some], ctx.aux_y[some], release=seen)
         parts.append(_head_gradient(shadow, counting.weight, counting.bias))
     return HeadGradient.joined(parts)
 

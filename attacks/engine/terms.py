@@ -97,7 +97,7 @@ class Uploads:
         if self.returned is not None and victims is not None:
             gradient = self.returned(x, y, victims)
         else:
-            gradient = self.clients.gradients(x, y)
+            gradient = self.clients.computed(x, y)
         if self.clips:
             shown = self._shown(victims)
             for clip in self.clips:
@@ -180,13 +180,13 @@ class UploadLikelihood:
 
 
 class UploadCosine:
-    """1 - cosine of the angle between visible values.
+    """1 - cosine of the angle between visible values, times a weight.
 
     Source: Geiping et al., arXiv:2003.14053, Eq. 4.
     """
 
-    def __init__(self, uploads: Uploads) -> None:
-        self.uploads = uploads
+    def __init__(self, uploads: Uploads, *, share: float = 1.0) -> None:
+        self.uploads, self.share = uploads, share
 
     def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
         seen = self.uploads.observation.square[victims].clamp_min(_TINY)
@@ -194,7 +194,7 @@ class UploadCosine:
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
             inner, square = products(candidate)
-            away = 1 - inner / ((square + _TINY) * seen).sqrt()
+            away = self.share * (1 - inner / ((square + _TINY) * seen).sqrt())
             return (Misfit(away.detach(), away, torch.ones_like(away)),)
 
         return compare
@@ -244,7 +244,7 @@ class UploadSum:
 
     def sent(self, candidate: Candidate) -> Tensor:
         """Updates of candidates there, [P, M]."""
-        gradient = self.uploads.clients.gradients(candidate.x, candidate.y)
+        gradient = self.uploads.clients.computed(candidate.x, candidate.y)
         sent = self.uploads.clients.as_sent({n: gradient[n] for n in self.covers}, "update")
         return torch.cat([sent[n][:, c] for n, c in self.covers.items()], dim=1)
 
@@ -314,6 +314,29 @@ class SmashedDistance(_Smashed):
             return Misfit((weighed * rest).flatten(1).sum(dim=1), cut, 2 * weighed)
 
         return lambda candidate: [misfit(cut) for cut in self.activations(candidate.x)]
+
+
+class SmashedTogether(_Smashed):
+    """Half the squared distance under a precision matrix [N, N] of a sample's activations: drawn
+    weights move them together, and what they have in common says little of the sample."""
+
+    def __init__(
+        self, clients: Clients, view: SplitView, draws: Sequence[State], *, precision: Tensor
+    ) -> None:
+        super().__init__(clients, view, draws)
+        self.precision = precision
+
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+        values = self.view.values[victims]
+
+        def compare(candidate: Candidate) -> Sequence[Misfit]:
+            (cut,) = self.activations(candidate.x)
+            rest = (cut.detach() - values).flatten(2)
+            slope = rest @ self.precision
+            loss = (slope * rest).flatten(1).sum(dim=1) / 2
+            return (Misfit(loss, cut, slope.view_as(cut)),)
+
+        return compare
 
 
 class SmashedLikelihood(_Smashed):

@@ -10,8 +10,8 @@ from batches left out of the regression.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -86,58 +86,84 @@ class Counting:
         return restore(head, **vars(self))
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadView:
+    """What one release shows of V batches, and how public batches would look in it.
+
+    Attributes:
+        head: The batches' head gradients.
+        found: What iLRG makes of them.
+        counting: What else is known.
+        samples: Public samples, in the same order for every release.
+        played: What would be seen of batches of public samples, whose places int64 [B, total] it
+            gets. It is called for some batches after others.
+    """
+
+    head: HeadGradient
+    found: Restored
+    counting: Counting
+    samples: PublicSamples
+    played: Played
+
+    def victims(self, chosen: Tensor) -> HeadView:
+        """The same for some of the batches."""
+        return replace(self, head=self.head.victims(chosen), found=self.found.victims(chosen))
+
+
 def weighed_counts(
-    head: HeadGradient,
-    found: Restored,
-    *,
-    counting: Counting,
-    samples: PublicSamples,
-    played: Played,
-    fewest: bool,
-    rng: torch.Generator,
+    views: Sequence[HeadView], *, fewest: bool, rng: torch.Generator
 ) -> Tensor | None:
     """Counts of V batches whose LnAcc, and IRec with less weight, is as high as can be expected.
 
+    The counters' answers of all releases enter one regression.
+
     Args:
-        head: What was seen of the batches' head gradients.
-        found: What iLRG makes of them.
-        counting: What else is known.
-        samples: Public samples.
-        played: What would be seen of batches of public samples, whose places int64 [B, total] it
-            gets. It is called for some batches after others.
-        fewest: Whether it is slow, so that as few batches as may be are played.
+        views: One for every release.
+        fewest: Whether playing is slow, so that as few batches as may be are played.
         rng: Draws the public batches.
 
     Returns:
         int64 [V, C], or None where there are too many classes for it.
     """
-    classes = len(counting.bias)
+    samples, counting = views[-1].samples, views[-1].counting
+    classes, total = len(counting.bias), counting.total
     batches = _LEAST if fewest else max(_LEAST, _ROWS // classes)
     if batches * classes**3 > _WORK:
         return None
-    counters = _Counters(counting, samples)
-    chosen = public_batches(samples, batches, total=counting.total, rng=rng)
+    chosen = public_batches(samples, batches, total=total, rng=rng)
     truth = torch.nn.functional.one_hot(samples.labels[chosen], classes).sum(dim=1)
-    answers, restored = [], []
-    at_once = max(1, _VALUES // (counting.total * samples.features.shape[1]))
-    for some in chosen.split(at_once):
-        gradient = played(some)
-        restored.append(counting.restored(gradient))
-        answers.append(counters(gradient, restored[-1]))
-    weighing = _Weighing(torch.cat(answers), truth, total=counting.total)
-    of_all = Restored.joined(restored)
+    answers, of_public, of_victims = [], [], []
+    for view in views:
+        counters = _Counters(view.counting, view.samples)
+        told, restored = _answers(view, counters, chosen)
+        answers.append(told)
+        of_public.append(restored)
+        of_victims.append(counters(view.head, view.found))
+    weighing = _Weighing(torch.cat(answers, dim=-1), truth, total=total)
+    public, own = Restored.surest(of_public), Restored.surest([v.found for v in views])
     # Judged on batches as doubtful as the victims'.
-    alike = of_all.unsettled.nonzero()[:_LEAST, 0]
+    alike = public.unsettled.nonzero()[:_LEAST, 0]
     alike = alike if len(alike) > 0 else torch.arange(_LEAST)
     guesses = (
-        of_all.counts[alike],
-        whole(of_all.plain[alike], total=counting.total),
+        public.counts[alike],
+        whole(public.plain[alike], total=total),
         weighing.best(weighing.left_out[alike]),
     )
     best = _surely_best(torch.stack([_merit(g, weighing.truth[alike]) for g in guesses]))
     if best == 2:
-        return weighing.best(weighing(counters(head, found)))
-    return whole(found.plain, total=counting.total) if best == 1 else found.counts
+        return weighing.best(weighing(torch.cat(of_victims, dim=-1)))
+    return whole(own.plain, total=total) if best == 1 else own.counts
+
+
+def _answers(view: HeadView, counters: _Counters, chosen: Tensor) -> tuple[Tensor, Restored]:
+    """The counters' answers for public batches [B, C, A], and what iLRG makes of these."""
+    answers, restored = [], []
+    at_once = max(1, _VALUES // (view.counting.total * view.samples.features.shape[1]))
+    for some in chosen.split(at_once):
+        gradient = view.played(some)
+        restored.append(view.counting.restored(gradient))
+        answers.append(counters(gradient, restored[-1]))
+    return torch.cat(answers), Restored.joined(restored)
 
 
 def _merit(guess: Tensor, truth: Tensor) -> Tensor:

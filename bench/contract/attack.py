@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -16,9 +16,11 @@ from bench.contract.network import NetworkView
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Everything that the observing party holds after the observed round, and nothing else.
+    """Everything that the observing party holds after the observed rounds, and nothing else.
 
-    All tensors are detached copies.
+    One round is a release. The fields are those of the last one, and `earlier` has the others, so
+    that an attack that knows nothing of several releases reads the last. The victims' samples are
+    the same in all. All tensors are detached copies.
 
     Attributes:
         protocol: Name of the protocol.
@@ -36,6 +38,8 @@ class Seen:
         buffers: Normalisation statistics of public data, for eval mode.
         labels: Whether clients keep their labels or share them with the server.
         server: The server's own variables before each step (split protocols).
+        earlier: The releases before this one, oldest first; each has none before it. The order of
+            the samples of a batch is another in each.
     """
 
     protocol: str
@@ -51,6 +55,12 @@ class Seen:
     buffers: State = field(default_factory=dict)
     labels: Literal["private", "shared"] = "private"
     server: tuple[State, ...] = ()
+    earlier: tuple[Seen, ...] = ()
+
+    @property
+    def releases(self) -> tuple[Seen, ...]:
+        """Every observed round by itself, oldest first."""
+        return (*self.earlier, replace(self, earlier=()) if self.earlier else self)
 
     def of(self, client: str, kind: str) -> tuple[Message, ...]:
         """The messages of one client and kind, in wire order."""
@@ -109,9 +119,9 @@ class Context:
         aux_y: Their labels, int64 [N].
         network: The network, built from its public settings.
         defense: The defense, built from its public settings.
-        shadow: `shadow(x, y[, before])` plays one round of the deployed defense on public data
-            [V, N, ...], from the seen state or from `before`, with fresh secrets, and returns it
-            as a `Seen`.
+        shadow: `shadow(x, y[, before][, release=...])` plays one round of the deployed defense on
+            public data [V, N, ...], with fresh secrets, from the state of a release (the last one
+            unless given) or from `before`, and returns it as a `Seen`.
         progress: May be called with a fraction in [0, 1] at will.
     """
 
@@ -182,6 +192,8 @@ class Attack:
     """What it answers with: images, labels (of each image), counts (of the batch's labels)."""
     is_floor: bool = False
     """True for an attack that uses no message: it is shown beside the others, never ranked."""
+    reads: Literal["last", "all"] = "last"
+    """Which releases it reads. One that reads the last alone gets no others, and a note says so."""
     source: str = ""
 
     def applies(self, seen: Seen) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
-from bench.contract.defense import Defense, fresh
+from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.harness.environment import (
     Environment,
@@ -37,7 +37,7 @@ from bench.records import (
     sound_text,
 )
 from bench.registry import judge
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 
 
@@ -88,7 +88,8 @@ def run_attack(work: Attacking) -> AttackOutcome:
     attack = found.attack(cell.attack, cell.settings)
     defense = found.defense(cell.train.defense, cell.train.settings)
     place = work.observed / f"{look.stem}-seen"
-    seen = load_seen(place)
+    everything = load_seen(place)
+    seen = _read_by(attack, everything)
     reason = attack.applies(seen)
     if reason is not None:
         return not_applicable(reason)
@@ -103,7 +104,8 @@ def run_attack(work: Attacking) -> AttackOutcome:
         began = time.perf_counter()
         # All is rebuilt, so that the second run differs from the first in its budget alone.
         anew = found.attack(cell.attack, cell.settings)
-        again = _answer(cell, env, dataset, anew, load_seen(place), budget=2 * cell.budget)
+        seen_anew = _read_by(anew, load_seen(place))
+        again = _answer(cell, env, dataset, anew, seen_anew, budget=2 * cell.budget)
         again_seconds = time.perf_counter() - began
         doubled = DoubledRun(
             budget=2 * cell.budget,
@@ -111,7 +113,12 @@ def run_attack(work: Attacking) -> AttackOutcome:
             gradient_evaluations=again.evaluations,
             seconds=again_seconds,
         )
-    judged = judge().losses(seen, _context(cell, env, dataset, defense, seen, budget=0), answer)
+    judged = judge().losses(
+        everything, _context(cell, env, dataset, defense, everything, budget=0), answer
+    )
+    notes = [sound_text(str(note)) for note in answer.notes]
+    if seen is not everything and not attack.is_floor:
+        notes.append(f"read the last of {len(everything.releases)} observed rounds")
     victims, samples = truth["y"].shape
     if scores.images is not None:
         work.artifacts.mkdir(parents=True, exist_ok=True)
@@ -130,12 +137,18 @@ def run_attack(work: Attacking) -> AttackOutcome:
         loss=None if answer.loss is None else [float(v) for v in answer.loss],
         judged=None if judged is None else judged.tolist(),
         gradient_evaluations=int(answer.evaluations),
-        notes=tuple(sound_text(str(note)) for note in answer.notes),
+        notes=tuple(notes),
         device=env.device,
         versions=versions(),
         seconds=seconds,
         doubled=doubled,
     )
+
+
+def _read_by(attack: Attack, seen: Seen) -> Seen:
+    """What was seen, as far as the attack reads it."""
+    whole = attack.reads == "all" or not seen.earlier
+    return seen if whole else replace(seen, earlier=())
 
 
 def _may_gain(scores: Scores) -> bool:
@@ -170,6 +183,7 @@ def _context(
     network = network_of(cell.train, dataset)
     rng = generator(cell.train.seed, "attack", cell.label, cell.checkpoint, cell.threat.name)
     aux = slice(None, cell.threat.aux)
+
     return Context(
         rng=rng,
         device=device,
@@ -178,15 +192,7 @@ def _context(
         aux_y=dataset.aux_y[aux].clone(),
         network=network,
         defense=defense,
-        shadow=lambda x, y, before=None: play_shadow(
-            seen if before is None else replace(seen, before=before),
-            network=network,
-            defense=fresh(defense),
-            x=x,
-            y=y,
-            rng=rng,
-            device=device,
-        ),
+        shadow=Rehearsals(seen=seen, network=network, defense=defense, rng=rng, device=device),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.contract.messages import State
@@ -30,11 +31,11 @@ from bench.harness.environment import (
 )
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, evaluate
-from bench.protocols.export import save_seen, save_truth
+from bench.protocols.export import earlier_path, save_release, save_truth
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import observe
-from bench.protocols.settings import ThreatSettings
+from bench.protocols.observe import Truth, observe
+from bench.protocols.settings import Checkpoint, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.records import (
     AuditFailure,
@@ -99,12 +100,20 @@ def run_training(work: Training) -> TrainOutcome:
     )
     observations: dict[str, dict[str, Observation]] = {}
 
-    def look(checkpoint: str) -> None:
+    def look(checkpoint: Checkpoint) -> None:
         if checkpoint in job.checkpoints:
             observations[checkpoint] = {
                 t.name: _observe(federation, job, t, checkpoint, dataset, work.artifacts)
                 for t in job.threats
             }
+
+    def look_early(played: int) -> None:
+        """Save the earlier releases of the checkpoint final that begin here."""
+        if "final" in job.checkpoints:
+            for threat in job.threats:
+                for number, after in enumerate(threat.scheduled(protocol.rounds)[:-1]):
+                    if after == played:
+                        _release(federation, job, threat, "final", dataset, work.artifacts, number)
 
     look("init")
     norm_before = _norm(federation.state)
@@ -122,7 +131,8 @@ def run_training(work: Training) -> TrainOutcome:
     diverged: str | None = None
     sampling = generator(job.seed, "participation")
     rounds = 0
-    for _ in range(protocol.rounds):
+    for played in range(protocol.rounds):
+        look_early(played)
         result = federation.play(local, _sample(federation, protocol.participants, sampling))
         rounds += 1
         up += result.wire.bytes_up
@@ -251,22 +261,45 @@ def _observe(
     federation: Federation,
     job: TrainJob,
     threat: ThreatSettings,
-    checkpoint: str,
+    checkpoint: Checkpoint,
     dataset: Dataset,
     artifacts: Path,
 ) -> Observation:
-    known = {"name": job.defense, "settings": dict(job.settings)}
+    """Save the last release of a checkpoint's observation and the truth; at init, whose releases
+    all begin in the present state, the others too."""
+    if checkpoint == "init":
+        for number in range(threat.rounds - 1):
+            _release(federation, job, threat, checkpoint, dataset, artifacts, number)
+    seen, truth = _release(federation, job, threat, checkpoint, dataset, artifacts, None)
+    if not seen.clients:
+        return Observation(status="not_applicable", reason="no client checked in")
+    stem = f"{checkpoint}-{threat.name}"
+    save_truth(truth, artifacts / f"{stem}-truth.safetensors")
+    return Observation(status="done", stem=stem)
+
+
+def _release(
+    federation: Federation,
+    job: TrainJob,
+    threat: ThreatSettings,
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    artifacts: Path,
+    number: int | None,
+) -> tuple[Seen, Truth]:
+    """Play one observed round and save at once what was seen; number: see `observe`."""
     seen, truth = observe(
         federation,
         protocol=job.protocol,
         threat=threat,
         aux_x=dataset.aux_x,
-        defense_known=known,
+        defense_known={"name": job.defense, "settings": dict(job.settings)},
         names=(checkpoint,),
+        earlier=number,
     )
-    if not seen.clients:
-        return Observation(status="not_applicable", reason="no client checked in")
-    stem = f"{checkpoint}-{threat.name}"
-    save_seen(seen, artifacts / f"{stem}-seen")
-    save_truth(truth, artifacts / f"{stem}-truth.safetensors")
-    return Observation(status="done", stem=stem)
+    path = artifacts / f"{checkpoint}-{threat.name}-seen"
+    if number is None:
+        save_release(seen, path, earlier=threat.rounds - 1)
+    else:
+        save_release(seen, earlier_path(path, number), of_many=True)
+    return seen, truth

@@ -1,9 +1,14 @@
-"""`Seen` and `Truth` on disk: one safetensors file plus one JSON file, never pickle."""
+"""`Seen` and `Truth` on disk: safetensors plus JSON, a pair of files per release, never pickle.
+
+The last release's pair is complete. Each earlier one's stands beside it, with `-earlier-0`,
+`-earlier-1` ... behind the name, and leaves out what the last one has too.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +21,38 @@ from bench.contract.messages import Message, Part, Sealed
 from bench.errors import UserError
 from bench.protocols.observe import Truth
 
-FORMAT = 1
+FORMAT = 2
 _PLAIN = ("protocol", "party", "labels", "network", "known")
 _HEADER = ("kind", "sender", "receiver", "round", "step", "local_steps")
 _STATES = ("initial", "const", "buffers", "before", "after")
+_SHARED = ("initial", "const")
+"""States that are the same in all releases."""
+
+
+def earlier_path(path: Path, number: int) -> Path:
+    """Where the earlier release `number`, from 0, of the observation `path` stands."""
+    return path.with_name(f"{path.name}-earlier-{number}")
 
 
 def save_seen(seen: Seen, path: Path) -> None:
-    """Write `path` with .safetensors and with .json behind its name, which may hold dots itself."""
+    """Write an observation with all its releases.
+
+    path: Of the last one; .safetensors and .json are put behind its name, which may hold dots.
+    """
+    for number, release in enumerate(seen.earlier):
+        save_release(release, earlier_path(path, number), of_many=True)
+    save_release(seen, path, earlier=len(seen.earlier))
+
+
+def save_release(seen: Seen, path: Path, *, earlier: int = 0, of_many: bool = False) -> None:
+    """Write one release alone, as rounds of a run are saved one by one.
+
+    Args:
+        seen: The release.
+        path: See `save_seen`; of an earlier release `earlier_path`.
+        earlier: How many earlier ones stand beside the last one.
+        of_many: Whether this is an earlier one.
+    """
     tensors: dict[str, Tensor] = {}
 
     def put(prefix: str, state: Mapping[str, Tensor] | None) -> list[str] | None:
@@ -33,7 +62,8 @@ def save_seen(seen: Seen, path: Path) -> None:
             tensors[f"{prefix}/{name}"] = value.detach().cpu().contiguous().clone()
         return list(state)
 
-    states = {s: put(s, getattr(seen, s)) for s in _STATES}
+    kept = [s for s in _STATES if not (of_many and s in _SHARED)]
+    states = {s: put(s, getattr(seen, s)) for s in kept}
     server = [put(f"server/{i}", s) for i, s in enumerate(seen.server)]
     messages = []
     for i, m in enumerate(seen.messages):
@@ -53,6 +83,7 @@ def save_seen(seen: Seen, path: Path) -> None:
         "format": FORMAT,
         **{name: getattr(seen, name) for name in _PLAIN},
         "clients": list(seen.clients),
+        "earlier": earlier,
         "states": states,
         "server": server,
         "messages": messages,
@@ -63,11 +94,19 @@ def save_seen(seen: Seen, path: Path) -> None:
 
 
 def load_seen(path: Path) -> Seen:
-    """Read what `save_seen` wrote.
+    """Read what `save_seen` wrote. Tensors stay on disk until they are used.
 
     Raises:
         UserError: For a file that is missing or no export.
     """
+    last = _load_release(path)
+    count = int(_read_text(path).get("earlier", 0))
+    found = [_load_release(earlier_path(path, i)) for i in range(count)]
+    shared = {name: getattr(last, name) for name in _SHARED}
+    return replace(last, earlier=tuple(replace(one, **shared) for one in found))
+
+
+def _load_release(path: Path) -> Seen:
     text, tensors = _read(path)
 
     def get(prefix: str, names: list[str] | None) -> dict[str, Tensor] | None:
@@ -88,9 +127,12 @@ def load_seen(path: Path) -> Seen:
             for j, (name, info) in enumerate(m.pop("sealed").items())
         }
         messages.append(Message(**m, parts=parts, sealed=sealed))
-    states = {s: get(s, text["states"][s]) for s in _STATES}
+    states = {s: get(s, text["states"].get(s)) for s in _STATES}
+    plain = {name: text[name] for name in _PLAIN}
+    known = plain["known"]
+    known.setdefault("samples", known["batch"] * known["local_steps"])  # absent in format 1
     return Seen(
-        **{name: text[name] for name in _PLAIN},
+        **plain,
         clients=tuple(text["clients"]),
         messages=tuple(messages),
         server=tuple(get(f"server/{i}", n) or {} for i, n in enumerate(text["server"])),
@@ -103,13 +145,25 @@ def load_seen(path: Path) -> Seen:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    text = _read_text(path)
     try:
-        text = json.loads(Path(f"{path}.json").read_text())
-        if text.get("format") != FORMAT:
-            raise UserError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
         return text, load_file(f"{path}.safetensors")
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise UserError(f"{path} is no complete export of what was seen ({error}).") from error
+    except (OSError, SafetensorError) as error:
+        raise _incomplete(path, error) from error
+
+
+def _read_text(path: Path) -> dict[str, Any]:
+    try:
+        text: dict[str, Any] = json.loads(Path(f"{path}.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise _incomplete(path, error) from error
+    if text.get("format") not in (1, FORMAT):
+        raise UserError(f"{path}.json has format {text.get('format')!r}, expected 1 or {FORMAT}.")
+    return text
+
+
+def _incomplete(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} is no complete export of what was seen ({error}).")
 
 
 def save_truth(truth: Truth, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One observed round from a run's present state: what the server saw, and the truth."""
+"""Observed rounds from a run's present state: what the server saw, and the truth."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
+from bench.contract.defense import Client
 from bench.contract.events import Round
 from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, detached
 from bench.errors import UserError
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.seeding import generator
+from bench.seeding import derived_seed, generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,29 @@ class Truth:
     """The private samples behind an observation.
 
     Attributes:
-        x: Samples [V, K, ...].
+        x: Samples [V, K, ...], in the order in which the last release uses them first.
         y: Their labels, int64 [V, K].
     """
 
     x: Tensor
     y: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Victims:
+    """The clients of an observation, and what each does in every release.
+
+    Attributes:
+        ids: Their ids.
+        batch: Samples of a step.
+        samples: Distinct samples of each, a whole number of batches.
+        steps: Steps of a release; after samples / batch steps they begin anew.
+    """
+
+    ids: Sequence[str]
+    batch: int
+    samples: int
+    steps: int
 
 
 def observe(
@@ -40,16 +58,20 @@ def observe(
     aux_x: Tensor,
     defense_known: Mapping[str, Any],
     names: tuple[str, ...],
+    earlier: int | None = None,
 ) -> tuple[Seen, Truth]:
     """Play one round of `threat.victims` clients on a fork of the federation.
 
-    The victims are drawn by the seed among the clients that hold enough distinct samples
-    (batch * local_steps). All of them take part, with distinct samples, whatever the defense draws
-    elsewhere: the server attacks those who did.
+    The victims are drawn by the seed among the clients that hold enough distinct samples. All of
+    them take part, with distinct samples, whatever the defense draws elsewhere: the server attacks
+    those who did. Victims and samples depend on the threat and `names` alone, so that every
+    release of a threat has the same.
 
     Args:
         federation: The run, which stays as it is.
         names: Names of the random streams, such as the checkpoint.
+        earlier: Number of a release before the last one, from 0, which has randomness of its own;
+            None: the last one.
 
     Returns:
         What the server saw, and the truth behind it.
@@ -57,38 +79,31 @@ def observe(
     Raises:
         UserError: If too few clients hold enough samples, or the defense needs more together.
     """
-    need = threat.batch * threat.local_steps
-    place = protocol.cuts[0] if protocol.cuts else None
-    able = [c.id for c in federation.clients if len(c.y) >= need and c.cut == place]
-    if len(able) < threat.victims:
-        where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
-        raise UserError(
-            f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
-            f"samples each, but only {len(able)} of {len(federation.clients)} hold so many{where}."
-        )
-    if threat.victims < federation.defense.together:
-        raise UserError(
-            f"threat {threat.name} observes {threat.victims} clients, but the defense needs "
-            f"{federation.defense.together} that take part together."
-        )
     streams = ("observe", threat.name, *names)
-    order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
-    victims = [able[i] for i in order[: threat.victims]]
-    copy = federation.fork(*streams)
-    copy.queues, copy.pinned = {}, True
+    place = protocol.cuts[0] if protocol.cuts else None
+    victims = _chosen(federation, protocol, threat, place, streams)
+    play: tuple[str | int, ...] = streams
+    if earlier is not None:
+        play = (*streams, "release", earlier)
+    copy = federation.fork(*play)
+    if earlier is not None and copy.round == 0:
+        # Third parties draw from streams of their own; before the first round they hold no state.
+        parties = derived_seed(federation.seed, *play, "parties")
+        copy.parties = dict(copy.defense.third_parties(parties))
+    by_id = {c.id: c for c in copy.clients}
+    queues = {v: _order(by_id[v], victims, federation.seed, streams, earlier) for v in victims.ids}
+    copy.queues, copy.pinned = dict(queues), True
     copy.buffers = copy.network.calibrate(copy.mean_weights(), aux_x.to(copy.device))
     work = LocalWork(
         protocol=protocol.name,
-        batch=threat.batch,
+        batch=victims.batch,
         lr=protocol.lr,
-        local_steps=threat.local_steps,
+        local_steps=victims.steps,
         mode=threat.mode,
     )
-    result = copy.play(work, victims, observed=True)
-    by_id = {c.id: c for c in copy.clients}
-    present = [v for v in victims if v in result.used]
-    # Activations come sample by sample, so that their order counts; an update has none.
-    chosen = {v: _distinct(result.used[v].flatten()) for v in present}
+    result = copy.play(work, victims.ids, observed=True)
+    present = [v for v in victims.ids if v in result.used]
+    chosen = {v: queues[v][: victims.samples].to(by_id[v].y.device) for v in present}
     truth = Truth(
         x=torch.stack([by_id[v].x[chosen[v]] for v in present]).cpu(),
         y=torch.stack([by_id[v].y[chosen[v]] for v in present]).cpu(),
@@ -96,14 +111,15 @@ def observe(
     messages = result.wire.seen_by(SERVER)
     known_round = Round(
         clients=len(present),
-        batch=threat.batch,
-        local_steps=threat.local_steps,
+        batch=victims.batch,
+        local_steps=victims.steps,
         lr=protocol.lr,
         parameters=_uploaded(messages),
     )
     known: dict[str, Any] = {
-        "batch": threat.batch,
-        "local_steps": threat.local_steps,
+        "batch": victims.batch,
+        "local_steps": victims.steps,
+        "samples": victims.samples,
         "lr": protocol.lr,
         "mode": threat.mode,
         "threat": threat.describe(),
@@ -132,12 +148,64 @@ def observe(
     return seen, truth
 
 
+def _chosen(
+    federation: Federation,
+    protocol: ProtocolSettings,
+    threat: ThreatSettings,
+    place: str | None,
+    streams: tuple[str, ...],
+) -> Victims:
+    """The victims that a threat observes, and their work."""
+    here = [c for c in federation.clients if c.cut == place]
+    need = batch = threat.batch
+    if threat.work == "single":
+        need = threat.batch * threat.local_steps
+    elif len(here) >= threat.victims:  # whole batches of the training, of as many as are asked for
+        held = sorted((len(c.y) for c in here), reverse=True)
+        need = batch = min(protocol.batch, held[threat.victims - 1])
+    able = [c for c in here if len(c.y) >= need]
+    if len(able) < threat.victims:
+        where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
+        raise UserError(
+            f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
+            f"samples each, but only {len(able)} of {len(federation.clients)} hold so many{where}."
+        )
+    if threat.victims < federation.defense.together:
+        raise UserError(
+            f"threat {threat.name} observes {threat.victims} clients, but the defense needs "
+            f"{federation.defense.together} that take part together."
+        )
+    order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
+    drawn = [able[i] for i in order[: threat.victims]]
+    ids = [c.id for c in drawn]
+    if threat.work == "single":
+        steps = threat.local_steps * threat.local_epochs
+        return Victims(ids=ids, batch=batch, samples=need, steps=steps)
+    whole = min(len(c.y) for c in drawn) // batch
+    if protocol.local_epochs is None:
+        steps = protocol.local_steps or 1
+        whole = min(whole, steps)
+    else:
+        steps = max(1, round(protocol.local_epochs * whole))
+        whole = min(whole, steps)
+    return Victims(ids=ids, batch=batch, samples=whole * batch, steps=steps)
+
+
+def _order(
+    client: Client, victims: Victims, seed: int, streams: tuple[str, ...], earlier: int | None
+) -> Tensor:
+    """Indices of a victim's samples, step after step: its own in an order that every epoch, and
+    every release but the last, shuffles anew."""
+    drawn = torch.randperm(len(client.y), generator=generator(seed, *streams, client.id, "batch"))
+    own, rows = drawn[: victims.samples], []
+    for epoch in range(-(-victims.steps * victims.batch // victims.samples)):
+        names = (client.id, "epoch", epoch, "last" if earlier is None else earlier)
+        again = torch.randperm(len(own), generator=generator(seed, *streams, *names))
+        rows.append(own if epoch == 0 and earlier is None else own[again])
+    return torch.cat(rows)
+
+
 def _uploaded(messages: Sequence[Message]) -> int:
     """Values of the largest upload, at least 1."""
     uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
     return max([1, *(sum(p.values.numel() for p in m.parts.values()) for m in uploads)])
-
-
-def _distinct(indices: Tensor) -> Tensor:
-    """The distinct values in the order of their first appearance."""
-    return torch.tensor(list(dict.fromkeys(indices.tolist())), device=indices.device)

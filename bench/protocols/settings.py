@@ -129,15 +129,20 @@ class ProtocolSettings(BaseModel):
 class ThreatSettings(BaseModel):
     """What the attacker observes and is granted.
 
-    One round is observed from each checkpoint. Batch size, steps, learning rate and the defense
-    with its public settings are always granted. Of clients that are cut at several places, those
-    with the first cut are observed.
+    Batch size, steps, learning rate and the defense with its public settings are always granted. Of
+    clients that are cut at several places, those with the first cut are observed.
 
     Attributes:
         name: The name by which attacks ask for it; its observations' files are named after it.
         victims: Clients that are observed.
-        batch: Distinct samples of each victim's batch.
-        local_steps: Steps of each victim.
+        rounds: Rounds in which the same samples of the victims are seen: spread evenly over the
+            run, first and last state included, at the checkpoint final; that many from the initial
+            state, each with fresh randomness, at init. One: the checkpoint's alone.
+        work: "single" (`batch`, `local_steps` and `local_epochs` below) or "trained" (batch and
+            steps of the run's training, on the victims' own data).
+        batch: Distinct samples of each step.
+        local_steps: Steps of each victim in a local epoch, on distinct samples.
+        local_epochs: Passes over these samples, each in an order of its own.
         labels: Whether the private labels are granted.
         mode: How the network normalises in that round; eval uses statistics of public data.
         aux: Number of public samples, None for all.
@@ -149,24 +154,57 @@ class ThreatSettings(BaseModel):
 
     name: GivenName = "server"
     victims: int = Field(8, ge=1)
+    rounds: int = Field(1, ge=1)
+    work: Literal["single", "trained"] = "single"
     batch: int = Field(1, ge=1)
     local_steps: int = Field(1, ge=1)
+    local_epochs: int = Field(1, ge=1)
     labels: bool = False
     mode: Literal["train", "eval"] = "eval"
     aux: int | None = Field(None, ge=1)
     hears_broadcast: bool = True
 
-    @property
-    def work(self) -> str:
-        """What a victim does in the observed round: batch 1, one step."""
-        return work_text(batch=self.batch, steps=self.local_steps)
+    @model_validator(mode="after")
+    def _one_source_of_work(self) -> ThreatSettings:
+        own = {"batch", "local_steps", "local_epochs"} & self.model_fields_set
+        if self.work == "trained" and any(getattr(self, n) != 1 for n in own):
+            raise UserError(
+                f"threat {self.name} observes the trained work, whose batch and steps are the "
+                f"protocol's; leave {', '.join(sorted(own))} out."
+            )
+        return self
+
+    def scheduled(self, rounds: int) -> list[int]:
+        """After how many of a run's rounds each observed one is played, for the checkpoint final;
+        the last is the run's own last."""
+        if self.rounds == 1:
+            return [rounds]
+        return [round(i * rounds / (self.rounds - 1)) for i in range(self.rounds)]
+
+    def observed_work(self, protocol: ProtocolSettings) -> str:
+        """What a victim does in an observed round: batch 1, one step; of several rounds, how
+        many: batch 1, one step, in 11 rounds."""
+        if self.work == "trained":
+            found = protocol.work
+        elif self.local_epochs == 1:
+            found = work_text(batch=self.batch, steps=self.local_steps)
+        else:
+            one = work_text(batch=self.batch, steps=self.local_steps)
+            found = f"{one} in each of {self.local_epochs} epochs"
+        return found if self.rounds == 1 else f"{found}, in {self.rounds} rounds"
 
     def describe(self) -> str:
         """One line for a report's row."""
         labels = "labels granted" if self.labels else "labels unknown"
         aux = "all public data" if self.aux is None else f"{self.aux} public samples"
         unheard = "" if self.hears_broadcast else ", the new state unheard"
+        rounds = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
+        work = f"batch {self.batch}, {self.local_steps} step(s)"
+        if self.local_epochs > 1:
+            work += f" in each of {self.local_epochs} epochs"
+        if self.work == "trained":
+            work = "batch and steps of the training"
         return (
-            f"{self.name}: one round of {self.victims} clients, batch {self.batch}, "
-            f"{self.local_steps} step(s), {self.mode} mode, {labels}, {aux}{unheard}"
+            f"{self.name}: {rounds} of {self.victims} clients, {work}, "
+            f"{self.mode} mode, {labels}, {aux}{unheard}"
         )

@@ -228,6 +228,7 @@ def _attacked(known: Contender, trainings: Sequence[PlannedTraining]) -> Contend
         for label, threat in placed.items()
     }
     used = {threat.name: threat for threat in placed.values()}
+    protocol = known.row.protocol_settings
     observed = {name: _by_seed(found) for name, found in known.cells.items()}
     worst, choice = (
         next((c for m in LEAK_METRICS if (c := worst_case(observed, m, by_truth=truth))), None)
@@ -236,7 +237,7 @@ def _attacked(known: Contender, trainings: Sequence[PlannedTraining]) -> Contend
     row = replace(
         known.row,
         threat="; ".join(_described(t) for t in used.values()),
-        observed=named_work({name: t.work for name, t in used.items()}),
+        observed=named_work({n: t.observed_work(protocol) for n, t in used.items()}),
         attacks=entries,
         worst=worst,
         choice=choice,

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Defense
+from bench.contract.defense import Defense, fresh
 from bench.contract.messages import State, detached
 from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.split import start_federation
 from bench.sandbox.stage import play_round, token
 from bench.seeding import derived_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsals:
+    """`Context.shadow` of an attack.
+
+    Attributes:
+        seen: What the server saw.
+        network: The network.
+        defense: With its public settings; every call plays a fresh copy.
+        rng: From which every call draws its secrets.
+        device: Where to compute.
+    """
+
+    seen: Seen
+    network: Network
+    defense: Defense
+    rng: torch.Generator
+    device: torch.device
+
+    def __call__(
+        self, x: Tensor, y: Tensor, before: State | None = None, release: Seen | None = None
+    ) -> Seen:
+        """See `play_shadow`: from the state of `release`, the last one unless given, or from
+        `before`."""
+        seen = self.seen if release is None else release
+        return play_shadow(
+            seen if before is None else replace(seen, before=before),
+            network=self.network,
+            defense=fresh(self.defense),
+            x=x,
+            y=y,
+            rng=self.rng,
+            device=self.device,
+        )
 
 
 def play_shadow(
@@ -64,7 +101,7 @@ def play_shadow(
     shadow.pinned = True
     plans = defense.public_plans(seen.messages)
     for i, client in enumerate(shadow.clients):
-        client.plan.update(plans[i % len(plans)] if plans else {})
+        client.plan.update(_moved(plans[i % len(plans)], device) if plans else {})
     work = LocalWork(
         protocol=seen.protocol,
         batch=int(seen.known["batch"]),
@@ -76,6 +113,7 @@ def play_shadow(
     result = play_round(shadow, work)
     return replace(
         seen,
+        earlier=(),
         server=tuple(detached(s) for s in shadow.server_steps()),
         before=detached(before),
         after=None if seen.after is None else detached(shadow.state),
@@ -83,3 +121,12 @@ def play_shadow(
         clients=tuple(c.id for c in result.joined if c.id in own),
         known={k: v for k, v in seen.known.items() if k != "truth_labels"},
     )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The same on the device, with all tensors in it."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {k: _moved(v, device) for k, v in value.items()}
+    return value

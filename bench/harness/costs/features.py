@@ -16,7 +16,11 @@ def _text(settings: Mapping[str, Any]) -> str:
 
 
 def _threat(threat: ThreatSettings) -> str:
-    return f"{threat.victims}x{threat.batch}x{threat.local_steps}"
+    several = "" if threat.rounds == 1 else f" in {threat.rounds} rounds"
+    if threat.work == "trained":
+        return f"{threat.victims} as trained{several}"
+    epochs = "" if threat.local_epochs == 1 else f"x{threat.local_epochs}"
+    return f"{threat.victims}x{threat.batch}x{threat.local_steps}{epochs}{several}"
 
 
 def _setup(job: TrainJob, device: str) -> dict[str, str]:
@@ -64,5 +68,5 @@ def round_size(job: TrainJob, steps: float) -> float:
 
 
 def threat_size(threat: ThreatSettings) -> float:
-    """Samples that an attack rebuilds, of every local step."""
-    return float(threat.victims * threat.batch * threat.local_steps)
+    """Samples that an attack rebuilds, counted in every round."""
+    return float(threat.victims * threat.batch * threat.local_steps * threat.rounds)

@@ -7,7 +7,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from bench.sandbox.conformance.watching import (
     same,
 )
 from bench.sandbox.hooked import named
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
 
@@ -167,17 +167,6 @@ def context(scene: Scene, *, budget: int = BUDGET) -> Context:
     """What a run would give the attack, with few public samples."""
     rng = generator(0, "conformance attack")
 
-    def shadow(x: Tensor, y: Tensor, before: Any = None) -> Seen:
-        return play_shadow(
-            scene.seen if before is None else replace(scene.seen, before=before),
-            network=scene.network,
-            defense=Defense(),
-            x=x,
-            y=y,
-            rng=rng,
-            device=CPU,
-        )
-
     return Context(
         rng=rng,
         device=CPU,
@@ -186,7 +175,9 @@ def context(scene: Scene, *, budget: int = BUDGET) -> Context:
         aux_y=scene.dataset.aux_y[:AUXILIARY].clone(),
         network=scene.network,
         defense=Defense(),
-        shadow=shadow,
+        shadow=Rehearsals(
+            seen=scene.seen, network=scene.network, defense=Defense(), rng=rng, device=CPU
+        ),
     )
 
 

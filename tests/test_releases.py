@@ -1,0 +1,324 @@
+"""Several observed rounds of the same samples: releases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.analytic import Analytic
+from attacks.engine.evidence import Evidence, releases_of
+from attacks.engine.lined_up import lined_up
+from attacks.idlg import IDLG
+from attacks.ilrg import ILRG
+from attacks.ridge import Ridge
+from bench.contract.attack import Attack, Context, Seen
+from bench.contract.defense import Defense
+from bench.data.dataset import Dataset
+from bench.errors import UserError
+from bench.metrics.images import ssim
+from bench.models import Network
+from bench.protocols.export import load_seen, save_seen
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
+from bench.protocols.observe import Truth, observe
+from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.sandbox.rehearsal import Rehearsals
+from bench.seeding import generator
+from defenses.dp_cutmix import DPCutMix
+from defenses.noise import GaussianUpdate
+from defenses.pm_sfl import PMSFL
+from defenses.spm import SPM
+from tests.conftest import context_for, federation_of, network_for
+from tests.matchers import matcher_for
+
+SPLIT: Mapping[str, Any] = {"cut": "block1", "labels": "shared"}
+CUTS: Mapping[str, Any] = {"cuts": ("block1",), "labels": "shared"}
+
+
+def released(
+    federation: Federation,
+    data: Dataset,
+    protocol: ProtocolSettings,
+    count: int,
+    *,
+    training: LocalWork | None = None,
+    **threat: Any,
+) -> tuple[Seen, Truth]:
+    """What `count` rounds show, all from the present state, or with a round of `training` between
+    any two."""
+    asked = ThreatSettings(**{"victims": protocol.clients, "rounds": count, **threat})
+
+    def look(number: int | None) -> tuple[Seen, Truth]:
+        return observe(
+            federation,
+            protocol=protocol,
+            threat=asked,
+            aux_x=data.aux_x,
+            defense_known={"name": "test", "settings": {}},
+            names=("final",),
+            earlier=number,
+        )
+
+    before = []
+    for number in range(count - 1):
+        before.append(look(number)[0])
+        if training is not None:
+            federation.play(training, [c.id for c in federation.clients])
+    seen, truth = look(None)
+    return replace(seen, earlier=tuple(before)), truth
+
+
+def at_init(
+    data: Dataset,
+    network: Network,
+    defense: Defense,
+    count: int,
+    *,
+    split: bool = False,
+    **threat: Any,
+) -> tuple[Seen, Truth]:
+    settings: dict[str, Any] = {"name": "splitfed", **SPLIT} if split else {"name": "fedavg"}
+    federation = federation_of(
+        data, network, defense, protocol=settings["name"], **(CUTS if split else {})
+    )
+    protocol = ProtocolSettings(clients=4, local_steps=1, lr=0.1, **settings)
+    return released(federation, data, protocol, count, **threat)
+
+
+def context(data: Dataset, network: Network, defense: Defense, seen: Seen) -> Context:
+    ctx = context_for(data, network, defense, budget=100)
+    shadow = Rehearsals(
+        seen=seen, network=network, defense=defense, rng=generator(0, "shadow"), device=ctx.device
+    )
+    return replace(ctx, shadow=shadow)
+
+
+def similarity(attack: Attack, seen: Seen, ctx: Context, truth: Truth) -> float:
+    answer = attack.run(seen, ctx)
+    assert answer.images is not None
+    return float(ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1)).mean())
+
+
+def uploads(seen: Seen) -> Tensor:
+    kind = str(seen.upload_kind())
+    return torch.stack(
+        [
+            torch.cat([p.values.flatten() for p in seen.of(c, kind)[0].parts.values()])
+            for c in seen.clients
+        ]
+    )
+
+
+def test_releases_have_the_same_victims_and_samples_and_fresh_randomness(digits: Dataset) -> None:
+    network = network_for(digits)
+    plain, truth = at_init(digits, network, Defense(), 3)
+    noised, same = at_init(digits, network, GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0), 3)
+    assert torch.equal(truth.x, same.x)
+    assert len({one.clients for one in (*plain.releases, *noised.releases)}) == 1
+    for one in plain.earlier:  # nothing is random, and one sample has one order
+        assert torch.equal(uploads(one), uploads(plain))
+    assert not torch.equal(uploads(noised.earlier[0]), uploads(noised.earlier[1]))
+    assert not torch.equal(uploads(noised.earlier[0]), uploads(noised))
+
+
+def test_the_last_release_is_what_one_round_shows(digits: Dataset) -> None:
+    network, defense = network_for(digits), GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)
+    one, _ = at_init(digits, network, defense, 1, batch=2)
+    many, _ = at_init(digits, network, defense, 4, batch=2)
+    assert one.earlier == ()
+    assert torch.equal(uploads(one), uploads(many.releases[-1]))
+
+
+def test_a_mixer_deals_anew_in_every_release_of_the_initial_state(digits: Dataset) -> None:
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=2, clip=1.0, smashed_std=0.0, label_std=0.0)
+    seen, _ = at_init(digits, network, defense, 3, split=True)
+    dealt = [
+        torch.cat([p.values.flatten() for m in one.messages if m.kind == "patches"
+                   for p in m.parts.values()])
+        for one in seen.releases
+    ]  # fmt: skip
+    assert not torch.equal(dealt[0], dealt[1])
+    assert not torch.equal(dealt[1], dealt[2])
+
+
+def test_every_epoch_and_release_has_the_samples_in_an_order_of_its_own(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, truth = at_init(
+        digits, network, Defense(), 2, split=True, batch=4, local_steps=2, local_epochs=2
+    )
+    assert truth.y.shape == (4, 8)
+    assert (seen.known["samples"], seen.known["local_steps"]) == (8, 4)
+    orders = []
+    for one in seen.releases:
+        sent = [m.parts["labels"].values.argmax(dim=1) for m in one.of(one.clients[0], "labels")]
+        assert len(sent) == 4
+        for epoch in (torch.cat(sent[:2]), torch.cat(sent[2:])):  # the same samples
+            assert epoch.sort().values.tolist() == truth.y[0].sort().values.tolist()
+            orders.append(epoch)
+    assert orders[2].tolist() == truth.y[0].tolist()  # the truth has the last release's order
+    assert len({tuple(order.tolist()) for order in orders}) > 1
+
+
+def test_the_trained_work_is_the_training_s_on_the_victims_own_data(digits: Dataset) -> None:
+    network = network_for(digits)
+    federation = federation_of(digits, network, Defense(), clients=4)
+    held = min(len(c.y) for c in federation.clients)
+    settings = ProtocolSettings(name="fedavg", clients=4, local_epochs=3, batch=7, lr=0.1)
+    seen, truth = released(federation, digits, settings, 1, work="trained")
+    whole = held // 7
+    assert truth.y.shape == (4, 7 * whole)
+    assert seen.known["batch"] == 7
+    assert seen.known["local_steps"] == 3 * whole
+
+
+def test_releases_survive_their_files(digits: Dataset, tmp_path: Path) -> None:
+    network, defense = network_for(digits), GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)
+    seen, _ = at_init(digits, network, defense, 3)
+    save_seen(seen, tmp_path / "a.b-seen")
+    back = load_seen(tmp_path / "a.b-seen")
+    assert len(back.earlier) == 2
+    for one, other in zip(back.releases, seen.releases, strict=True):
+        assert torch.equal(uploads(one), uploads(other))
+        assert all(torch.equal(one.initial[n], v) for n, v in other.initial.items())
+        assert one.earlier == ()
+    (tmp_path / "a.b-seen-earlier-1.safetensors").unlink()
+    with pytest.raises(UserError, match="earlier-1 is no complete export"):
+        load_seen(tmp_path / "a.b-seen")
+
+
+@pytest.mark.parametrize(
+    ("threat", "message"),
+    [
+        ({"work": "trained", "batch": 8}, "leave batch out"),
+        ({"rounds": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_threat_that_contradicts_itself_is_refused(threat: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ThreatSettings(**threat)
+
+
+def test_observed_rounds_are_spread_over_the_run() -> None:
+    assert ThreatSettings(rounds=11).scheduled(30) == list(range(0, 31, 3))
+    assert ThreatSettings(rounds=1).scheduled(30) == [30]
+    assert ThreatSettings(rounds=3).scheduled(2) == [0, 1, 2]
+
+
+# --- attacks --------------------------------------------------------------------------------------
+def test_likelihoods_of_releases_add_up(digits: Dataset) -> None:
+    network, defense = network_for(digits), GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)
+    federation = federation_of(digits, network, defense, clients=4)
+    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.1)
+    work = LocalWork(protocol="fedavg", batch=8, lr=0.5, local_steps=2)
+    seen, truth = released(federation, digits, settings, 3, training=work)
+    ctx = context_for(digits, network, defense)
+    y = torch.nn.functional.one_hot(truth.y, digits.classes).double()
+
+    def losses(some: Seen) -> Tensor:
+        matcher = matcher_for(some, ctx, dtype=torch.float64)
+        return matcher.losses(truth.x.double(), y, torch.arange(4))
+
+    assert len(releases_of(Evidence(seen, ctx, dtype=torch.float64))) == 3
+    each = torch.stack([losses(one) for one in seen.releases])
+    assert torch.allclose(losses(seen), each.sum(dim=0), rtol=1e-9)
+
+
+def test_releases_from_one_state_share_their_evaluations(digits: Dataset) -> None:
+    network, defense = network_for(digits), GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)
+    seen, truth = at_init(digits, network, defense, 4)
+    matcher = matcher_for(seen, context_for(digits, network, defense), dtype=torch.float32)
+    calls, clients = 0, matcher.evidence.clients
+    gradients = clients.gradients
+
+    def counted(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        nonlocal calls
+        calls += 1
+        return gradients(x, y)
+
+    clients.gradients = counted  # type: ignore[assignment]
+    y = torch.nn.functional.one_hot(truth.y, digits.classes).float()
+    matcher.losses(truth.x, y, torch.arange(4))
+    assert calls == 1
+
+
+@pytest.mark.parametrize(
+    ("attack", "defense", "model", "split"),
+    [
+        (IDLG(), GaussianUpdate(noise_multiplier=0.002, clip_norm=1.0), "lenet", False),
+        (IDLG(), SPM(epsilon=1.0, variant="sign_rr"), "lenet", False),
+        (IDLG(), PMSFL(lr_scale=300.0), "lenet", True),
+        (Analytic(), GaussianUpdate(noise_multiplier=0.003, clip_norm=1.0), "mlp_spm", False),
+        (Ridge(rows=400), PMSFL(lr_scale=300.0), "lenet", True),
+        (Ridge(rows=400), DPCutMix(patches=16, group=2, clip=1.0, smashed_std=0.1, label_std=0.0),
+         "lenet", True),
+    ],
+    ids=["gaussian", "spm", "pm_sfl", "analytic", "ridge-pm_sfl", "ridge-dp_cutmix"],
+)  # fmt: skip
+def test_more_rounds_are_never_worse_and_mostly_better(
+    digits: Dataset, attack: Attack, defense: Defense, model: str, split: bool
+) -> None:
+    network = network_for(digits, model)
+    scores = []
+    for count in (1, 6):
+        seen, truth = at_init(digits, network, defense, count, split=split)
+        ctx = context(digits, network, defense, seen)
+        scores.append(similarity(attack, seen, ctx, truth))
+    assert scores[1] > scores[0] + 0.2 * (1 - scores[0])
+
+
+def test_patches_of_several_states_unite(digits: Dataset) -> None:
+    """Half of the patches are sent in each round; after six rounds hardly any is missing."""
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.0, label_std=0.0)
+    settings = ProtocolSettings(name="splitfed", clients=4, local_steps=1, lr=0.1, **SPLIT)
+    work = LocalWork(protocol="splitfed", batch=8, lr=0.1, local_steps=2)
+    federation = federation_of(digits, network, defense, protocol="splitfed", **CUTS)
+    seen, truth = released(federation, digits, settings, 6, training=work)
+    for attack in (IDLG(), Ridge(rows=400)):
+        one = seen.releases[-1]
+        alone = similarity(attack, one, context(digits, network, defense, one), truth)
+        together = similarity(attack, seen, context(digits, network, defense, seen), truth)
+        assert together > 0.97
+        assert together > alone
+
+
+def test_label_counts_are_surer_over_rounds(digits: Dataset) -> None:
+    network, defense = network_for(digits), GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)
+    scores = []
+    for count in (1, 8):
+        seen, truth = at_init(digits, network, defense, count, batch=8)
+        counts = ILRG().run(seen, context(digits, network, defense, seen)).label_counts
+        assert counts is not None
+        true = torch.nn.functional.one_hot(truth.y, digits.classes).sum(dim=1)
+        scores.append(float((counts == true).double().mean()))
+    assert scores[1] > scores[0]
+
+
+@pytest.mark.parametrize("std", [0.0, 0.05])
+def test_samples_are_found_again_in_the_batches_of_other_rounds(
+    digits: Dataset, std: float
+) -> None:
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=1, clip=10.0, low=-5.0, smashed_std=std, label_std=0.0)
+    settings = ProtocolSettings(name="splitfed", clients=4, local_steps=1, lr=0.1, **SPLIT)
+    work = LocalWork(protocol="splitfed", batch=8, lr=0.1, local_steps=2)
+    federation = federation_of(digits, network, defense, protocol="splitfed", **CUTS)
+    seen, truth = released(federation, digits, settings, 3, training=work, batch=4)
+    found = lined_up(seen, context(digits, network, defense, seen))
+    labels = [
+        torch.stack([r.of(c, "labels")[0].parts["labels"].values.argmax(dim=1) for c in r.clients])
+        for r in found.releases
+    ]
+    shuffled = [
+        torch.stack([r.of(c, "labels")[0].parts["labels"].values.argmax(dim=1) for c in r.clients])
+        for r in seen.earlier
+    ]
+    assert all(torch.equal(one, truth.y) for one in labels)
+    assert not all(torch.equal(one, truth.y) for one in shuffled)
