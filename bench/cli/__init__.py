@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 import typer
 
-from bench.cli import catalogue, comparing, outside, planning, plugins, privacy, reports, runs
+from bench.cli import (
+    catalogue,
+    comparing,
+    outside,
+    planning,
+    plugins,
+    privacy,
+    reports,
+    runs,
+    sweeping,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,7 +28,12 @@ app = typer.Typer(
     help="What privacy defenses for federated and split learning really protect.",
 )
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run": {"run": runs.run, "plan": planning.plan, "list": catalogue.list_},
+    "Run": {
+        "run": runs.run,
+        "sweep": sweeping.sweep,
+        "plan": planning.plan,
+        "list": catalogue.list_,
+    },
     "Read": {
         "report": reports.report,
         "compare": comparing.compare,

@@ -72,10 +72,11 @@ def publish(
     *,
     keep_pictures: bool = False,
     figures: Sequence[str] = (),
+    show: bool = True,
 ) -> list[Path]:
-    """Print the folder's leaderboard and write it in the given formats; their paths, in that
-    order, then those of the figures. Without records, leaderboard.json is what all is made from,
-    and stays as it is."""
+    """Write the folder's leaderboard in the given formats, and print it (`show`); their paths, in
+    that order, then those of the figures. Without records, leaderboard.json is what all is made
+    from, and stays as it is."""
     from bench.records import to_json
     from bench.report import terminal
     from bench.report.files import FILES, Files
@@ -91,11 +92,12 @@ def publish(
     if keep_pictures:
         _write(folder / "pictures.json", to_json(found.pictures) + "\n")
     rows = found.rows
-    for table in terminal.shown(rows):
+    if show:
+        for table in terminal.shown(rows):
+            console.print()
+            console.print(table)
         console.print()
-        console.print(table)
-    console.print()
-    console.print(terminal.legend(rows), style="dim", highlight=False)
+        console.print(terminal.legend(rows), style="dim", highlight=False)
     if figures:
         from bench.report.figures import write_figures
 

@@ -1,14 +1,21 @@
-"""`leakbench run`."""
+"""`leakbench run`, and what `sweep` has in common with it."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bench.cli import options
 from bench.cli.reports import publish
+
+if TYPE_CHECKING:
+    from bench.harness.executors.task import Executor
+    from bench.harness.keys import Keys
+    from bench.harness.plan import Plan
+    from bench.harness.runner import Report
+    from bench.harness.store import Store
 
 _LOCAL = (
     *("--out", "--data-dir", "--jobs", "--memory"),
@@ -55,7 +62,7 @@ def run(
 ) -> None:
     """Run a suite, continue where it stopped, and print its leaderboard."""
     with options.plain_errors():
-        from bench.harness import launch, runner
+        from bench.harness import launch
 
         launch.check_executor(executor)
         env = options.chosen_environment(
@@ -75,30 +82,47 @@ def run(
             cell_cpus=cell_cpus,
             cell_gpus=cell_gpus,
         )
-        with launch.live(plan, options.console) as on_progress:
-            try:
-                report = runner.run(
-                    plan,
-                    store,
-                    keys,
-                    executor=chosen,
-                    fresh=fresh,
-                    command=recorded(sys.argv[1:]),
-                    on_progress=on_progress,
-                )
-            except KeyboardInterrupt:
-                stopped = "Stopped. What is finished is kept; run the same command to go on."
-                options.say(stopped, aside=True)
-                raise typer.Exit(130) from None
-        paths = publish(store.folder, ("json", "csv", "md", "html"))
-        for label, reason in report.failures:
-            options.say(f"{label}: {reason}", aside=True, style="red")
-        options.say(
-            f"{report.ran} run, {report.cached} cached, {len(report.failures)} failed. "
-            f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}"
-        )
+        report = carry_out(plan, keys, store, chosen, command=recorded(sys.argv[1:]), fresh=fresh)
     if report.failures:
         raise typer.Exit(1)
+
+
+def carry_out(
+    plan: Plan,
+    keys: Keys,
+    store: Store,
+    executor: Executor,
+    *,
+    command: list[str],
+    fresh: bool = False,
+    show: bool = True,
+) -> Report:
+    """Run a plan with progress shown, write its leaderboard and print that too (`show`)."""
+    from bench.harness import launch, runner
+
+    with launch.live(plan, options.console) as on_progress:
+        try:
+            report = runner.run(
+                plan,
+                store,
+                keys,
+                executor=executor,
+                fresh=fresh,
+                command=command,
+                on_progress=on_progress,
+            )
+        except KeyboardInterrupt:
+            stopped = "Stopped. What is finished is kept; run the same command to go on."
+            options.say(stopped, aside=True)
+            raise typer.Exit(130) from None
+    paths = publish(store.folder, ("json", "csv", "md", "html"), show=show)
+    for label, reason in report.failures:
+        options.say(f"{label}: {reason}", aside=True, style="red")
+    options.say(
+        f"{report.ran} run, {report.cached} cached, {len(report.failures)} failed. "
+        f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}"
+    )
+    return report
 
 
 def recorded(arguments: list[str]) -> list[str]:

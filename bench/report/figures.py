@@ -23,8 +23,8 @@ from bench.report.paper import Paper, inches, styled, write
 from bench.report.plots import SIDES, TOLD, Band, Curves, Scale, Scatter, Spot
 from bench.report.tables import tables
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 """Seven colours of Okabe and Ito, told apart by colour-blind readers, and twelve shapes."""
 _GREY: Mapping[str, Any] = {"color": "#888888", "linewidth": 0.8, "zorder": 0}
 _AXES_HEIGHT = 2.1
@@ -68,15 +68,15 @@ def budget(spent: Curves | None, *, width: str = "column") -> Figure:
         raise UserError("no attack of this table was run at two budgets: nothing to draw.")
     names = [c.attack for c in spent.curves]
     with styled():
-        figure, axes, _ = _frame(width, [*names, *map(_floor_name, spent.floors)])
+        figure, axes, _ = frame(width, [*names, *map(_floor_name, spent.floors)])
         handles = []
         for i, curve in enumerate(spent.curves):
             x, y = zip(*curve.points, strict=True)
-            colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
             drawn = axes.errorbar(
                 x,
                 [v.mean for v in y],
-                yerr=_bars(y),
+                yerr=bars(y),
                 color=colour,
                 marker=marker,
                 markersize=4,
@@ -88,7 +88,7 @@ def budget(spent: Curves | None, *, width: str = "column") -> Figure:
         _scaled(axes, spent.y, "y")
         axes.set_xticks(sorted({b for c in spent.curves for b, _ in c.points}))
         handles += [_floor(axes, band) for band in spent.floors]
-        _legend(figure, handles, [*names, *map(_floor_name, spent.floors)], width, [])
+        legend(figure, handles, [*names, *map(_floor_name, spent.floors)], width, [])
     return figure
 
 
@@ -136,7 +136,7 @@ def _drawn(shown: Scatter, width: str) -> Figure:
     entries += ["front"] * bool(shown.front) + list(map(_floor_name, shown.floors))
     missing = [f"not shown, without a figure: {r.setting}" for r in shown.missing]
     with styled():
-        figure, axes, strip = _frame(width, [*entries, *missing], strip=bool(shown.x.sides))
+        figure, axes, strip = frame(width, [*entries, *missing], strip=bool(shown.x.sides))
         seen = zip(shown.spots, looks(shown.spots), strict=True)
         handles = [_point(axes, strip, shown, spot, *look) for spot, look in seen]
         _scaled(axes, shown.x, "x")
@@ -158,11 +158,11 @@ def _drawn(shown: Scatter, width: str) -> Figure:
             )
             handles.append(line)
         handles += [_floor(axes, band) for band in shown.floors]
-        _legend(figure, handles, entries, width, missing)
+        legend(figure, handles, entries, width, missing)
     return figure
 
 
-def _frame(
+def frame(
     width: str, entries: Sequence[str], *, strip: bool = False
 ) -> tuple[Paper, Axes, Axes | None]:
     """An empty figure with room for its legend; strip: a second, narrow pair of axes."""
@@ -188,8 +188,8 @@ def _point(
     drawn = on.errorbar(
         [x],
         [spot.y.mean],
-        xerr=None if spot.side else _bars([spot.x]),
-        yerr=_bars([spot.y]),
+        xerr=None if spot.side else bars([spot.x]),
+        yerr=bars([spot.y]),
         color=colour,
         marker=marker,
         markersize=5,
@@ -213,13 +213,13 @@ def looks(spots: Sequence[Spot]) -> list[tuple[str, str]]:
     taken: Counter[str] = Counter()
     out = []
     for spot in spots:
-        colour = _COLOURS[spot.group % len(_COLOURS)]
-        out.append((colour, _MARKERS[taken[colour] % len(_MARKERS)]))
+        colour = COLOURS[spot.group % len(COLOURS)]
+        out.append((colour, MARKERS[taken[colour] % len(MARKERS)]))
         taken[colour] += 1
     return out
 
 
-def _bars(values: Sequence[Interval]) -> list[list[float]]:
+def bars(values: Sequence[Interval]) -> list[list[float]]:
     """Lengths of intervals below and above their means."""
     return [[v.mean - v.lo for v in values], [v.hi - v.mean for v in values]]
 
@@ -257,7 +257,7 @@ def _floor_name(band: Band) -> str:
     return f"floor: {band.label}"
 
 
-def _legend(
+def legend(
     figure: Figure,
     handles: Sequence[Line2D],
     entries: Sequence[str],

@@ -1,0 +1,98 @@
+"""`leakbench sweep`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.cli import options
+from bench.cli.runs import carry_out, recorded
+from bench.errors import UserError
+
+
+def sweep(
+    suite: options.SuiteName,
+    over: Annotated[
+        str,
+        typer.Option(
+            "--over",
+            help="key=value,value,...: threat.batch=1,8,32 (of every threat), or a path as of "
+            "--set: protocol.rounds=10,30, defenses.0.settings.epsilon=1,8.",
+        ),
+    ],
+    only: options.Only = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=0, help="Worker processes; 0: none, run here.")
+    ] = None,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    plugin: options.PluginFile = None,
+    figures: Annotated[str, typer.Option("--figures", help="Formats: pdf,png.")] = "png",
+) -> None:
+    """Run a suite once for every value of one key, and draw leakage over it.
+
+    Every value has a result folder of its own, OUT/KEY=VALUE, as `run` makes it; OUT/sweep.csv and
+    OUT/figures hold all. A sweep that was stopped goes on where it was.
+    """
+    with options.plain_errors():
+        from bench.harness import launch
+        from bench.harness.store import write_whole
+        from bench.report.sweep import Sweep
+        from bench.suite import parse_value
+
+        key, equals, listed = over.partition("=")
+        texts = [t.strip() for t in listed.split(",") if t.strip()]
+        if not equals or not key or len(set(texts)) < 2:
+            raise UserError(f"--over takes key=value,value,..., at least two values, got '{over}'.")
+        if len(set(texts)) < len(texts):
+            raise UserError(f"--over {key} names a value twice, got '{listed}'.")
+        env = options.chosen_environment(device, data_dir, download, plugin)
+        # All are checked before the first is run.
+        plans = {
+            text: options.planned(suite, only, [*(set_ or ()), f"{key}={text}"], env)
+            for text in texts
+        }
+        name = next(iter(plans.values()))[0].suite.name
+        base = out or Path("leakbench-runs") / f"{name}-over-{re.sub(r'[^A-Za-z0-9.]', '_', key)}"
+        folders: dict[Any, Path] = {}
+        failed = 0
+        for text, (plan, keys) in plans.items():
+            folder = base / re.sub(r"[^A-Za-z0-9.=]", "_", f"{key}={text}")
+            options.say(f"{key}={text}", style="bold")
+            store = launch.store_of(plan, folder)
+            store.prepare()
+            chosen = launch.executor_of(plan, keys, "local", jobs=jobs)
+            command = recorded(sys.argv[1:])
+            report = carry_out(plan, keys, store, chosen, command=command, show=False)
+            failed += len(report.failures)
+            folders[parse_value(text)] = folder
+        made = Sweep.read(key, folders)
+        write_whole(base / "sweep.csv", made.csv())
+        formats = [f.strip() for f in figures.split(",") if f.strip()]
+        drawn = made.write_figures(base, formats)
+        for table in _tables(made):
+            options.console.print()
+            options.console.print(table)
+        options.say(f"Written: {base / 'sweep.csv'} and {len(drawn)} figures beside it.")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _tables(made: Any) -> Any:
+    """Leakage by setting and value, a table for every table of the leaderboard."""
+    for title, curves in made.curves():
+        table = options.open_table(f"{title}: attacker's choice")
+        table.add_column("setting", overflow="fold")
+        for value in made.rows:
+            table.add_column(str(value), justify="right")
+        for setting, points in curves.items():
+            by_value = {value: f"{case.interval.mean:.3f}" for value, _, case in points}
+            table.add_row(setting, *(by_value.get(v, "-") for v in made.rows))
+        yield table

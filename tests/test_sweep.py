@@ -1,0 +1,81 @@
+"""`leakbench sweep`: one suite over several values of one key."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.records import Run
+from bench.report import leaderboard
+
+WITH_IMAGES = {'name = "ilrg"': 'name = "analytic"', '["init", "final"]': '["init"]'}
+
+
+def swept(suite: Path, out: Path, *more: str) -> str:
+    arguments = ["sweep", str(suite), "--out", str(out), "--jobs", "0", *more]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_a_sweep_runs_every_value_and_shows_leakage_over_it(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite, out = tiny(**WITH_IMAGES), tmp_path / "out"
+    text = swept(suite, out, "--over", "threat.rounds=1,3", "--figures", "png,pdf")
+    assert "attacker's choice" in text
+    for value in (1, 3):
+        (threat,) = Run.read(out / f"threat.rounds={value}").suite.threats
+        assert threat.rounds == value
+    lines = list(csv.DictReader((out / "sweep.csv").open()))
+    assert [(r["over"], r["value"]) for r in lines[:: len(lines) // 2]] == [
+        ("threat.rounds", "1"),
+        ("threat.rounds", "3"),
+    ]
+    for value in ("1", "3"):  # the figures are those of each value's own leaderboard
+        rows = leaderboard.load(out / f"threat.rounds={value}")
+        mine = {r["setting"]: r for r in lines if r["value"] == value}
+        assert {r.setting for r in rows} == set(mine)
+        for row in rows:
+            assert row.choice is not None
+            assert float(mine[row.setting]["mean"]) == row.choice.interval.mean
+            assert mine[row.setting]["observed"] == row.observed
+    assert "in 3 rounds" in lines[-1]["observed"]
+    names = sorted(p.name for p in (out / "figures").iterdir())
+    assert names == [f"fedavg-digits-mlp_spm-init-sweep.{ending}" for ending in ("pdf", "png")]
+    assert "0 run" in swept(suite, out, "--over", "threat.rounds=1,3")  # all is there already
+
+
+def test_any_value_of_the_suite_can_be_swept(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    swept(
+        tiny(**WITH_IMAGES), out, "--over", "defenses.1.settings.epsilon=0.5,8", "--set", "budget=4"
+    )
+    lines = list(csv.DictReader((out / "sweep.csv").open()))
+    assert {r["setting"] for r in lines} == {"none", "spm(epsilon=0.5)", "spm(epsilon=8)"}
+    assert Run.read(out / "defenses.1.settings.epsilon=8").suite.budget == 4
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ("threat.rounds", "--over takes key=value,value,..., at least two values"),
+        ("threat.rounds=3", "at least two values, got 'threat.rounds=3'"),
+        ("threat.rounds=1,3,3", "--over threat.rounds names a value twice, got '1,3,3'"),
+        ("threat.round=1,2", "unknown key 'threats.0.round'"),
+        ("threat.rounds=1,50", "observes 50 rounds, but a run of 1 rounds has 2 states"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_before_any_work(
+    tiny: Callable[..., Path], tmp_path: Path, over: str, said: str
+) -> None:
+    arguments = ["sweep", str(tiny()), "--over", over, "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 2
+    assert said in " ".join(found.output.split())
+    assert not (tmp_path / "out").exists()
