@@ -12,10 +12,10 @@ from attacks.engine.observation import SLOPES, SMASHED, SplitView, split_view
 from attacks.engine.regression import fit
 from attacks.engine.wire_labels import FEATURES, FEATURES_GRADIENT, LABELS, network_weights
 from bench.api import Context, Message, Part, Seen
-from bench.seeding import generator
 
-_PUBLIC = 1000
-"""Public samples from which it is learnt how activations tell images."""
+_PUBLIC, _SEED = 1000, 0
+"""Public samples from which it is learnt how activations tell images, and the seed of their noise,
+so that an attack and the judge of its answer line up alike."""
 _BY_SAMPLE = (SMASHED, SLOPES, LABELS, FEATURES, FEATURES_GRADIENT)
 """Kinds of messages that have a value for every sample."""
 
@@ -55,7 +55,8 @@ def _shown(seen: Seen, view: SplitView, ctx: Context) -> Tensor:
     x = ctx.aux_x[:_PUBLIC].double().to(ctx.device)
     with torch.no_grad():
         sent = view.sent(ctx.network.run(weights, x, last=view.cut, mode="eval", buffers=buffers))
-    noise = torch.randn(sent.shape, generator=generator(0, "lined up"), dtype=torch.float64)
+    rng = torch.Generator().manual_seed(_SEED)
+    noise = torch.randn(sent.shape, generator=rng, dtype=torch.float64)
     public = (sent + view.std * noise.to(sent)).flatten(1)
     flat = x.flatten(1)
 
