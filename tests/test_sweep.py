@@ -79,3 +79,13 @@ def test_a_sweep_that_cannot_be_is_refused_before_any_work(
     assert found.exit_code == 2
     assert said in " ".join(found.output.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_figure_format_is_refused_before_any_work(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    arguments = ["sweep", str(tiny()), "--over", "threat.rounds=1,2", "--figures", "pgn"]
+    found = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert found.exit_code == 2
+    assert "png" in found.output
+    assert not (tmp_path / "out").exists()

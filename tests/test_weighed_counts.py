@@ -100,7 +100,7 @@ class Trained:
             found=counting.restored(head),
             counting=counting,
             samples=self.samples,
-            played=lambda chosen: sent(head_gradients(self.samples, chosen, counting)),
+            played=lambda chosen, _: sent(head_gradients(self.samples, chosen, counting)),
         )
         return weighed_counts([view], fewest=False, rng=generator(seed, "weighing"))
 

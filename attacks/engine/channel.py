@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.grid import Grid, grid_shape, on_grid
-from attacks.engine.observation import SMASHED, gradient_estimate, smashed_of, unusable
+from attacks.engine.observation import SMASHED, gradient_estimate, same_state, smashed_of, unusable
 from attacks.engine.private import with_private_parts
 from bench.api import Context, Part, Seen
 
@@ -281,8 +281,7 @@ def by_state(seen: Seen) -> list[Seen]:
     groups: list[list[Seen]] = []
     for one in seen.releases:
         for group in groups:
-            before = group[0].before
-            if all(torch.equal(v, before[n]) for n, v in one.before.items()):
+            if same_state(one, group[0]):
                 group.append(one)
                 break
         else:

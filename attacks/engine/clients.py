@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.gradients import ObservedTraining, Returned, Simulated, layered
-from attacks.engine.observation import SplitView
+from attacks.engine.observation import SplitView, same_state
 from bench.api import Context, Kind, Mechanism, Seen, State
 
 _SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 64, 0
@@ -56,18 +56,8 @@ class Clients:
         self.samples, self.step = int(seen.known["samples"]), self.training.lr * steps
         self.shared = False
         self._latest: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
-        self._latest_cut: tuple[Tensor, Tensor] | None = None
         self.gradients = layered(ctx.network, ctx.defense, self.training) or Simulated(
             ctx.network, ctx.defense, self.training
-        )
-
-    def like(self, other: Clients) -> bool:
-        """Whether these begin, and train, exactly as the others do."""
-        mine, theirs = self.training, other.training
-        pairs = [(self.before, other.before), (mine.const, theirs.const)]
-        pairs.append((mine.buffers, theirs.buffers))
-        return (mine.steps, mine.batch, mine.lr) == (theirs.steps, theirs.batch, theirs.lr) and all(
-            a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs
         )
 
     # --- uploads ------------------------------------------------------------------------------
@@ -196,17 +186,16 @@ class Spread:
 
 
 def shared_clients(
-    seen: Seen, ctx: Context, known: list[Clients], *, dtype: torch.dtype
+    seen: Seen, ctx: Context, known: list[tuple[Seen, Clients]], *, dtype: torch.dtype
 ) -> Clients:
-    """Candidate clients of a release: those of another one from the same state, or new ones, which
-    then are `known`."""
-    new = Clients(seen, ctx, dtype=dtype)
-    for other in known:
-        if other.like(new):
-            other.shared = True
-            return other
-    known.append(new)
-    return new
+    """Candidate clients of a release: those of a `known` one from the same state, or new ones,
+    which then are known."""
+    for other, clients in known:
+        if same_state(seen, other):
+            clients.shared = True
+            return clients
+    known.append((seen, Clients(seen, ctx, dtype=dtype)))
+    return known[-1][1]
 
 
 def moves(mechanisms: Sequence[Mechanism]) -> list[Mechanism]:

@@ -69,7 +69,7 @@ class Evidence:
             distance over so many draws; 0: mean weights stand for the drawn ones, and what they
             leave unexplained counts as noise.
         share: Weight of one release's cosine; None: such that those of all releases are averaged.
-        known: Candidate clients of other releases, which one from the same state shares.
+        known: Other releases with their candidate clients, which one from the same state shares.
 
     Attributes:
         earlier: Of the releases before the last, each by itself.
@@ -93,7 +93,7 @@ class Evidence:
         layers: Layers = "even",
         draws: int = 0,
         share: float | None = None,
-        known: list[Clients] | None = None,
+        known: list[tuple[Seen, Clients]] | None = None,
     ) -> None:
         *before, seen = seen.releases
         self.seen, self.ctx, self.dtype, self.distance = seen, ctx, dtype, distance

@@ -48,6 +48,11 @@ class ObservedUploads:
         return torch.stack(terms).sum(dim=0)
 
 
+def same_state(one: Seen, other: Seen) -> bool:
+    """Whether two releases of a run begin from one state."""
+    return all(torch.equal(v, other.before[n]) for n, v in one.before.items())
+
+
 # --- public mechanisms ------------------------------------------------------------------------
 def mechanisms_of(seen: Seen) -> list[Mechanism]:
     """The public mechanisms that act on uploads, in the order in which they do. One by which

@@ -100,6 +100,8 @@ _LATE: deque[_Estimate] = deque(maxlen=128)
 
 def _remembered(seen: Seen, ctx: Context) -> Seen:
     """One release estimated; itself where nothing was."""
+    if _LATE and _LATE[0].seen.initial is not seen.initial:  # of another observation
+        _LATE.clear()
     for late in _LATE:
         if late.suits(seen, ctx):
             return late.estimated or seen

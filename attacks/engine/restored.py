@@ -14,6 +14,7 @@ from attacks.engine.observation import gradient_estimate, mechanisms_of
 from attacks.engine.weighed import (
     Counting,
     HeadView,
+    Played,
     PublicSamples,
     head_gradients,
     weighed_counts,
@@ -76,8 +77,8 @@ def _view(seen: Seen, ctx: Context, *, shrink: float, refine: int) -> HeadView:
         refine=refine,
     )
     if _head_suffices(seen, ctx):
-        played = partial(
-            _computed, samples=samples, counting=counting, like=head, seen=seen, rng=ctx.rng
+        played: Played = partial(
+            _computed, samples=samples, counting=counting, seen=seen, rng=ctx.rng
         )
     else:
         played = partial(_rehearsed, seen=seen, ctx=ctx, counting=counting)
@@ -100,10 +101,10 @@ def _head_suffices(seen: Seen, ctx: Context) -> bool:
 
 def _computed(
     chosen: Tensor,
+    like: HeadGradient,
     *,
     samples: PublicSamples,
     counting: Counting,
-    like: HeadGradient,
     seen: Seen,
     rng: torch.Generator,
 ) -> HeadGradient:
@@ -130,7 +131,9 @@ def _computed(
     )
 
 
-def _rehearsed(chosen: Tensor, *, seen: Seen, ctx: Context, counting: Counting) -> HeadGradient:
+def _rehearsed(
+    chosen: Tensor, like: HeadGradient, *, seen: Seen, ctx: Context, counting: Counting
+) -> HeadGradient:
     """Head gradients of shadow clients with these public samples, through the whole network."""
     held = sum(v.numel() for v in seen.before.values())
     parts = []

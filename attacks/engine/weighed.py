@@ -45,7 +45,7 @@ IRec hardly lower than where both count alike."""
 _WITHIN = 0.1
 """Variance that is added to all directions within a class, in units of their mean variance."""
 
-Played = Callable[[Tensor], HeadGradient]
+Played = Callable[[Tensor, HeadGradient], HeadGradient]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,9 @@ class HeadView:
         found: What iLRG makes of them.
         counting: What else is known.
         samples: Public samples, in the same order for every release.
-        played: What would be seen of batches of public samples, whose places int64 [B, total] it
-            gets. It is called for some batches after others.
+        played: What would be seen of batches of public samples, given their places int64
+            [B, total] and the victims' head gradients, of which the same is hidden. It is called
+            for some batches after others.
     """
 
     head: HeadGradient
@@ -160,7 +161,7 @@ def _answers(view: HeadView, counters: _Counters, chosen: Tensor) -> tuple[Tenso
     answers, restored = [], []
     at_once = max(1, _VALUES // (view.counting.total * view.samples.features.shape[1]))
     for some in chosen.split(at_once):
-        gradient = view.played(some)
+        gradient = view.played(some, view.head)
         restored.append(view.counting.restored(gradient))
         answers.append(counters(gradient, restored[-1]))
     return torch.cat(answers), Restored.joined(restored)

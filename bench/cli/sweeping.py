@@ -44,6 +44,7 @@ def sweep(
     with options.plain_errors():
         from bench.harness import launch
         from bench.harness.store import write_whole
+        from bench.report.paper import check_format
         from bench.report.sweep import Sweep
         from bench.suite import parse_value
 
@@ -53,6 +54,9 @@ def sweep(
             raise UserError(f"--over takes key=value,value,..., at least two values, got '{over}'.")
         if len(set(texts)) < len(texts):
             raise UserError(f"--over {key} names a value twice, got '{listed}'.")
+        formats = [f.strip() for f in figures.split(",") if f.strip()]
+        for name in formats:
+            check_format(name)
         env = options.chosen_environment(device, data_dir, download, plugin)
         # All are checked before the first is run.
         plans = {
@@ -75,7 +79,6 @@ def sweep(
             folders[parse_value(text)] = folder
         made = Sweep.read(key, folders)
         write_whole(base / "sweep.csv", made.csv())
-        formats = [f.strip() for f in figures.split(",") if f.strip()]
         drawn = made.write_figures(base, formats)
         for table in _tables(made):
             options.console.print()

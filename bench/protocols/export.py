@@ -99,14 +99,14 @@ def load_seen(path: Path) -> Seen:
     Raises:
         UserError: For a file that is missing or no export.
     """
-    last = _load_release(path)
-    count = int(_read_text(path).get("earlier", 0))
-    found = [_load_release(earlier_path(path, i)) for i in range(count)]
+    last, count = _load_release(path)
+    found = [_load_release(earlier_path(path, i))[0] for i in range(count)]
     shared = {name: getattr(last, name) for name in _SHARED}
     return replace(last, earlier=tuple(replace(one, **shared) for one in found))
 
 
-def _load_release(path: Path) -> Seen:
+def _load_release(path: Path) -> tuple[Seen, int]:
+    """One release, and how many earlier ones stand beside it."""
     text, tensors = _read(path)
 
     def get(prefix: str, names: list[str] | None) -> dict[str, Tensor] | None:
@@ -131,7 +131,7 @@ def _load_release(path: Path) -> Seen:
     plain = {name: text[name] for name in _PLAIN}
     known = plain["known"]
     known.setdefault("samples", known["batch"] * known["local_steps"])  # absent in format 1
-    return Seen(
+    seen = Seen(
         **plain,
         clients=tuple(text["clients"]),
         messages=tuple(messages),
@@ -142,6 +142,7 @@ def _load_release(path: Path) -> Seen:
         before=states["before"] or {},
         after=states["after"],
     )
+    return seen, int(text.get("earlier", 0))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -71,6 +71,12 @@ def inches(width: str) -> float:
     return WIDTHS[width]
 
 
+def check_format(name: str) -> None:
+    """Raises UserError for a format that figures are not written in."""
+    if name not in FORMATS:
+        raise UserError(did_you_mean("figure format", name, FORMATS))
+
+
 def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     """Write STEM.pdf, STEM.png; the same figure gives the same bytes.
 
@@ -83,8 +89,7 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     }
     paths = []
     for name in formats:
-        if name not in FORMATS:
-            raise UserError(did_you_mean("figure format", name, FORMATS))
+        check_format(name)
         path = stem.with_name(f"{stem.name}.{name}")
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)

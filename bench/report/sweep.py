@@ -60,8 +60,12 @@ class Sweep:
         """For every table its title, and by setting the points (value, row, attacker's choice)."""
         found: dict[str, dict[str, list[tuple[Any, Row, WorstCase]]]] = {}
         for value, rows in self.rows.items():
+            names = Counter[str]()
             for _, members in tables(rows):
                 title = _title(members[0])
+                names[title] += 1
+                if names[title] > 1:  # tables that differ in what their titles leave out
+                    title = f"{title} · {names[title]}"
                 for row in members:
                     if row.ranking is not None:
                         points = found.setdefault(title, {}).setdefault(row.setting, [])
@@ -70,12 +74,10 @@ class Sweep:
 
     def write_figures(self, folder: Path, formats: Sequence[str]) -> list[Path]:
         """A figure for every table, FOLDER/figures/PROTOCOL-DATASET-MODEL-CHECKPOINT-sweep."""
-        paths, names = [], Counter[str]()
+        paths = []
         for title, curves in self.curves():
             name = "-".join(re.sub(r"[^\w.]+", "_", part) for part in title.split(" · "))
-            names[name] += 1
-            number = f"-{names[name]}" if names[name] > 1 else ""
-            stem = folder / "figures" / f"{name}{number}-sweep"
+            stem = folder / "figures" / f"{name}-sweep"
             paths += write(self._figure(title, curves), stem, formats)
         return paths
 

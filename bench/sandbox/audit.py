@@ -1,11 +1,10 @@
 """Audit of a defense setting: certified lower bounds on epsilon against its claim and its proof.
 
 One release, or those of several rounds, is played through the real hooks for pairs of neighbouring
-inputs. A bound above the
-claim refutes the claim; one above the ledger's epsilon would be a mistake in a proof or in code.
-A bound below says only that these pairs, statistics and draws show no more. A claim is read as
-covering every channel on which the defense acts, and none that it leaves alone; a record is
-replaced, as in the ledger, and a client is added or removed.
+inputs. A bound above the claim refutes the claim; one above the ledger's epsilon would be a mistake
+in a proof or in code. A bound below says only that these pairs, statistics and draws show no more.
+A claim is read as covering every channel on which the defense acts, and none that it leaves alone;
+a record is replaced, as in the ledger, and a client is added or removed.
 """
 
 from __future__ import annotations
