@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +101,12 @@ def run_training(work: Training) -> TrainOutcome:
         device=device,
     )
     observations: dict[str, dict[str, Observation]] = {}
+    release = partial(_release, federation, job, dataset, work.artifacts)
 
     def look(checkpoint: Checkpoint) -> None:
         if checkpoint in job.checkpoints:
             observations[checkpoint] = {
-                t.name: _observe(federation, job, t, checkpoint, dataset, work.artifacts)
-                for t in job.threats
+                t.name: _observe(release, t, checkpoint, work.artifacts) for t in job.threats
             }
 
     def look_early(played: int) -> None:
@@ -113,7 +115,7 @@ def run_training(work: Training) -> TrainOutcome:
             for threat in job.threats:
                 for number, after in enumerate(threat.scheduled(protocol.rounds)[:-1]):
                     if after == played:
-                        _release(federation, job, threat, "final", dataset, work.artifacts, number)
+                        release(threat, "final", number)
 
     look("init")
     norm_before = _norm(federation.state)
@@ -258,19 +260,17 @@ def _diverged(state: State, before: float, rounds: int) -> str | None:
 
 
 def _observe(
-    federation: Federation,
-    job: TrainJob,
+    release: Callable[[ThreatSettings, Checkpoint, int | None], tuple[Seen, Truth]],
     threat: ThreatSettings,
     checkpoint: Checkpoint,
-    dataset: Dataset,
     artifacts: Path,
 ) -> Observation:
     """Save the last release of a checkpoint's observation and the truth; at init, whose releases
     all begin in the present state, the others too."""
     if checkpoint == "init":
         for number in range(threat.rounds - 1):
-            _release(federation, job, threat, checkpoint, dataset, artifacts, number)
-    seen, truth = _release(federation, job, threat, checkpoint, dataset, artifacts, None)
+            release(threat, checkpoint, number)
+    seen, truth = release(threat, checkpoint, None)
     if not seen.clients:
         return Observation(status="not_applicable", reason="no client checked in")
     stem = f"{checkpoint}-{threat.name}"
@@ -281,10 +281,10 @@ def _observe(
 def _release(
     federation: Federation,
     job: TrainJob,
-    threat: ThreatSettings,
-    checkpoint: Checkpoint,
     dataset: Dataset,
     artifacts: Path,
+    threat: ThreatSettings,
+    checkpoint: Checkpoint,
     number: int | None,
 ) -> tuple[Seen, Truth]:
     """Play one observed round and save at once what was seen; number: see `observe`."""
