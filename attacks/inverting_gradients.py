@@ -108,10 +108,10 @@ class InvertingGradients(Attack):
             decay=self.decay,
             signed=self.signed,
         )
+        wave = Wave(matcher=matcher, optimiser=optimiser, count=1 + self.restarts, start=self.start)
         solution = solve(
-            matcher,
             ctx,
-            waves=[Wave(optimiser=optimiser, count=1 + self.restarts, start=self.start)],
+            waves=[wave],
             known=known,
             stop=torch.full_like(evidence.square, -torch.inf),
         )

@@ -94,6 +94,22 @@ def test_a_public_start_beats_a_gray_one_on_a_trained_network(digits: Dataset) -
     assert mean(public["ssim"]) >= mean(gray["ssim"])
 
 
+@pytest.mark.slow
+def test_a_prior_that_fades_solves_what_the_distance_alone_does_not(digits: Dataset) -> None:
+    """A trained vision transformer: .78 without, .99 with it."""
+    network = network_for(digits, "vit_small")
+    federation = federation_of(digits, network, Defense(), clients=4, each=200)
+    work = LocalWork(protocol="fedavg", batch=32, lr=0.1, local_epochs=3)
+    for _ in range(15):
+        federation.play(work, [c.id for c in federation.clients])
+    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.1)
+    seen, truth = observed_round(federation, digits, settings, name="final")
+    alone = scored(IDLG(restarts=0), digits, seen, truth, network)
+    whole = scored(IDLG(), digits, seen, truth, network)
+    assert mean(whole["ssim"]) > mean(alone["ssim"]) + 0.1
+    assert mean(whole["ssim"]) > 0.95
+
+
 def test_smashed_data_is_matched_alone_and_jointly(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth = seen_under(digits, network, Defense(), clients=2, batch=2)

@@ -18,7 +18,7 @@ from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
-from attacks.engine.terms import Prior
+from attacks.engine.terms import FadingPrior, Prior
 from attacks.engine.together import match_together
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -28,9 +28,9 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "strong": {"restarts": 2, "history": 30, "start": "public", "precision": "auto"},
     "paper": {"restarts": 0, "history": 100, "start": "normal", "precision": "float32"},
 }
-_TRAPPED = 1e-4
-"""Share of |observation|^2 above which a start is taken to have met a local minimum; below, it
-was only cut short by its budget, and others would be too."""
+_TRAPPED, _UNSOLVED = 1e-6, 1e-9
+"""Shares of |observation|^2: above the first, a start is taken to have met a local minimum, so that
+others are tried; above the second, the best goes on."""
 _TRIED = 10
 """Labels of one sample that are tried under noise, the likeliest ones."""
 _LOOKS = (1 / 16, 2), (1 / 4, 1)
@@ -38,6 +38,8 @@ _LOOKS = (1 / 16, 2), (1 / 4, 1)
 last has all evaluations that are left: trained networks take more than a single start's."""
 _HEATS = 1.0, 0.75, 0.5, 0.25, 0.0
 """Of the levels of a likelihood that is annealed."""
+_FADING = 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0
+"""Of the prior that fades."""
 _ROUGH = 1e-11
 """Share of |observation|^2 down to which float32 resolves a squared distance."""
 
@@ -48,7 +50,8 @@ class DeepLeakage(Attack):
     Args:
         preset: `paper` (normal start and logits, history 100, float32, no restart) or `strong`;
             the other settings replace its values.
-        restarts: Further starts of a victim that the first did not solve.
+        restarts: Further starts of a victim that the first left far from solved: without noise
+            around the public mean, with a prior that fades. The best of all then goes on.
         history: Curvature pairs.
         tolerance: Solved at this share of |observation|^2.
         start: public (the public sample that explains the messages best), gray, uniform or
@@ -109,7 +112,8 @@ class DeepLeakage(Attack):
         evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype))
         first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
         noisy, square = first.noisy, first.square
-        matcher = cache(lambda dtype: self._matcher(evidence(dtype), ctx))
+        framed = noisy and self.preset != "paper"
+        matcher = cache(lambda dtype: self._matcher(evidence(dtype), ctx, framed=framed))
         optimiser = QuasiNewton(
             matcher=matcher,
             dtypes=self._dtypes(noisy=noisy),
@@ -118,14 +122,21 @@ class DeepLeakage(Attack):
             least_gain=1e-5 if noisy else 1e-7,
             heats=_HEATS if first.anneals else (0.0,),
         )
+        around_mean = replace(
+            optimiser,
+            matcher=cache(
+                lambda dtype: self._matcher(evidence(dtype), ctx, framed=not self.bounds)
+            ),
+            dtypes=optimiser.dtypes[-1:],
+            heats=_FADING,
+        )
         granted = known_labels(seen, ctx.device)
         known = self.labels(first, ctx) if granted is None else Labels(fixed=granted)
         # Under noise no loss is "solved": the likelihood has no known minimum.
         stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
         solution = solve(
-            matcher(first.dtype),
             ctx,
-            waves=self._waves(square, known, optimiser, noisy=noisy),
+            waves=self._waves(optimiser, known, square, noisy=noisy, around_mean=around_mean),
             known=known,
             stop=stop,
         )
@@ -147,9 +158,9 @@ class DeepLeakage(Attack):
     def _evidence(self, seen: Seen, ctx: Context, dtype: torch.dtype) -> Evidence:
         return Evidence(seen, ctx, dtype=dtype, layers=self.layers, draws=self.draws)
 
-    def _matcher(self, evidence: Evidence, ctx: Context) -> Matcher:
-        """Under noise the strong attack looks around the public mean, and a prior weighs in."""
-        framed = evidence.noisy and self.preset != "paper"
+    def _matcher(self, evidence: Evidence, ctx: Context, *, framed: bool) -> Matcher:
+        """framed: Whether to look around the public mean, with a prior that weighs in; without
+        noise it fades."""
         encoding = Encoding(
             ctx,
             samples=evidence.clients.samples,
@@ -157,7 +168,8 @@ class DeepLeakage(Attack):
             framed=framed,
             bounded=self.bounds,
         )
-        return Matcher(evidence, encoding, beliefs=[Prior()] if framed else [])
+        prior = Prior() if evidence.noisy else FadingPrior(evidence.square)
+        return Matcher(evidence, encoding, beliefs=[prior] if framed else [])
 
     def _dtypes(self, *, noisy: bool) -> Sequence[torch.dtype]:
         if self.precision == "auto":
@@ -165,9 +177,16 @@ class DeepLeakage(Attack):
         return (torch.float64,) if self.precision == "float64" else (torch.float32,)
 
     def _waves(
-        self, square: Tensor, known: Labels, optimiser: QuasiNewton, *, noisy: bool
+        self,
+        optimiser: QuasiNewton,
+        known: Labels,
+        square: Tensor,
+        *,
+        noisy: bool,
+        around_mean: QuasiNewton,
     ) -> list[Wave]:
         first = Wave(
+            matcher=optimiser.matcher(optimiser.dtypes[0]),
             optimiser=optimiser,
             count=1 if not noisy and self.preset != "paper" else 1 + self.restarts,
             start=self.start,
@@ -177,8 +196,23 @@ class DeepLeakage(Attack):
             return [first]
         if noisy:
             return [self._halved(first, optimiser, known) if known.ranking is not None else first]
-        again = replace(first, count=self.restarts, above=_TRAPPED * square)
-        return [first, again] if self.restarts else [first]
+        if not self.restarts:
+            return [first]
+        framed = Wave(
+            matcher=around_mean.matcher(around_mean.dtypes[0]),
+            optimiser=around_mean,
+            count=self.restarts,
+            start=self.start,
+            above=_TRAPPED * square,
+        )
+        further = Wave(
+            matcher=first.matcher,
+            optimiser=optimiser,
+            count=1,
+            start="answer",
+            above=_UNSOLVED * square,
+        )
+        return [first, framed, further]
 
     def _halved(self, wave: Wave, optimiser: QuasiNewton, known: Labels) -> Wave:
         """Noise hides which label is right; a few steps of images tell it, and the start that

@@ -29,20 +29,22 @@ class Wave:
     start equal, since equal images cannot part.
 
     Attributes:
+        matcher: Their objective and encoding. Losses of all waves are of one kind.
         optimiser: Of those that go on to the end.
         count: Per victim.
         looks: First steps of all of them and, after each, how many go on, those of least loss.
         start: Of plain images: `public` takes the public samples that explain the victim's
             messages best, of 32 drawn with its likely labels; after the first, a gray start is
-            uniform.
+            uniform; `answer` goes on from the best of the waves before.
         above: Only victims whose loss exceeds this, [V] (None: all).
         noisy_logits: Label logits from N(0, 1), as DLG prints it.
     """
 
+    matcher: Matcher
     optimiser: Optimiser
     count: int
     looks: Sequence[tuple[Optimiser, int]] = ()
-    start: Start = "gray"
+    start: Start | Literal["answer"] = "gray"
     above: Tensor | None = None
     noisy_logits: bool = False
 
@@ -160,14 +162,7 @@ class Solution:
         self.loss[victims[better]] = least[better]
 
 
-def solve(
-    matcher: Matcher,
-    ctx: Context,
-    *,
-    waves: Sequence[Wave],
-    known: Labels,
-    stop: Tensor,
-) -> Solution:
+def solve(ctx: Context, *, waves: Sequence[Wave], known: Labels, stop: Tensor) -> Solution:
     """Match what was seen of every victim; the start of least loss is the answer.
 
     Every start draws from a generator of its own, so that a problem's numbers do not depend on
@@ -175,19 +170,19 @@ def solve(
 
     stop: Loss [V] at which a victim is solved, -inf where none is known, as under noise.
     """
+    matcher = waves[0].matcher
     solution = Solution(matcher)
     everyone = (~matcher.evidence.silent).nonzero().squeeze(1)
     for number, wave in enumerate(waves):
         who = everyone if wave.above is None else everyone[~(solution.loss <= wave.above)[everyone]]
         if len(who):
-            _play(matcher, ctx, wave, known, stop, who, solution)
+            _play(ctx, wave, known, stop, who, solution)
         ctx.progress((number + 1) / len(waves))
     solution.solved = int((solution.loss <= stop).sum())
     return solution
 
 
 def _play(
-    matcher: Matcher,
     ctx: Context,
     wave: Wave,
     known: Labels,
@@ -195,17 +190,22 @@ def _play(
     who: Tensor,
     solution: Solution,
 ) -> None:
-    encoding, device = matcher.encoding, who.device
+    encoding, device = wave.matcher.encoding, who.device
     chosen = who.repeat_interleave(wave.count)
     turn = torch.arange(wave.count, device=device).repeat(len(who))
     held = known.held(chosen, turn)
     guess = known.guessed(chosen, turn)
+    if wave.start == "answer":
+        held = None if held is None else solution.labels[chosen]
+        guess = solution.labels[chosen]
     same = encoding.framed and known.ranking is not None
     # Every start has its own generator: (victim, turn) alone decides what it draws.
     draws = [_Draw(_own(ctx.rng), encoding, wave, first=t == 0, same=same) for t in turn.tolist()]
-    if wave.start == "public" and not encoding.framed:
+    if wave.start == "answer":
+        start = encoding.vectors_of(solution.images[chosen], held)
+    elif wave.start == "public" and not encoding.framed:
         labels = held if held is not None else guess
-        start, public = _public_starts(matcher, ctx, chosen, labels, wave.count, solution)
+        start, public = _public_starts(wave.matcher, ctx, chosen, labels, wave.count, solution)
         guess = public if guess is None else guess
     else:
         start = torch.stack([d.images() for d in draws])

@@ -23,6 +23,8 @@ from bench.api import Mechanism, Prepared, State, squared_distance
 from bench.toolkit.vectors import flatten
 
 _TINY = 1e-30
+_LOUD, _QUIET = 1.0, 1e-8
+"""Squared noise as shares of |observation|^2, between which a fading prior weighs."""
 _SUM, _LOOSE = 1e-5, 0.3
 """Standard deviations that stand for none and for much, in units of a sum's root mean square."""
 
@@ -373,6 +375,32 @@ class Prior:
             z = candidate.vectors
             at = z.detach()
             return (Misfit(at.square().sum(dim=1) / 2, z, at),)
+
+        return compare
+
+
+class FadingPrior:
+    """The prior where a squared distance is to become exact: it weighs as if the observation had
+    a noise that falls from heat to heat, and nothing in the end.
+
+    Where the network is trained, an exact distance alone has many local minima.
+
+    Attributes:
+        square: |observation|^2 [V], the distance's unit.
+    """
+
+    def __init__(self, square: Tensor) -> None:
+        self.square = square
+
+    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+        noise = _LOUD * (_QUIET / _LOUD) ** (1 - heat) if heat else 0.0
+
+        def compare(candidate: Candidate) -> Sequence[Misfit]:
+            z = candidate.vectors
+            weight = (2 * noise / z[0].numel() * self.square[victims]).to(z)
+            at = z.detach()
+            loss = weight * at.square().sum(dim=1) / 2
+            return (Misfit(loss, z, weight[:, None] * at),)
 
         return compare
 
