@@ -109,8 +109,11 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(
 def test_a_diverged_training_is_a_result_with_its_attacks_not_applicable(
     run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
 ) -> None:
-    suite = tiny(append='\n[[defenses]]\nname = "explodes"\n')
+    suite = tiny(
+        append='\n[[defenses]]\nname = "explodes"\n', **{"victims = 2": "victims = 2\nrounds = 2"}
+    )
     store, report = run(suite, plugins=bad, only={"defense": "explodes", "attack": "prior_only"})
+    assert not list(store.folder.rglob("final-*"))  # its earlier releases, seen before it diverged
     assert report.failures == []
     rows = {r["checkpoint"]: r for r in board(store.folder)}
     final = rows["final"]["attacks"]["prior_only"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,9 +54,10 @@ def test_a_sweep_runs_every_value_and_shows_leakage_over_it(
 
 def test_any_value_of_the_suite_can_be_swept(tiny: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    swept(
-        tiny(**WITH_IMAGES), out, "--over", "defenses.1.settings.epsilon=0.5,8", "--set", "budget=4"
-    )
+    over = "defenses.1.settings.epsilon=0.5,8"
+    text = swept(tiny(**WITH_IMAGES), out, "--over", over, "--set", "budget=4")
+    (curve,) = re.findall(r"^\W*spm\W+(.*)$", text, re.MULTILINE)  # one, through both values
+    assert len(re.findall(r"\d\.\d{3}", curve)) == 2
     lines = list(csv.DictReader((out / "sweep.csv").open()))
     assert {r["setting"] for r in lines} == {"none", "spm(epsilon=0.5)", "spm(epsilon=8)"}
     assert Run.read(out / "defenses.1.settings.epsilon=8").suite.budget == 4

@@ -152,6 +152,8 @@ def run_training(work: Training) -> TrainOutcome:
         reason = f"training diverged ({diverged})"
         lost = Observation(status="not_applicable", reason=reason)
         observations["final"] = {t.name: lost for t in job.threats}
+        for left in work.artifacts.glob("final-*"):  # earlier releases, which nothing will read
+            left.unlink()
     utility = evaluate(
         federation,
         test_x=dataset.test_x,

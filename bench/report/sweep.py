@@ -16,6 +16,7 @@ from matplotlib.ticker import NullLocator
 
 from bench.metrics.named import TITLES
 from bench.records import Row, WorstCase
+from bench.records.jobs import setting_text
 from bench.report import leaderboard
 from bench.report.figures import COLOURS, MARKERS, bars, frame, legend
 from bench.report.paper import styled, write
@@ -66,11 +67,22 @@ class Sweep:
                 names[title] += 1
                 if names[title] > 1:  # tables that differ in what their titles leave out
                     title = f"{title} · {names[title]}"
+                shared = Counter(self._unvaried(row, value) for row in members)
                 for row in members:
+                    label = self._unvaried(row, value)
+                    label = label if shared[label] == 1 else row.setting
                     if row.ranking is not None:
-                        points = found.setdefault(title, {}).setdefault(row.setting, [])
+                        points = found.setdefault(title, {}).setdefault(label, [])
                         points.append((value, row, row.ranking))
         yield from found.items()
+
+    def _unvaried(self, row: Row, value: Any) -> str:
+        """The row's setting without the value that was varied, so that its points are one curve."""
+        varied = re.fullmatch(r"defenses\.\d+\.settings\.(\w+)", self.over)
+        if varied is None or row.settings.get(varied[1]) != value:
+            return row.setting
+        kept = {n: v for n, v in row.settings.items() if n != varied[1]}
+        return setting_text(row.defense, kept)
 
     def write_figures(self, folder: Path, formats: Sequence[str]) -> list[Path]:
         """A figure for every table, FOLDER/figures/PROTOCOL-DATASET-MODEL-CHECKPOINT-sweep."""
