@@ -111,9 +111,10 @@ def test_every_task_of_full_trains_and_is_attacked_undefended(
 
     sizes = {"train_size": 400, "test_size": 100}
     changes = ["protocol.rounds=1", "protocol.batch=8", "budget=2", "audit=0", "seeds=[0]",
-               "attacks.2.budget=2", "attacks.4.settings={rows=40}",
-               "attacks.5.settings={rows=40}"]  # fmt: skip
-    changes += [f"threats.{i}.{k}={v}" for i in (0, 1) for k, v in (("victims", 2), ("aux", 60))]
+               "threat.victims=2", "threat.aux=60", "threats.2.rounds=2", "threats.3.batch=4",
+               "attacks.2.budget=2"]  # fmt: skip
+    changes += [f"attacks.{i}.settings={{rows=40}}" for i, attack in enumerate(full.attacks)
+                if attack.name in ("ridge", "decoder")]  # fmt: skip
     changes += [f"tasks.{i}.dataset_settings.{k}={v}" for i in range(len(full.tasks))
                 for k, v in sizes.items()]  # fmt: skip
     arguments = ["run", "full", "--out", str(tmp_path), "--data-dir", str(data_dir), "--jobs", "0",
