@@ -72,8 +72,9 @@ class Clients:
         return found
 
     def returned(self, view: SplitView) -> Returned | None:
-        """The gradient of the first stages by the slopes that the server returned, if it did."""
-        if view.slopes is None:
+        """The gradient of the first stages by the slopes that the server returned, if it did; None
+        for several steps, which are simulated, since the view is of the first."""
+        if view.slopes is None or self.training.steps > 1:
             return None
         return Returned(self.network, self.defense, self.training, view, view.slopes)
 

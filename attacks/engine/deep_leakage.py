@@ -11,13 +11,22 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence, Layers
+from attacks.engine.evidence import Evidence, Layers, releases_of
 from attacks.engine.labels import known_labels
 from attacks.engine.lbfgs import Minimum, Phase, minimise
 from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.private import with_private_parts
-from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
+from attacks.engine.restarts import (
+    STARTS,
+    Labels,
+    Problems,
+    Solution,
+    Start,
+    Wave,
+    go_on,
+    solve,
+)
 from attacks.engine.terms import FadingPrior, Prior
 from attacks.engine.together import match_together
 from bench.api import Attack, Context, Reconstruction, Seen
@@ -40,6 +49,12 @@ _HEATS = 1.0, 0.75, 0.5, 0.25, 0.0
 """Of the levels of a likelihood that is annealed."""
 _FADING = 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0
 """Of the prior that fades."""
+_GROWING = (0.6, 1 / 8), (0.85, 1 / 3), (1.0, 1.0)
+_WHOLE = ((1.0, 1.0),)
+"""Shares of the evaluations up to which so many of the releases count: few of them lead near, so
+that many cost a third of what they otherwise would."""
+_SEARCHES = 3
+"""Of the order of samples, each before a part of the evaluations."""
 _ROUGH = 1e-11
 """Share of |observation|^2 down to which float32 resolves a squared distance."""
 
@@ -140,6 +155,8 @@ class DeepLeakage(Attack):
             known=known,
             stop=stop,
         )
+        if self.preset != "paper":
+            self._reordered(first, ctx, optimiser, known, solution)
         if first.sums and self.preset != "paper":
             match_together(
                 matcher(torch.float64),
@@ -154,6 +171,33 @@ class DeepLeakage(Attack):
         if solution.redrawn:
             notes.append(f"{solution.redrawn} starts diverged and were replaced")
         return solution.answer(matcher(first.dtype), notes)
+
+    def _reordered(
+        self,
+        evidence: Evidence,
+        ctx: Context,
+        optimiser: QuasiNewton,
+        known: Labels,
+        solution: Solution,
+    ) -> None:
+        """Search the order of the samples and the images in turn, where local epochs hide it."""
+        shuffled = [e.uploads for e in releases_of(evidence) if e.orders is not None]
+        matcher = optimiser.matcher(evidence.dtype)
+        wave = Wave(matcher=matcher, optimiser=optimiser.scaled(1 / _SEARCHES), count=1)
+        for _ in range(_SEARCHES if shuffled else 0):
+            images = solution.images.nan_to_num(0.5).to(evidence.dtype)
+            y = torch.nn.functional.one_hot(solution.labels, matcher.encoding.classes).to(images)
+            for uploads in shuffled:
+                assert uploads is not None
+                assert uploads.orders is not None
+                solution.evaluations += uploads.orders.improve(
+                    uploads.in_order,
+                    uploads.values,
+                    images,
+                    y,
+                    bytes_each=8 * matcher.working_numbers,
+                )
+            go_on(ctx, wave, known, solution)
 
     def _evidence(self, seen: Seen, ctx: Context, dtype: torch.dtype) -> Evidence:
         return Evidence(seen, ctx, dtype=dtype, layers=self.layers, draws=self.draws)
@@ -265,15 +309,13 @@ class QuasiNewton:
                 square = matcher.evidence.square[problems.victims]
                 stop = stop.maximum(_ROUGH * square.to(stop))
             for turn, heat in enumerate(self.heats, start=1):
-                evaluate = matcher.evaluator(problems.victims, problems.held, heat=heat)
-                phases.append(
-                    Phase(
-                        evaluate=evaluate,
-                        stop=stop,
-                        dtype=dtype,
-                        share=turn / len(self.heats),
+                parts = _GROWING if matcher.evidence.costly else _WHOLE
+                for until, releases in parts if turn == len(self.heats) else [(1.0, parts[0][1])]:
+                    evaluate = matcher.evaluator(
+                        problems.victims, problems.held, heat=heat, releases=releases
                     )
-                )
+                    share = (turn - 1 + until) / len(self.heats)
+                    phases.append(Phase(evaluate=evaluate, stop=stop, dtype=dtype, share=share))
         return minimise(
             phases,
             problems.start,

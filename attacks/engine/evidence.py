@@ -23,6 +23,7 @@ from attacks.engine.observation import (
     opened_mean,
     split_view,
 )
+from attacks.engine.orders import Orders
 from attacks.engine.terms import (
     SmashedDistance,
     SmashedLikelihood,
@@ -40,6 +41,8 @@ Layers = Literal["even", "relative"]
 _TINY = 1e-30
 _EXACT = 1e-3
 """Noise that stands for none beside a noisy channel, in units of the upload's root mean square."""
+_MANY = 4
+"""Releases from which a descent begins with some of them."""
 _DRAWN = 1.0
 """What mean weights leave unexplained of an upload made under drawn ones, in the same unit."""
 
@@ -69,6 +72,7 @@ class Evidence:
             distance over so many draws; 0: mean weights stand for the drawn ones, and what they
             leave unexplained counts as noise.
         share: Weight of one release's cosine; None: such that those of all releases are averaged.
+        last: Whether candidates' samples stand as the first epoch of this release used them.
         known: Other releases with their candidate clients, which one from the same state shares.
 
     Attributes:
@@ -79,7 +83,8 @@ class Evidence:
         noise: What makes the uploads random, or None.
         spread: How activations move with the defense's random weights, or None.
         uploads: What the victims uploaded, or None where it adds nothing.
-        terms: Of the objective, those of all releases.
+        own: Terms of the objective about this release.
+        terms: Those of all releases.
         sums: Terms about all victims together, likewise.
     """
 
@@ -93,6 +98,7 @@ class Evidence:
         layers: Layers = "even",
         draws: int = 0,
         share: float | None = None,
+        last: bool = True,
         known: list[tuple[Seen, Clients]] | None = None,
     ) -> None:
         *before, seen = seen.releases
@@ -108,6 +114,7 @@ class Evidence:
                 layers=layers,
                 draws=draws,
                 share=share,
+                last=False,
                 known=known,
             )
             for release in before
@@ -138,6 +145,17 @@ class Evidence:
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
             )
+            if self._shuffled(last):
+                self.uploads.orders = Orders.drawn(
+                    len(seen.clients),
+                    samples=self.clients.samples,
+                    batch=self.clients.training.batch,
+                    steps=self.clients.training.steps,
+                    first=last,
+                    sent=self.uploads.in_order,
+                    ctx=ctx,
+                    dtype=dtype,
+                )
             if distance == "cosine":
                 self.terms.append(UploadCosine(self.uploads, share=share))
             else:
@@ -150,8 +168,16 @@ class Evidence:
                 self.sums.append(UploadSum(self.uploads, covers=moved, mean=mean.to(ctx.device)))
         if self.view is not None:
             self.terms.append(self._smashed_term(self.view, draws=draws))
-        self.terms = [t for one in self.earlier for t in one.terms] + self.terms
+        self.own = self.terms
+        self.terms = [t for one in self.earlier for t in one.terms] + self.own
         self.sums = [s for one in self.earlier for s in one.sums] + self.sums
+
+    def _shuffled(self, last: bool) -> bool:
+        """Whether steps use samples in an order that is not known, or, under a split protocol, on
+        server stages that move in a way that is not simulated, which counts as noise alike."""
+        training, samples = self.clients.training, self.clients.samples
+        beyond = training.steps * training.batch > samples
+        return samples > training.batch and (beyond or not last or self.view is not None)
 
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
@@ -225,6 +251,9 @@ class Evidence:
             return each.expand(len(square), 1, *view.values.shape[2:])
         if self.uploads is None:
             scale = torch.ones_like(square)
+        elif self.orders is not None:  # exact beside uploads whose order counts as noise
+            size = view.present.flatten(1).sum(dim=1).clamp_min(1)
+            scale = size / (2 * _EXACT**2 * square.clamp_min(_TINY))
         elif self.distance == "cosine":
             scale = 1 / square.clamp_min(_TINY)
         else:
@@ -238,7 +267,20 @@ class Evidence:
     def noisy(self) -> bool:
         """Whether the objective is a likelihood with noise, so that a prior weighs in and no
         loss is known to be the least."""
-        return self.noise is not None or self._drawn or any(e.noisy for e in self.earlier)
+        own = self.noise is not None or self._drawn or self.orders is not None
+        return own or any(e.noisy for e in self.earlier)
+
+    @property
+    def orders(self) -> Orders | None:
+        """Guesses of the order in which this release's steps used the samples, if it is unknown."""
+        return None if self.uploads is None else self.uploads.orders
+
+    @property
+    def costly(self) -> bool:
+        """Whether there are many releases, each from a state of its own, so that none shares the
+        evaluations of another."""
+        states = {id(one.clients) for one in releases_of(self)}
+        return len(states) == len(self.earlier) + 1 >= _MANY
 
     @property
     def anneals(self) -> bool:
@@ -273,6 +315,13 @@ class Evidence:
         for one in self.earlier:
             own = own & one.silent
         return own
+
+
+def some_terms(evidence: Evidence, share: float) -> list[Term]:
+    """Terms of about this share of the releases, evenly from the first on."""
+    if share >= 1:
+        return evidence.terms
+    return [term for one in releases_of(evidence)[:: round(1 / share)] for term in one.own]
 
 
 def releases_of(evidence: Evidence) -> list[Evidence]:

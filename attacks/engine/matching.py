@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence
+from attacks.engine.evidence import Evidence, some_terms
 from attacks.engine.lbfgs import Evaluate
 from attacks.engine.terms import Candidate, Compare, Misfit, Term
 
@@ -29,11 +29,15 @@ class Matcher:
     def __init__(
         self, evidence: Evidence, encoding: Encoding, *, beliefs: Sequence[Term] = ()
     ) -> None:
-        self.evidence, self.encoding = evidence, encoding
-        self.terms = [*evidence.terms, *beliefs]
+        self.evidence, self.encoding, self.beliefs = evidence, encoding, beliefs
 
     def evaluator(
-        self, victims: Tensor, labels: Tensor | None = None, *, heat: float = 0.0
+        self,
+        victims: Tensor,
+        labels: Tensor | None = None,
+        *,
+        heat: float = 0.0,
+        releases: float = 1.0,
     ) -> Evaluate:
         """The optimiser's view of P problems: vectors in, losses and gradients out.
 
@@ -44,9 +48,12 @@ class Matcher:
             labels: int64 [P, (V,) K] that are held fixed, or None to optimise label logits that
                 follow a victim's images in the vector.
             heat: See `Term`.
+            releases: Share of the releases that count.
         """
         encoding = self.encoding
-        terms = self.terms if victims.dim() == 1 else [*self.terms, *self.evidence.sums]
+        terms = [*some_terms(self.evidence, releases), *self.beliefs]
+        if victims.dim() == 2:
+            terms += self.evidence.sums
         bound = _Bound(terms, victims, heat)
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,9 @@ from torch import Tensor
 from attacks.engine.clients import Clients
 from attacks.engine.gradients import Layered, Returned, as_vector
 from attacks.engine.observation import ObservedUploads, SplitView
+from attacks.engine.orders import Orders
 from attacks.engine.products import Products
-from bench.api import Mechanism, Prepared, State, squared_distance
+from bench.api import GaussianNoise, Mechanism, Prepared, State, squared_distance
 from bench.toolkit.vectors import flatten
 
 _TINY = 1e-30
@@ -76,6 +77,7 @@ class Uploads:
         returned: The gradient by returned slopes, which needs no labels, or None.
         clips: Mechanisms whose deterministic part is played, in order.
         law: The mechanism whose likelihood compares, or None for the squared distance.
+        orders: Guesses of the samples' order, where it matters and nobody told it, or None.
     """
 
     def __init__(
@@ -89,13 +91,26 @@ class Uploads:
     ) -> None:
         self.clients, self.observation, self.law = clients, observation, law
         self.returned, self.clips = returned, clips
+        self.orders: Orders | None = None
 
     def sent(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
         """Uploads [P, ...] before noise in the observation's kind, for the names observed.
 
-        victims: int64 [P], whose returned slopes are used in place of the labels, and whose
-        absent coordinates a clip leaves out; None: any victim's.
+        victims: int64 [P], whose returned slopes are used in place of the labels, whose samples'
+        order is followed, and whose absent coordinates a clip leaves out; None: any victim's.
         """
+        if self.orders is not None and victims is not None:
+            x, y = self.orders.arranged(x, victims), self.orders.arranged(y, victims)
+        return self._sent(x, y, victims)
+
+    def in_order(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
+        """Uploads [P, D] of samples [P, T, *shape] and labels [P, T, C], step after step; 0 where
+        nothing was seen."""
+        sent = as_vector(self._sent(x, y, victims), list(self.observation.values))
+        mask = self.mask(victims)
+        return sent if mask is None else sent * mask
+
+    def _sent(self, x: Tensor, y: Tensor, victims: Tensor | None) -> dict[str, Tensor]:
         if self.returned is not None and victims is not None:
             gradient = self.returned(x, y, victims)
         else:
@@ -134,6 +149,15 @@ class Uploads:
         values = flatten(self.observation.values)
         return values if self.visible is None else torch.where(self.visible, values, 0.0)
 
+    def sureness(self, victims: Tensor) -> Tensor | None:
+        """Weight [P, 1] of a likelihood whose order is guessed: wrong guesses count as noise."""
+        if self.orders is None or not (self.law is None or isinstance(self.law, GaussianNoise)):
+            return None
+        variance = self.orders.std[victims, None].square().clamp_min(_TINY).to(self.values)
+        if self.law is None:
+            return 1 / (2 * variance)
+        return self.law.std**2 / (self.law.std**2 + variance)
+
     def mask(self, victims: Tensor) -> Tensor | None:
         """1 where a coordinate of the victims was seen, else 0 [P, D]; None if all were."""
         return None if self.visible is None else self.visible[victims].to(self.values.dtype)
@@ -151,7 +175,8 @@ class UploadLikelihood:
         uploads, prepared = self.uploads, self.prepared(heat)[victims]
         names = list(uploads.observation.values)
         weight = None if self.weight is None else self.weight[victims]
-        factors = [f for f in (uploads.mask(victims), weight) if f is not None]
+        sure = uploads.sureness(victims)
+        factors = [f for f in (uploads.mask(victims), weight, sure) if f is not None]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
             sent = as_vector(uploads.sent(candidate.x, candidate.y, victims), names)
@@ -246,7 +271,12 @@ class UploadSum:
 
     def sent(self, candidate: Candidate) -> Tensor:
         """Updates of candidates there, [P, M]."""
-        gradient = self.uploads.clients.computed(candidate.x, candidate.y)
+        x, y, orders = candidate.x, candidate.y, self.uploads.orders
+        if orders is not None:
+            everyone = torch.arange(len(self.uploads.values), device=x.device)
+            victims = everyone.repeat(len(x) // len(everyone))
+            x, y = orders.arranged(x, victims), orders.arranged(y, victims)
+        gradient = self.uploads.clients.computed(x, y)
         sent = self.uploads.clients.as_sent({n: gradient[n] for n in self.covers}, "update")
         return torch.cat([sent[n][:, c] for n, c in self.covers.items()], dim=1)
 
