@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,12 @@ def test_releases_survive_their_files(digits: Dataset, tmp_path: Path) -> None:
         assert torch.equal(uploads(one), uploads(other))
         assert all(torch.equal(one.initial[n], v) for n, v in other.initial.items())
         assert one.earlier == ()
+    size = (tmp_path / "a.b-seen.safetensors").stat().st_size
+    for most, kept in ((3 * size, [0, 1]), (2 * size, [0]), (size - 1, [])):
+        fewer = load_seen(tmp_path / "a.b-seen", most_bytes=most)
+        assert len(fewer.earlier) == len(kept)
+        for one, place in zip(fewer.earlier, kept, strict=True):
+            assert torch.equal(uploads(one), uploads(seen.earlier[place]))
     (tmp_path / "a.b-seen-earlier-1.safetensors").unlink()
     with pytest.raises(UserError, match="earlier-1 is no complete export"):
         load_seen(tmp_path / "a.b-seen")
@@ -322,3 +329,16 @@ def test_samples_are_found_again_in_the_batches_of_other_rounds(
     ]
     assert all(torch.equal(one, truth.y) for one in labels)
     assert not all(torch.equal(one, truth.y) for one in shuffled)
+
+
+def test_rounds_that_do_not_fit_the_memory_are_read_in_part_and_a_note_says_so(
+    run: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.harness.attack.RELEASES_BYTES", 1)
+    suite = tiny(**{"victims = 2": "victims = 2\nrounds = 2"})
+    store, _ = run(suite, only={"defense": "none", "checkpoint": "init"})
+    notes = [
+        json.loads(p.read_text())["notes"] for p in (store.folder / "records/attack").glob("*.json")
+    ]
+    assert ["read 1, which fit the memory, of 2 observed rounds"] in [n[-1:] for n in notes]
+    assert [] in notes  # what looks at nothing

@@ -40,6 +40,9 @@ from bench.registry import judge
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 
+RELEASES_BYTES = 4 * 2**30
+"""Of all observed rounds that an attack reads, whatever the machine has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attacking:
@@ -88,7 +91,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
     attack = found.attack(cell.attack, cell.settings)
     defense = found.defense(cell.train.defense, cell.train.settings)
     place = work.observed / f"{look.stem}-seen"
-    everything = load_seen(place)
+    everything = load_seen(place, most_bytes=RELEASES_BYTES)
     seen = _read_by(attack, everything)
     reason = attack.applies(seen)
     if reason is not None:
@@ -104,7 +107,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
         began = time.perf_counter()
         # All is rebuilt, so that the second run differs from the first in its budget alone.
         anew = found.attack(cell.attack, cell.settings)
-        seen_anew = _read_by(anew, load_seen(place))
+        seen_anew = _read_by(anew, load_seen(place, most_bytes=RELEASES_BYTES))
         again = _answer(cell, env, dataset, anew, seen_anew, budget=2 * cell.budget)
         again_seconds = time.perf_counter() - began
         doubled = DoubledRun(
@@ -117,8 +120,10 @@ def run_attack(work: Attacking) -> AttackOutcome:
         everything, _context(cell, env, dataset, defense, everything, budget=0), answer
     )
     notes = [sound_text(str(note)) for note in answer.notes]
-    if seen is not everything and not attack.is_floor:
-        notes.append(f"read the last of {len(everything.releases)} observed rounds")
+    read, observed = len(seen.releases), cell.threat.rounds
+    if read < observed and not attack.is_floor:
+        which = "the last" if seen is not everything else f"{read}, which fit the memory,"
+        notes.append(f"read {which} of {observed} observed rounds")
     victims, samples = truth["y"].shape
     if scores.images is not None:
         work.artifacts.mkdir(parents=True, exist_ok=True)

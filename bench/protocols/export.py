@@ -93,14 +93,24 @@ def save_release(seen: Seen, path: Path, *, earlier: int = 0, of_many: bool = Fa
     Path(f"{path}.json").write_text(json.dumps(text, indent=1))
 
 
-def load_seen(path: Path) -> Seen:
+def load_seen(path: Path, *, most_bytes: int | None = None) -> Seen:
     """Read what `save_seen` wrote. Tensors stay on disk until they are used.
+
+    Args:
+        path: See `save_seen`.
+        most_bytes: Of all releases together; where they have more, the last and some of the
+            others are read, spread evenly.
 
     Raises:
         UserError: For a file that is missing or no export.
     """
     last, count = _load_release(path)
-    found = [_load_release(earlier_path(path, i))[0] for i in range(count)]
+    chosen = list(range(count))
+    if most_bytes is not None:
+        fitting = max(0, most_bytes // Path(f"{path}.safetensors").stat().st_size - 1)
+        if fitting < count:
+            chosen = [i * count // fitting for i in range(fitting)]
+    found = [_load_release(earlier_path(path, i))[0] for i in chosen]
     shared = {name: getattr(last, name) for name in _SHARED}
     return replace(last, earlier=tuple(replace(one, **shared) for one in found))
 
