@@ -21,6 +21,7 @@ class IDLG(DeepLeakage):
     Source: Zhao, Mopuri, Bilen, arXiv:2001.02610, Eq. 4-5.
     """
 
+    counts_labels = True
     source = "Zhao, Mopuri, Bilen, arXiv:2001.02610"
 
     def applies(self, seen: Seen) -> str | None:

@@ -43,7 +43,8 @@ class Likelihood(Judge):
         seen = with_private_parts(lined_up(seen, ctx), ctx)
         if nothing_to_match(seen) is not None or lawless(seen) is not None:
             return None
-        evidence = Evidence(seen, ctx, dtype=torch.float64)
+        arranged = known_labels(seen, ctx.device) is not None
+        evidence = Evidence(seen, ctx, dtype=torch.float64, arranged=arranged)
         encoding = Encoding(
             ctx, samples=evidence.clients.samples, dtype=evidence.dtype, framed=True
         )

@@ -82,6 +82,8 @@ class DeepLeakage(Attack):
 
     recovers = frozenset({"images", "labels", "counts"})
     reads = "all"
+    counts_labels = False
+    """Whether it only knows how many samples have a label, not which step used them."""
 
     def __init__(
         self,
@@ -200,7 +202,14 @@ class DeepLeakage(Attack):
             go_on(ctx, wave, known, solution)
 
     def _evidence(self, seen: Seen, ctx: Context, dtype: torch.dtype) -> Evidence:
-        return Evidence(seen, ctx, dtype=dtype, layers=self.layers, draws=self.draws)
+        return Evidence(
+            seen,
+            ctx,
+            dtype=dtype,
+            layers=self.layers,
+            draws=self.draws,
+            arranged=not self.counts_labels or known_labels(seen, ctx.device) is not None,
+        )
 
     def _matcher(self, evidence: Evidence, ctx: Context, *, framed: bool) -> Matcher:
         """framed: Whether to look around the public mean, with a prior that weighs in; without

@@ -72,7 +72,7 @@ class Evidence:
             distance over so many draws; 0: mean weights stand for the drawn ones, and what they
             leave unexplained counts as noise.
         share: Weight of one release's cosine; None: such that those of all releases are averaged.
-        last: Whether candidates' samples stand as the first epoch of this release used them.
+        arranged: Whether candidates' samples stand as the last release's first epoch used them.
         known: Other releases with their candidate clients, which one from the same state shares.
 
     Attributes:
@@ -98,7 +98,7 @@ class Evidence:
         layers: Layers = "even",
         draws: int = 0,
         share: float | None = None,
-        last: bool = True,
+        arranged: bool = True,
         known: list[tuple[Seen, Clients]] | None = None,
     ) -> None:
         *before, seen = seen.releases
@@ -114,7 +114,7 @@ class Evidence:
                 layers=layers,
                 draws=draws,
                 share=share,
-                last=False,
+                arranged=False,
                 known=known,
             )
             for release in before
@@ -145,13 +145,13 @@ class Evidence:
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
             )
-            if self._shuffled(last):
+            if self._shuffled(arranged):
                 self.uploads.orders = Orders.drawn(
                     len(seen.clients),
                     samples=self.clients.samples,
                     batch=self.clients.training.batch,
                     steps=self.clients.training.steps,
-                    first=last,
+                    first=arranged,
                     sent=self.uploads.in_order,
                     ctx=ctx,
                     dtype=dtype,
@@ -172,12 +172,12 @@ class Evidence:
         self.terms = [t for one in self.earlier for t in one.terms] + self.own
         self.sums = [s for one in self.earlier for s in one.sums] + self.sums
 
-    def _shuffled(self, last: bool) -> bool:
+    def _shuffled(self, arranged: bool) -> bool:
         """Whether steps use samples in an order that is not known, or, under a split protocol, on
         server stages that move in a way that is not simulated, which counts as noise alike."""
         training, samples = self.clients.training, self.clients.samples
         beyond = training.steps * training.batch > samples
-        return samples > training.batch and (beyond or not last or self.view is not None)
+        return samples > training.batch and (beyond or not arranged or self.view is not None)
 
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
