@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.dlg import DLG
+from attacks.engine import deep_leakage
 from attacks.engine.encoding import Encoding
 from attacks.engine.observation import gradient_estimate
 from attacks.engine.terms import roughness
@@ -108,6 +109,24 @@ def test_a_prior_that_fades_solves_what_the_distance_alone_does_not(digits: Data
     whole = scored(IDLG(), digits, seen, truth, network)
     assert mean(whole["ssim"]) > mean(alone["ssim"]) + 0.1
     assert mean(whole["ssim"]) > 0.95
+
+
+def test_what_no_candidate_explains_counts_as_noise(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that train from values of their own miss what is computed from the broadcast ones
+    by far more than a small noise; to believe in the noise alone bends the images."""
+    network, defense = network_for(digits), GaussianUpdate(noise_multiplier=1e-6, clip_norm=5.0)
+    seen, truth = seen_under(digits, network, defense, clients=4, labels=True)
+    rng = torch.Generator().manual_seed(0)
+    for message in seen.messages:
+        for part in message.parts.values() if message.sender in seen.clients else ():
+            rms = part.values.square().mean().sqrt()
+            part.values.add_(0.3 * rms * torch.randn(part.values.shape, generator=rng))
+    found = mean(scored(IDLG(), digits, seen, truth, network, defense, budget=60)["ssim"])
+    monkeypatch.setattr(deep_leakage, "_DOUBTS", 0)
+    sure = mean(scored(IDLG(), digits, seen, truth, network, defense, budget=60)["ssim"])
+    assert found > sure + 0.1
 
 
 def test_smashed_data_is_matched_alone_and_jointly(digits: Dataset) -> None:

@@ -78,6 +78,8 @@ class Uploads:
         clips: Mechanisms whose deterministic part is played, in order.
         law: The mechanism whose likelihood compares, or None for the squared distance.
         orders: Guesses of the samples' order, where it matters and nobody told it, or None.
+        unexplained: Standard deviation [V] of what no candidate explains, where clients trained
+            from values that nobody else has; None where nothing is known of it.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Uploads:
         self.clients, self.observation, self.law = clients, observation, law
         self.returned, self.clips = returned, clips
         self.orders: Orders | None = None
+        self.unexplained: Tensor | None = None
 
     def sent(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
         """Uploads [P, ...] before noise in the observation's kind, for the names observed.
@@ -149,14 +152,38 @@ class Uploads:
         values = flatten(self.observation.values)
         return values if self.visible is None else torch.where(self.visible, values, 0.0)
 
+    @property
+    def weighs(self) -> bool:
+        """Whether more noise than the mechanism's can be reckoned with."""
+        return self.law is None or isinstance(self.law, GaussianNoise)
+
+    @property
+    def beside(self) -> Tensor | None:
+        """Variance [V] that counts as noise beside the mechanism's, or None."""
+        known = [] if self.orders is None else [self.orders.std]
+        known += [] if self.unexplained is None else [self.unexplained]
+        return sum(std.square() for std in known) if known and self.weighs else None  # type: ignore
+
     def sureness(self, victims: Tensor) -> Tensor | None:
-        """Weight [P, 1] of a likelihood whose order is guessed: wrong guesses count as noise."""
-        if self.orders is None or not (self.law is None or isinstance(self.law, GaussianNoise)):
+        """Weight [P, 1] of a likelihood beside which there is more noise than its own."""
+        if self.beside is None:
             return None
-        variance = self.orders.std[victims, None].square().clamp_min(_TINY).to(self.values)
+        variance = self.beside[victims, None].clamp_min(_TINY).to(self.values)
         if self.law is None:
             return 1 / (2 * variance)
-        return self.law.std**2 / (self.law.std**2 + variance)
+        return self.law.variance / (self.law.variance + variance)
+
+    def missed(self, x: Tensor, y: Tensor) -> Tensor:
+        """Root mean square [V] of what one candidate for every victim leaves unexplained, in the
+        coordinates that were seen."""
+        victims = torch.arange(len(self.values), device=x.device)
+        names = list(self.observation.values)
+        with torch.no_grad():
+            rest = as_vector(self.sent(x, y, victims), names) - self.values
+        mask = self.mask(victims)
+        if mask is None:
+            return rest.square().mean(dim=1).sqrt()
+        return ((rest * mask).square().sum(dim=1) / mask.sum(dim=1).clamp_min(1)).sqrt()
 
     def mask(self, victims: Tensor) -> Tensor | None:
         """1 where a coordinate of the victims was seen, else 0 [P, D]; None if all were."""
