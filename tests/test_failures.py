@@ -160,6 +160,7 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     jsonschema.validate(document, json.loads(SCHEMA_FILE.read_text()))
 
 
+@pytest.mark.slow
 def test_a_dying_worker_and_a_hanging_cell_end_alone(
     run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
 ) -> None:

@@ -437,6 +437,7 @@ TRACED: list[tuple[Plugins, Plugins, dict[str, str]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_all_that_a_job_executes_is_in_its_key(tmp_path: Path, registry: Registry) -> None:
     suites = []
     for place, (defenses, attacks, changes) in enumerate(TRACED):
