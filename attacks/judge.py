@@ -93,8 +93,7 @@ def _ordered(evidence: Evidence, encoding: Encoding, images: Tensor, labels: Ten
         if one.uploads is not None and one.orders is not None:
             std = one.orders.std
             bytes_each = 8 * Matcher(one, encoding).working_numbers
-            sent, seen = one.uploads.in_order, one.uploads.values
-            one.orders.improve(sent, seen, images, y, bytes_each=bytes_each)
+            one.uploads.reorder(images, y, bytes_each=bytes_each)
             one.orders.std = std
 
 

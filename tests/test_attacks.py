@@ -25,6 +25,7 @@ from bench.data.dataset import Dataset
 from bench.metrics.floors import floors
 from bench.metrics.images import ssim
 from bench.metrics.score import score
+from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
@@ -79,16 +80,22 @@ def test_several_samples_are_rebuilt_and_matched_one_to_one(
     assert values["label_accuracy"] == [1.0, 1.0]
 
 
+def seen_after_training(
+    data: Dataset, network: Network, *, lr: float, epochs: int, rounds: int
+) -> tuple[Seen, Truth]:
+    federation = federation_of(data, network, Defense(), clients=4, each=200)
+    work = LocalWork(protocol="fedavg", batch=32, lr=lr, local_epochs=epochs)
+    for _ in range(rounds):
+        federation.play(work, [c.id for c in federation.clients])
+    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=lr)
+    return observed_round(federation, data, settings, name="final")
+
+
 @pytest.mark.slow
 def test_a_public_start_beats_a_gray_one_on_a_trained_network(digits: Dataset) -> None:
     """A trained network's gradients point nowhere from gray: 3 of 8 against 8 of 8."""
     network = network_for(digits)
-    federation = federation_of(digits, network, Defense(), clients=4, each=200)
-    work = LocalWork(protocol="fedavg", batch=32, lr=0.5, local_epochs=5)
-    for _ in range(25):
-        federation.play(work, [c.id for c in federation.clients])
-    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.5)
-    seen, truth = observed_round(federation, digits, settings, name="final")
+    seen, truth = seen_after_training(digits, network, lr=0.5, epochs=5, rounds=25)
     public = scored(DLG(restarts=0), digits, seen, truth, network)
     gray = scored(DLG(restarts=0, start="gray"), digits, seen, truth, network)
     assert mean(public["ssim"]) > 0.9
@@ -99,12 +106,7 @@ def test_a_public_start_beats_a_gray_one_on_a_trained_network(digits: Dataset) -
 def test_a_prior_that_fades_solves_what_the_distance_alone_does_not(digits: Dataset) -> None:
     """A trained vision transformer: .78 without, .99 with it."""
     network = network_for(digits, "vit_small")
-    federation = federation_of(digits, network, Defense(), clients=4, each=200)
-    work = LocalWork(protocol="fedavg", batch=32, lr=0.1, local_epochs=3)
-    for _ in range(15):
-        federation.play(work, [c.id for c in federation.clients])
-    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.1)
-    seen, truth = observed_round(federation, digits, settings, name="final")
+    seen, truth = seen_after_training(digits, network, lr=0.1, epochs=3, rounds=15)
     alone = scored(IDLG(restarts=0), digits, seen, truth, network)
     whole = scored(IDLG(), digits, seen, truth, network)
     assert mean(whole["ssim"]) > mean(alone["ssim"]) + 0.1

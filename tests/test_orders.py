@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks.engine.evidence import Evidence
 from attacks.engine.orders import _exchanges, _shuffled
 from attacks.idlg import IDLG
-from bench.contract.attack import Seen
+from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.metrics.score import score
@@ -48,6 +48,13 @@ def hot(y: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(y, 10).double()
 
 
+def similarity(answer: Reconstruction, truth: Truth, data: Dataset) -> float:
+    found = score(
+        answer, x=truth.x, y=truth.y, classes=10, aux_x=data.aux_x, categorical=data.categorical
+    ).values["ssim"]
+    return sum(found) / len(found)
+
+
 def misfit(evidence: Evidence, truth: Truth) -> Tensor:
     """Share of every upload's square that the true samples leave open."""
     assert evidence.uploads is not None
@@ -66,8 +73,7 @@ def test_the_true_samples_tell_the_order_and_then_explain_the_update(digits: Dat
     assert float(misfit(evidence, truth).max()) > 1e-4
     for _ in range(3):
         assert evidence.uploads is not None
-        sent, values = evidence.uploads.in_order, evidence.uploads.values
-        evidence.orders.improve(sent, values, truth.x.double(), hot(truth.y), bytes_each=1000)
+        evidence.uploads.reorder(truth.x.double(), hot(truth.y), bytes_each=1000)
     found = misfit(evidence, truth) < 1e-10
     assert int(found.sum()) >= 3
     assert bool((evidence.orders.std[found] < 1e-3 * guessed[found]).all())
@@ -110,10 +116,7 @@ def test_images_are_rebuilt_from_five_local_epochs(digits: Dataset) -> None:
     """0.40 with the same order in every epoch, .81 with an order that is searched."""
     seen, truth = seen_in_epochs(digits, epochs=5, batch=4, steps=2, lr=0.02)
     answer = IDLG().run(seen, context_for(digits, network_for(digits), Defense()))
-    found = score(
-        answer, x=truth.x, y=truth.y, classes=10, aux_x=digits.aux_x, categorical=digits.categorical
-    ).values["ssim"]
-    assert sum(found) / len(found) > 0.7
+    assert similarity(answer, truth, digits) > 0.7
 
 
 @pytest.mark.slow
@@ -127,10 +130,7 @@ def test_images_are_rebuilt_from_several_steps_of_a_split_client(
     work = {"batch": 2, "local_steps": 2, "local_epochs": epochs, "labels": True}
     seen, truth = released(federation, digits, protocol, 1, **work)
     answer = IDLG().run(seen, context_for(digits, network, Defense()))
-    found = score(
-        answer, x=truth.x, y=truth.y, classes=10, aux_x=digits.aux_x, categorical=digits.categorical
-    ).values["ssim"]
-    assert sum(found) / len(found) > 0.8
+    assert similarity(answer, truth, digits) > 0.8
 
 
 @pytest.mark.slow
@@ -138,7 +138,4 @@ def test_restored_counts_do_not_say_which_step_used_a_label(digits: Dataset) -> 
     """0.30 where the labels' order was taken from the counts, .82 where it is searched."""
     seen, truth = seen_in_epochs(digits, epochs=1, batch=4, steps=2, lr=0.02, labels=False)
     answer = IDLG().run(seen, context(digits, network_for(digits), Defense(), seen))
-    found = score(
-        answer, x=truth.x, y=truth.y, classes=10, aux_x=digits.aux_x, categorical=digits.categorical
-    ).values["ssim"]
-    assert sum(found) / len(found) > 0.7
+    assert similarity(answer, truth, digits) > 0.7

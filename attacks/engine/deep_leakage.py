@@ -220,20 +220,15 @@ class DeepLeakage(Attack):
         """Search the order of the samples and the images in turn, where local epochs hide it."""
         shuffled = [e.uploads for e in releases_of(evidence) if e.orders is not None]
         matcher = optimiser.matcher(evidence.dtype)
-        wave = Wave(matcher=matcher, optimiser=optimiser.scaled(1 / _SEARCHES), count=1)
+        optimiser = optimiser.scaled(1 / _SEARCHES)
+        wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
         for _ in range(_SEARCHES if shuffled else 0):
             images = solution.images.nan_to_num(0.5).to(evidence.dtype)
             y = torch.nn.functional.one_hot(solution.labels, matcher.encoding.classes).to(images)
             for uploads in shuffled:
                 assert uploads is not None
-                assert uploads.orders is not None
-                solution.evaluations += uploads.orders.improve(
-                    uploads.in_order,
-                    uploads.values,
-                    images,
-                    y,
-                    bytes_each=8 * matcher.working_numbers,
-                )
+                bytes_each = 8 * matcher.working_numbers
+                solution.evaluations += uploads.reorder(images, y, bytes_each=bytes_each)
             go_on(ctx, wave, known, solution)
 
     def _evidence(self, seen: Seen, ctx: Context, dtype: torch.dtype) -> Evidence:

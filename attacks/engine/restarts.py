@@ -183,12 +183,13 @@ def solve(ctx: Context, *, waves: Sequence[Wave], known: Labels, stop: Tensor) -
 
 
 def go_on(ctx: Context, wave: Wave, known: Labels, solution: Solution) -> None:
-    """Replace a solution by where it leads once the objective of the wave has changed."""
+    """Replace a solution by where it leads once the objective has changed, by a wave of one start
+    per victim, at the answer."""
     reached = (~solution.failed).nonzero().squeeze(1)
     solution.loss = torch.full_like(solution.loss, torch.inf)
     if len(reached):
         never = torch.full_like(solution.loss, -torch.inf)
-        _play(ctx, replace(wave, start="answer", count=1), known, never, reached, solution)
+        _play(ctx, wave, known, never, reached, solution)
 
 
 def _play(

@@ -152,6 +152,11 @@ class Uploads:
         values = flatten(self.observation.values)
         return values if self.visible is None else torch.where(self.visible, values, 0.0)
 
+    def reorder(self, x: Tensor, y: Tensor, *, bytes_each: int) -> int:
+        """Improve the guessed orders by one candidate for every victim; see `Orders.improve`."""
+        assert self.orders is not None
+        return self.orders.improve(self.in_order, self.values, x, y, bytes_each=bytes_each)
+
     @property
     def weighs(self) -> bool:
         """Whether more noise than the mechanism's can be reckoned with."""
@@ -162,7 +167,7 @@ class Uploads:
         """Variance [V] that counts as noise beside the mechanism's, or None."""
         known = [] if self.orders is None else [self.orders.std]
         known += [] if self.unexplained is None else [self.unexplained]
-        return sum(std.square() for std in known) if known and self.weighs else None  # type: ignore
+        return torch.stack(known).square().sum(dim=0) if known and self.weighs else None
 
     def sureness(self, victims: Tensor) -> Tensor | None:
         """Weight [P, 1] of a likelihood beside which there is more noise than its own."""
