@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attacks.analytic import Analytic
-from attacks.engine.evidence import Evidence, releases_of
+from attacks.engine.evidence import Evidence, releases_of, some_terms
 from attacks.engine.lined_up import lined_up
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
@@ -342,3 +342,19 @@ def test_rounds_that_do_not_fit_the_memory_are_read_in_part_and_a_note_says_so(
     ]
     assert ["read 1, which fit the memory, of 2 observed rounds"] in [n[-1:] for n in notes]
     assert [] in notes  # what looks at nothing
+
+
+def test_a_descent_over_many_states_begins_with_some_and_ends_with_all(digits: Dataset) -> None:
+    network = network_for(digits)
+    federation = federation_of(digits, network, Defense(), clients=4)
+    protocol = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.1)
+    work = LocalWork(protocol="fedavg", batch=8, lr=0.1)
+    seen, _ = released(federation, digits, protocol, 6, training=work)
+    evidence = Evidence(seen, context_for(digits, network, Defense()), dtype=torch.float32)
+    assert evidence.costly
+    assert some_terms(evidence, 1.0) == evidence.terms
+    for share, places in ((1 / 3, (0, 3)), (1 / 8, (0,))):
+        own = [releases_of(evidence)[place].own for place in places]
+        assert some_terms(evidence, share) == [term for terms in own for term in terms]
+    same, _ = at_init(digits, network, Defense(), 6)  # which share their evaluations
+    assert not Evidence(same, context_for(digits, network, Defense()), dtype=torch.float32).costly
