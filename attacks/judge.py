@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence, releases_of
+from attacks.engine.evidence import Evidence, attach, keeping, releases_of
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Phase, minimise
 from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError, lawless, nothing_to_match
-from attacks.engine.private import with_private_parts
+from attacks.engine.own_values import suit
+from attacks.engine.private import own_values, with_private_parts
 from attacks.engine.together import best_labels
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
@@ -40,11 +41,13 @@ class Likelihood(Judge):
             return None
 
     def _losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
-        seen = with_private_parts(lined_up(seen, ctx), ctx)
+        seen = lined_up(seen, ctx)
+        own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
         if nothing_to_match(seen) is not None or lawless(seen) is not None:
             return None
         arranged = known_labels(seen, ctx.device) is not None
         evidence = Evidence(seen, ctx, dtype=torch.float64, arranged=arranged)
+        attach(evidence, own)
         encoding = Encoding(
             ctx, samples=evidence.clients.samples, dtype=evidence.dtype, framed=True
         )
@@ -57,6 +60,8 @@ class Likelihood(Judge):
         if not evidence.noisy and encoding.image:
             images = _uncut(evidence, images, labels, ctx)
         _ordered(evidence, encoding, images, labels)
+        if keeping(evidence):
+            suit(matcher, images, labels)
         losses = matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf).cpu()
         if answer.failed is not None:
             losses = losses.masked_fill(answer.failed.cpu(), torch.inf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.engine.private import with_private_parts
 from bench.contract.defense import Client, Local, Server
 from bench.contract.events import Facts
 from bench.contract.messages import SERVER, Message, Part
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
-from bench.metrics.images import ssim
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached
 from bench.protocols.local_training import LocalWork
-from bench.protocols.settings import ProtocolSettings
 from bench.registry import Registry, discover
 from bench.seeding import generator
 from defenses.ms_pafl import MSPAFL, check_in_table, private_coordinates
-from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
+from tests.conftest import context_for, federation_of, network_for, seen_under
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "ms_pafl.json").read_text())["cases"]
 WORK = LocalWork(protocol="fedavg", batch=4, lr=0.3, local_steps=3)
@@ -304,32 +300,3 @@ def test_a_budget_beyond_the_lemma_is_warned_of_with_the_right_noise() -> None:
 def test_bad_settings_are_named(registry: Registry, settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         registry.defense("ms_pafl", settings)
-
-
-# --- what stays private after the first round ---------------------------------------------------
-
-
-def test_a_surrogate_of_the_private_half_opens_a_trained_clients_image(digits: Dataset) -> None:
-    """With the first values in its place, twenty rounds on, idlg gets nowhere near."""
-    network = network_for(digits)
-    defense = MSPAFL(epsilon=1e9, noise="analytic", clip_norm=100.0, check_in=0.7)
-    run = federation_of(digits, network, defense, clients=10, each=80)
-    work = LocalWork(protocol="fedavg", batch=16, lr=0.5, local_steps=25)
-    for _ in range(20):
-        run.play(work, [])
-    settings = ProtocolSettings(name="fedavg", clients=10, local_steps=1, lr=0.5)
-    seen, truth = observed_round(run, digits, settings, name="final", victims=4)
-    ctx = context_for(digits, network, defense, budget=200)
-    own = with_private_parts(seen, ctx)
-    kept = private_coordinates(seen.before, 0.5)
-    for name, value in own.before.items():
-        assert torch.equal(value[~kept[name]], seen.before[name][~kept[name]])
-    assert any(not torch.equal(own.before[n], v) for n, v in seen.before.items())
-    attack = discover().attack("idlg", {})
-    found = attack.run(seen, ctx).images
-    assert found is not None
-    blind = [replace(m, round=0) for m in seen.messages]  # taken for the first round
-    other = attack.run(replace(seen, messages=tuple(blind)), ctx).images
-    assert other is not None
-    scores = [float(ssim(i.flatten(0, 1), truth.x.flatten(0, 1)).mean()) for i in (found, other)]
-    assert scores[0] > scores[1] + 0.4

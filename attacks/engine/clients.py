@@ -56,13 +56,17 @@ class Clients:
         self.samples, self.step = int(seen.known["samples"]), self.training.lr * steps
         self.shared = False
         self._latest: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
-        self.gradients = layered(ctx.network, ctx.defense, self.training) or Simulated(
-            ctx.network, ctx.defense, self.training
-        )
+        self.simulated = Simulated(ctx.network, ctx.defense, self.training)
+        self.gradients = layered(ctx.network, ctx.defense, self.training) or self.simulated
 
     # --- uploads ------------------------------------------------------------------------------
-    def computed(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Gradients [P, ...] of candidates, once for all releases that begin from this state."""
+    def computed(self, x: Tensor, y: Tensor, moves: State | None = None) -> dict[str, Tensor]:
+        """Gradients [P, ...] of candidates, once for all releases that begin from this state.
+
+        moves: From what was received to where each candidate starts [P, ...]; None: nowhere.
+        """
+        if moves is not None:
+            return self.simulated(x, y, moves)
         if self._latest is not None and self._latest[0] is x and self._latest[1] is y:
             return self._latest[2]
         self._latest = None  # its graph goes before another is made
@@ -164,6 +168,39 @@ class Clients:
             together = rows.mT @ rows / len(rows)
             together.diagonal().add_(_UNLIKE * floor)
         return Spread(variance=variance.clamp_min(least * floor), together=together)
+
+
+@dataclass(kw_only=True)
+class OwnValues:
+    """What the victims of one release trained from in place of what they received, as far as it
+    can be told: a Gaussian prior, and what was found under it.
+
+    Attributes:
+        kept: Where a victim has values of its own, bool [V, ...] by name, or [1, ...] where it is
+            the same for all.
+        centre: Of their moves from what was received [...].
+        scale: Deviations of the moves from there, by name.
+        sizes: Numbers by name of all that any release's victims kept, in whose order they stand.
+        found: The moves in units of these deviations [V, numbers]; None: not looked for.
+    """
+
+    kept: State
+    centre: State
+    scale: Mapping[str, float]
+    sizes: Mapping[str, int]
+    found: Tensor | None = None
+
+    def moves(self, units: Tensor, victims: Tensor) -> dict[str, Tensor]:
+        """Moves [P, ...] by name, 0 where nothing was kept, of units [P, numbers] for the victims
+        int64 [P]."""
+        pieces = dict(zip(self.sizes, units.split(list(self.sizes.values()), dim=1), strict=True))
+        found = {}
+        for name, centre in self.centre.items():
+            kept = self.kept[name]
+            kept = kept if len(kept) == 1 else kept[victims]
+            move = centre.to(units) + self.scale[name] * pieces[name].view(-1, *centre.shape)
+            found[name] = torch.where(kept, move, 0.0)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

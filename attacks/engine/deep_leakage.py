@@ -10,13 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from attacks.engine.clients import OwnValues
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence, Layers, releases_of
+from attacks.engine.evidence import Evidence, Layers, attach, keeping, releases_of
 from attacks.engine.labels import known_labels
 from attacks.engine.lbfgs import Minimum, Phase, minimise
 from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
-from attacks.engine.private import with_private_parts
+from attacks.engine.own_values import match_with_own, unexplained
+from attacks.engine.private import own_values, with_private_parts
 from attacks.engine.restarts import (
     STARTS,
     Labels,
@@ -53,8 +55,6 @@ _GROWING = (0.6, 1 / 8), (0.85, 1 / 3), (1.0, 1.0)
 _WHOLE = ((1.0, 1.0),)
 """Shares of the evaluations up to which so many of the releases count: few of them lead near, so
 that many cost a third of what they otherwise would."""
-_DOUBTS, _DOUBTFUL = 2, 1.5
-"""Times that what is unexplained is reckoned with, from this many standard deviations on."""
 _SEARCHES = 3
 """Of the order of samples, each before a part of the evaluations."""
 _ROUGH = 1e-11
@@ -127,8 +127,9 @@ class DeepLeakage(Attack):
         raise NotImplementedError
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        seen = with_private_parts(lined_up(seen, ctx), ctx)
-        evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype))
+        seen = lined_up(seen, ctx)
+        own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
+        evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype, own))
         first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
         noisy, square = first.noisy, first.square
         framed = noisy and self.preset != "paper"
@@ -155,12 +156,16 @@ class DeepLeakage(Attack):
         stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
         waves = self._waves(optimiser, known, square, noisy=noisy, around_mean=around_mean)
         solution = solve(ctx, waves=waves, known=known, stop=stop)
-        for turn in range(_DOUBTS if noisy and self.preset != "paper" else 0):
-            if not self._doubted(matcher(first.dtype), solution, first_time=turn == 0):
-                break
-            solution = solve(ctx, waves=waves, known=known, stop=stop)
         if self.preset != "paper":
             self._reordered(first, ctx, optimiser, known, solution)
+        beyond = bool(keeping(first)) or (noisy and unexplained(matcher(first.dtype), solution))
+        if beyond and self.preset != "paper":
+            match_with_own(
+                matcher(first.dtype),
+                solution,
+                evaluations=(1 + self.restarts) * ctx.budget,
+                history=self.history,
+            )
         if first.sums and self.preset != "paper":
             exact = matcher(torch.float64)
             for one, other in zip(releases_of(first), releases_of(exact.evidence), strict=True):
@@ -179,35 +184,6 @@ class DeepLeakage(Attack):
         if solution.redrawn:
             notes.append(f"{solution.redrawn} starts diverged and were replaced")
         return solution.answer(matcher(first.dtype), notes)
-
-    def _doubted(self, matcher: Matcher, solution: Solution, *, first_time: bool) -> bool:
-        """Reckon with what answers leave unexplained far beyond the noise, as where clients trained
-        from values that nobody else has: whether there is such.
-
-        A likelihood that is too sure of its model bends images to explain its errors. All rounds
-        share these, so that many tell no more than one.
-        """
-        encoding, releases = matcher.encoding, releases_of(matcher.evidence)
-        images, labels = solution.images.nan_to_num(0.5), solution.labels
-        found = False
-        y = torch.nn.functional.one_hot(labels, encoding.classes).to(images)
-        mean = encoding.frame.class_means[labels].view_as(images)
-        for uploads in [one.uploads for one in releases]:
-            if uploads is None or not uploads.weighs:
-                continue
-            missed = uploads.missed(images, y)
-            allowed = torch.zeros_like(missed)
-            allowed += 0.0 if uploads.law is None else uploads.law.variance
-            allowed += 0.0 if uploads.orders is None else uploads.orders.std.square()
-            doubtful = missed.square() > _DOUBTFUL**2 * allowed
-            if first_time:
-                missed = uploads.missed(mean, y)
-            elif uploads.unexplained is not None:
-                doubtful = uploads.unexplained > 0
-            rest = (missed.square() - allowed).clamp_min(0.0)
-            uploads.unexplained = torch.where(doubtful, (len(releases) * rest).sqrt(), 0.0)
-            found = found or bool(doubtful.any())
-        return found
 
     def _reordered(
         self,
@@ -231,8 +207,14 @@ class DeepLeakage(Attack):
                 solution.evaluations += uploads.reorder(images, y, bytes_each=bytes_each)
             go_on(ctx, wave, known, solution)
 
-    def _evidence(self, seen: Seen, ctx: Context, dtype: torch.dtype) -> Evidence:
-        return Evidence(
+    def _evidence(
+        self,
+        seen: Seen,
+        ctx: Context,
+        dtype: torch.dtype,
+        own: Sequence[OwnValues | None],
+    ) -> Evidence:
+        evidence = Evidence(
             seen,
             ctx,
             dtype=dtype,
@@ -240,6 +222,8 @@ class DeepLeakage(Attack):
             draws=self.draws,
             arranged=not self.counts_labels or known_labels(seen, ctx.device) is not None,
         )
+        attach(evidence, own)
+        return evidence
 
     def _matcher(self, evidence: Evidence, ctx: Context, *, framed: bool) -> Matcher:
         """framed: Whether to look around the public mean, with a prior that weighs in; without

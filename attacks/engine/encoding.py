@@ -14,7 +14,8 @@ from bench.api import Context
 
 
 class Encoding:
-    """Vectors [P, K * D (+ K * C)]: images, and label logits behind them unless labels are held.
+    """Vectors [P, K * D (+ O) (+ K * C)]: images, then what their clients kept to themselves, then
+    label logits unless labels are held.
 
     Args:
         ctx: The attack's.
@@ -22,6 +23,7 @@ class Encoding:
         dtype: Of all tensors, on the context's device.
         framed: Whether image vectors are relative to the public prior (see `Frame`), else plain.
         bounded: Whether plain images stay in [0, 1] by a cosine of the vector.
+        own: Numbers O that say what a client kept (see `OwnValues`).
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class Encoding:
         dtype: torch.dtype,
         framed: bool = False,
         bounded: bool = False,
+        own: int = 0,
     ) -> None:
         self.ctx, self.samples, self.dtype, self.framed = ctx, samples, dtype, framed
         self.shape, self.classes = tuple(ctx.network.shape), ctx.network.classes
-        self.bounded = bounded and self.image
+        self.bounded, self.own = bounded and self.image, own
 
     @property
     def image(self) -> bool:
@@ -60,8 +63,10 @@ class Encoding:
             y = self.labels_in(z)
         else:
             y = torch.nn.functional.one_hot(held, self.classes).to(z)
-        vectors = z[..., : self.pixels]
-        return Candidate(x=self._decoded(vectors, held), y=y, vectors=vectors)
+        vectors = z[..., : self.pixels + self.own]
+        x = self._decoded(vectors[..., : self.pixels], held)
+        own = vectors[..., self.pixels :] if self.own else None
+        return Candidate(x=x, y=y, vectors=vectors, own=own)
 
     def images(self, z: Tensor, held: Tensor | None) -> Tensor:
         """Vectors [P, N] -> images [P, K, *shape]."""
@@ -81,7 +86,7 @@ class Encoding:
 
     def labels_in(self, z: Tensor) -> Tensor:
         """[..., N] -> soft labels [..., K, C] from the logits behind the images."""
-        logits = z[..., self.pixels :].reshape(*z.shape[:-1], self.samples, self.classes)
+        logits = z[..., self.pixels + self.own :].reshape(*z.shape[:-1], self.samples, self.classes)
         return torch.softmax(logits, dim=-1)
 
     def _decoded(self, vectors: Tensor, held: Tensor | None) -> Tensor:

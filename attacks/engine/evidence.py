@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients, Spread, column, moves, shared_clients
+from attacks.engine.clients import Clients, OwnValues, Spread, column, moves, shared_clients
 from attacks.engine.observation import (
     SMASHED,
     ObservedUploads,
@@ -327,6 +328,19 @@ def some_terms(evidence: Evidence, share: float) -> list[Term]:
 def releases_of(evidence: Evidence) -> list[Evidence]:
     """Every release by itself, oldest first."""
     return [*evidence.earlier, evidence]
+
+
+def attach(evidence: Evidence, own: Sequence[OwnValues | None]) -> None:
+    """Let the uploads of every release know what was kept (see `private.own_values`)."""
+    for one, kept in zip(releases_of(evidence), own, strict=True):
+        if one.uploads is not None:
+            one.uploads.own = kept
+
+
+def keeping(evidence: Evidence) -> list[Uploads]:
+    """Uploads of the releases whose clients kept something to themselves."""
+    found = [one.uploads for one in releases_of(evidence)]
+    return [u for u in found if u is not None and u.own is not None]
 
 
 def _square(view: SplitView) -> Tensor:

@@ -69,13 +69,15 @@ class Simulated:
         self.defense, self.training = defense, training
         self.loss = NetworkLoss(**training.played(network, defense))
 
-    def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name."""
-        return vmap(self._one)(x, y)
+    def __call__(self, x: Tensor, y: Tensor, moves: State | None = None) -> dict[str, Tensor]:
+        """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name. moves: From the common
+        start to each client's own [P, ...]; None: nowhere."""
+        return vmap(self._one)(x, y, {} if moves is None else dict(moves))
 
-    def _one(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def _one(self, x: Tensor, y: Tensor, moves: State) -> dict[str, Tensor]:
         training = self.training
-        variables: State = training.start
+        start: State = training.start
+        variables: State = {**start, **{n: start[n] + move for n, move in moves.items()}}
         total: dict[str, Tensor] | None = None
         for step in range(training.steps):
             first = step * training.batch % len(x)  # an epoch after the other

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence, some_terms
+from attacks.engine.evidence import Evidence, keeping, some_terms
 from attacks.engine.lbfgs import Evaluate
-from attacks.engine.terms import Candidate, Compare, Misfit, Term
+from attacks.engine.terms import Candidate, Compare, Misfit, Term, UploadLikelihood
 
 _RESOLVED = 1e-14
 """Share of what was seen below which a squared distance counts as this."""
+
+_NEAR = 0.1
+"""Share of a sum's square from which it is not explained, so that less is no better."""
 
 
 class Matcher:
@@ -82,7 +85,9 @@ class Matcher:
 
         Likelihoods are as soft as where a descent ends (see `Mechanism.softness`). The spread of
         what is compared exactly is not known, and the one that suits the candidate best stands for
-        it: a squared distance r of N numbers counts as N/2 log r.
+        it: a squared distance r of N numbers counts as N/2 log r. So does one beside Gaussian noise
+        where it exceeds what the noise explains (see `Uploads.surprise`). Of own values, those that
+        were found count (see `OwnValues`).
 
         Args:
             x: [V, K, *shape].
@@ -95,17 +100,28 @@ class Matcher:
         everyone = torch.arange(len(x), device=x.device)
         hot = torch.nn.functional.one_hot(y, encoding.classes).to(x)
         candidate = Candidate(x=x, y=hot, vectors=x.flatten(1))
-        compares = [term.against(everyone) for term in evidence.terms]
         with torch.no_grad():
-            loss = _total(compares, candidate)[0]
-            if not evidence.noisy:
+            each = [self._judged(term, candidate, everyone) for term in evidence.terms]
+            loss = torch.stack(each).sum(dim=0)
+            own = next((u.own for u in keeping(evidence)), None)
+            if own is not None:
+                found = own.found
+                loss = loss if found is None else loss + found.square().sum(dim=1) / 2
+            elif not evidence.noisy:
                 share = loss / evidence.square.clamp_min(_RESOLVED)
                 loss = encoding.pixels / 2 * share.clamp_min(_RESOLVED).log()
             for shared in evidence.sums:
                 known = min(len(shared.mean), len(x) * encoding.pixels)
-                share = shared.unexplained(candidate).clamp_min(_RESOLVED)
+                share = shared.unexplained(candidate).clamp(_RESOLVED, _NEAR)
                 loss = loss + known / 2 * share.log() / len(x)
             return loss + encoding.frame.distance(x, y)
+
+    def _judged(self, term: Term, candidate: Candidate, everyone: Tensor) -> Tensor:
+        evidence = self.evidence
+        free = evidence.noisy or bool(keeping(evidence))
+        if free and isinstance(term, UploadLikelihood) and term.uploads.weighs:
+            return term.uploads.surprise(candidate.x, candidate.y, everyone)
+        return _total([term.against(everyone)], candidate)[0]
 
     @property
     def working_numbers(self) -> int:

@@ -1,7 +1,8 @@
 """What clients keep to themselves, estimated from what they show.
 
 Where whole networks are trained and a part is never uploaded, the attacker trains one on public
-data around the part that is. Under a split protocol some defenses never upload the client's first
+data around the part that is, and how far that moves tells how far a client's own may lie from it
+(see `own_values`). Under a split protocol some defenses never upload the client's first
 stages, so that after training they are no longer the broadcast ones, and an attack that inverts
 the broadcast ones understates the leak. But the server's layers were trained on the clients'
 activations: whatever the clients did, it must suit them. Then each victim's stages and its images
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacks.engine.chunks import in_chunks
+from attacks.engine.clients import OwnValues
 from attacks.engine.lbfgs import Phase, minimise
 from attacks.engine.observation import SMASHED, SplitView, split_view
 from attacks.engine.prior import Frame
@@ -37,6 +39,9 @@ _NOISES = (0.3, 0.1, 0.03, 0.01)
 """Noise of the joint fit, falling, in units of the activations' standard deviation."""
 _LOOSE = 2.0
 """Prior deviation of a withheld coordinate, in units of the surrogate's root mean square drift."""
+_APART = 2.5
+"""Prior deviation of what a client kept of a whole network, in units of the surrogate's root mean
+square drift: a client's data is its own, and it trained for long."""
 _OUTSIDE = 0.02
 """Deviation allowed to pixels outside [0, 1]: withheld stages leave brightness and contrast open,
 and this settles most of it."""
@@ -50,6 +55,8 @@ def with_private_parts(seen: Seen, ctx: Context) -> Seen:
     Without smashed data: `before` has, in the coordinates that all victims withheld, values from
     `STEPS[0]` steps on public labelled data around the others. Unchanged in the first round, and
     where the defense has variables of its own.
+
+    Their own values around these are another matter: see `own_values`.
 
     With smashed data: as if the victims' first stages were the broadcast ones. The first step's
     smashed data is q + f(x) - g(x): f are the broadcast stages, g the victim's and x its images,
@@ -71,70 +78,113 @@ def with_private_parts(seen: Seen, ctx: Context) -> Seen:
     broadcast stages as a common frame.
     """
     each = seen.releases
-    found = [_remembered(one, ctx) for one in each]
+    found = [_remembered(one, ctx).seen for one in each]
     if all(a is b for a, b in zip(found, each, strict=True)):
         return seen
     return replace(found[-1], earlier=tuple(found[:-1]))
 
 
-@dataclass(frozen=True)
+def own_values(seen: Seen, ctx: Context) -> list[OwnValues | None]:
+    """What the victims may have trained from in place of what `with_private_parts` tells, for every
+    release, oldest first; None where nothing was kept, in the first round, where smashed data was
+    seen, and where the defense has variables of its own.
+
+    Args:
+        seen: As it was seen, not with private parts.
+        ctx: The attack's.
+    """
+    found = [_remembered(one, ctx).own for one in seen.releases]
+    kept = {n for own in found if own is not None for n in own.sizes}
+    sizes = {n: v.numel() for n, v in seen.before.items() if n in kept}
+    return [own if own is None else replace(own, sizes=sizes) for own in found]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Estimate:
-    """A late estimate of one release, since an attack and the judge of its answer ask for it."""
+    """Of one release.
+
+    Attributes:
+        seen: With private parts; as it was seen where nothing was estimated.
+        own: See `own_values`.
+    """
 
     seen: Seen
+    own: OwnValues | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Late:
+    """A late estimate, since an attack and the judge of its answer ask for it."""
+
+    asked: Seen
     ctx: Context
-    estimated: Seen | None
+    answer: _Estimate
 
     def suits(self, seen: Seen, ctx: Context) -> bool:
         mine = self.ctx
         return (
-            seen.messages is self.seen.messages
+            seen.messages is self.asked.messages
+            and seen.known == self.asked.known
             and (ctx.device, type(ctx.defense)) == (mine.device, type(mine.defense))
             and torch.equal(ctx.aux_x, mine.aux_x)
             and torch.equal(ctx.aux_y, mine.aux_y)
         )
 
 
-_LATE: deque[_Estimate] = deque(maxlen=128)
+_LATE: deque[_Late] = deque(maxlen=128)
 
 
-def _remembered(seen: Seen, ctx: Context) -> Seen:
-    """One release estimated; itself where nothing was."""
-    if _LATE and _LATE[0].seen.initial is not seen.initial:  # of another observation
+def _remembered(seen: Seen, ctx: Context) -> _Estimate:
+    """The estimate of one release."""
+    if _LATE and _LATE[0].asked.initial is not seen.initial:  # of another observation
         _LATE.clear()
     for late in _LATE:
         if late.suits(seen, ctx):
-            return late.estimated or seen
+            return (
+                replace(late.answer, seen=seen) if late.answer.seen is late.asked else late.answer
+            )
     found = _estimated_release(seen, ctx)
-    _LATE.append(_Estimate(seen, ctx, None if found is seen else found))
+    _LATE.append(_Late(asked=seen, ctx=ctx, answer=found))
     return found
 
 
-def _estimated_release(seen: Seen, ctx: Context) -> Seen:
+def _estimated_release(seen: Seen, ctx: Context) -> _Estimate:
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
     if view is None:
         return _with_surrogate(seen, ctx)
     if seen.of(seen.clients[0], SMASHED)[0].round == 0:
-        return seen
+        return _Estimate(seen=seen)
     drift = Drift(seen, ctx, view)
     best = drift.surrogate() if drift.any else None
-    return seen if best is None else drift.translated(best)
+    return _Estimate(seen=seen if best is None else drift.translated(best))
 
 
-def _with_surrogate(seen: Seen, ctx: Context) -> Seen:
-    """`before` with a surrogate of what no victim uploaded; see `with_private_parts`."""
+def _with_surrogate(seen: Seen, ctx: Context) -> _Estimate:
+    """`before` with a surrogate of what no victim uploaded, and moves of what each kept."""
     kind = seen.upload_kind()
     if kind is None or seen.of(seen.clients[0], kind)[0].round == 0:
-        return seen
+        return _Estimate(seen=seen)
     if "variables" in ctx.defense.owns:
-        return seen
-    free = {n: k.all(dim=0).to(ctx.device) for n, k in withheld(seen, seen.before).items()}
-    free = {n: k for n, k in free.items() if bool(k.any())}
-    if not free:
-        return seen
+        return _Estimate(seen=seen)
+    kept = {n: k.to(ctx.device) for n, k in withheld(seen, seen.before).items()}
+    if not kept:
+        return _Estimate(seen=seen)
+    free = {n: k.any(dim=0) for n, k in kept.items()}
     present = {n: v.to(ctx.device) for n, v in seen.before.items()}
     trained = _trained(seen, ctx, present, free, {}, {}, steps=STEPS[0], path=False)
-    return replace(seen, before={n: trained[n].to(v) for n, v in seen.before.items()})
+    before, centre, scale = dict(seen.before), {}, {}
+    for name, by_victim in kept.items():
+        everyone = by_victim.all(dim=0)
+        estimated = torch.where(everyone, trained[name], present[name])
+        drift = (trained[name] - present[name])[free[name]]
+        before[name] = estimated.to(before[name])
+        centre[name] = trained[name] - estimated
+        scale[name] = _APART * float(drift.square().mean().sqrt())
+        if torch.equal(everyone, free[name]):
+            kept[name] = everyone[None]
+    sizes = {n: v.numel() for n, v in centre.items()}
+    own = OwnValues(kept=kept, centre=centre, scale=scale, sizes=sizes)
+    return _Estimate(seen=replace(seen, before=before), own=own)
 
 
 def _trained(

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients
+from attacks.engine.clients import Clients, OwnValues
 from attacks.engine.gradients import Layered, Returned, as_vector
 from attacks.engine.observation import ObservedUploads, SplitView
 from attacks.engine.orders import Orders
@@ -32,12 +32,14 @@ _SUM, _LOOSE = 1e-5, 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """P candidates: images x [P, K, *shape], soft labels y [P, K, C], and the images as the
-    optimiser's vectors [P, K * D]."""
+    """P candidates: images x [P, K, *shape], soft labels y [P, K, C], the images as the optimiser's
+    vectors [P, K * D (+ O)], and behind them what is tried for what their clients kept to
+    themselves (see `OwnValues`), [P, O] by itself, or None for what is known of it."""
 
     x: Tensor
     y: Tensor
     vectors: Tensor
+    own: Tensor | None = None
 
 
 class Misfit(NamedTuple):
@@ -78,8 +80,9 @@ class Uploads:
         clips: Mechanisms whose deterministic part is played, in order.
         law: The mechanism whose likelihood compares, or None for the squared distance.
         orders: Guesses of the samples' order, where it matters and nobody told it, or None.
-        unexplained: Standard deviation [V] of what no candidate explains, where clients trained
-            from values that nobody else has; None where nothing is known of it.
+        own: What the victims kept to themselves, or None.
+        unexplained: Standard deviation [V] of what no candidate explains all the same; None where
+            nothing is known of it.
     """
 
     def __init__(
@@ -94,17 +97,34 @@ class Uploads:
         self.clients, self.observation, self.law = clients, observation, law
         self.returned, self.clips = returned, clips
         self.orders: Orders | None = None
+        self.own: OwnValues | None = None
         self.unexplained: Tensor | None = None
 
-    def sent(self, x: Tensor, y: Tensor, victims: Tensor | None = None) -> dict[str, Tensor]:
+    def sent(
+        self, x: Tensor, y: Tensor, victims: Tensor | None = None, own: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Uploads [P, ...] before noise in the observation's kind, for the names observed.
 
-        victims: int64 [P], whose returned slopes are used in place of the labels, whose samples'
-        order is followed, and whose absent coordinates a clip leaves out; None: any victim's.
+        Args:
+            x: [P, K, *shape].
+            y: [P, K, C].
+            victims: int64 [P], whose returned slopes are used in place of the labels, whose order
+                of samples is followed, whose own values count, and whose absent coordinates a clip
+                leaves out; None: any victim's.
+            own: See `Candidate`.
         """
         if self.orders is not None and victims is not None:
             x, y = self.orders.arranged(x, victims), self.orders.arranged(y, victims)
-        return self._sent(x, y, victims)
+        return self._sent(x, y, victims, own)
+
+    def moves(self, victims: Tensor | None, own: Tensor | None = None) -> State | None:
+        """From what was received to where the victims started [P, ...], or None; own: see
+        `Candidate`."""
+        if self.own is None or victims is None:
+            return None
+        if own is None and self.own.found is not None:
+            own = self.own.found[victims].to(self.values)
+        return None if own is None else self.own.moves(own, victims)
 
     def in_order(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """Uploads [P, D] of samples [P, T, *shape] and labels [P, T, C], step after step; 0 where
@@ -113,11 +133,13 @@ class Uploads:
         mask = self.mask(victims)
         return sent if mask is None else sent * mask
 
-    def _sent(self, x: Tensor, y: Tensor, victims: Tensor | None) -> dict[str, Tensor]:
+    def _sent(
+        self, x: Tensor, y: Tensor, victims: Tensor | None, own: Tensor | None = None
+    ) -> dict[str, Tensor]:
         if self.returned is not None and victims is not None:
             gradient = self.returned(x, y, victims)
         else:
-            gradient = self.clients.computed(x, y)
+            gradient = self.clients.computed(x, y, self.moves(victims, own))
         if self.clips:
             shown = self._shown(victims)
             for clip in self.clips:
@@ -178,17 +200,42 @@ class Uploads:
             return 1 / (2 * variance)
         return self.law.variance / (self.law.variance + variance)
 
-    def missed(self, x: Tensor, y: Tensor) -> Tensor:
-        """Root mean square [V] of what one candidate for every victim leaves unexplained, in the
-        coordinates that were seen."""
-        victims = torch.arange(len(self.values), device=x.device)
+    @property
+    def known(self) -> Tensor:
+        """Variance [V] of what is random by the mechanism and the samples' order."""
+        variance = torch.zeros_like(self.values[:, 0])
+        if isinstance(self.law, GaussianNoise):
+            variance = variance + self.law.variance
+        return variance if self.orders is None else variance + self.orders.std.square()
+
+    def missed(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
+        """Mean square [P] of what candidates for the victims int64 [P] leave unexplained, in the
+        coordinates that were seen; own: see `Candidate`."""
         names = list(self.observation.values)
-        with torch.no_grad():
-            rest = as_vector(self.sent(x, y, victims), names) - self.values
+        rest = as_vector(self.sent(x, y, victims, own), names) - self.values[victims]
         mask = self.mask(victims)
-        if mask is None:
-            return rest.square().mean(dim=1).sqrt()
-        return ((rest * mask).square().sum(dim=1) / mask.sum(dim=1).clamp_min(1)).sqrt()
+        if mask is not None:
+            rest = rest * mask
+        return rest.square().sum(dim=1) / self.sizes[victims].clamp_min(1)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Coordinates that were seen, [V]."""
+        if self.visible is None:
+            return torch.full_like(self.values[:, 0], self.values.shape[1])
+        return self.visible.sum(dim=1).to(self.values)
+
+    def surprise(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
+        """Negative log-likelihood [P] of candidates for the victims int64 [P], up to a constant,
+        under the Gaussian noise that suits each best, at least what is known of it; own: see
+        `Candidate`.
+
+        Where no candidate explains the upload within the known noise, one that leaves less is
+        better, but not by that noise's measure.
+        """
+        missed, known = self.missed(x, y, victims, own), self.known[victims]
+        variance = torch.maximum(missed, known).clamp_min(_TINY)
+        return self.sizes[victims] / 2 * (missed / variance + variance.log())
 
     def mask(self, victims: Tensor) -> Tensor | None:
         """1 where a coordinate of the victims was seen, else 0 [P, D]; None if all were."""
@@ -211,7 +258,8 @@ class UploadLikelihood:
         factors = [f for f in (uploads.mask(victims), weight, sure) if f is not None]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            sent = as_vector(uploads.sent(candidate.x, candidate.y, victims), names)
+            made = uploads.sent(candidate.x, candidate.y, victims, candidate.own)
+            sent = as_vector(made, names)
             loss, slope = prepared.misfit(sent.detach())
             for factor in factors:
                 loss, slope = loss * factor, slope * factor
@@ -304,11 +352,11 @@ class UploadSum:
     def sent(self, candidate: Candidate) -> Tensor:
         """Updates of candidates there, [P, M]."""
         x, y, orders = candidate.x, candidate.y, self.uploads.orders
+        everyone = torch.arange(len(self.uploads.values), device=x.device)
+        victims = everyone.repeat(len(x) // len(everyone))
         if orders is not None:
-            everyone = torch.arange(len(self.uploads.values), device=x.device)
-            victims = everyone.repeat(len(x) // len(everyone))
             x, y = orders.arranged(x, victims), orders.arranged(y, victims)
-        gradient = self.uploads.clients.computed(x, y)
+        gradient = self.uploads.clients.computed(x, y, self.uploads.moves(victims, candidate.own))
         sent = self.uploads.clients.as_sent({n: gradient[n] for n in self.covers}, "update")
         return torch.cat([sent[n][:, c] for n, c in self.covers.items()], dim=1)
 
@@ -319,7 +367,7 @@ class UploadSum:
         return self.uploads.law is not None
 
     def unexplained(self, candidate: Candidate) -> Tensor:
-        """Share of the mean's square that one candidate for every victim leaves open, [1]."""
+        """Share of the mean's square that one candidate for every victim leaves open, a scalar."""
         rest = self.sent(candidate).mean(dim=0) - self.mean
         return rest.square().sum() / self.mean.square().sum().clamp_min(_TINY)
 

@@ -28,8 +28,9 @@ def match_together(
     """Improve a solution by what is known of all victims together, if that can be explained.
 
     The sum is loose at first, since far from the solution it would bend the images out of shape.
-    Where candidates do not come near it at all, as with clients that train from values of their
-    own, the images of that stage are kept which explain everything best (see `Matcher.judged`).
+    The images of that stage are kept which explain everything best (see `Matcher.judged`), those of
+    single victims where none comes near the sum: clients that train from values of their own make
+    one that no images make, and what came closer to it is bent, not better.
 
     Args:
         matcher: In float64.
@@ -86,16 +87,17 @@ def best_labels(matcher: Matcher, images: Tensor, labels: Tensor | None = None) 
     """
     count, classes = len(images), matcher.encoding.classes
     victims = torch.arange(count, device=images.device)
-    x = images.repeat_interleave(classes, dim=0)
-    y = torch.eye(classes, dtype=x.dtype, device=x.device).repeat(count, 1)[:, None]
-    own = matcher.losses(x, y, victims.repeat_interleave(classes)).view(count, classes)
+    x = images.repeat(classes, *[1] * (images.ndim - 1))
+    y = torch.eye(classes, dtype=x.dtype, device=x.device).repeat_interleave(count, dim=0)[:, None]
+    own = matcher.losses(x, y, victims.repeat(classes)).view(classes, count).mT
     chosen = own.argmin(dim=1) if labels is None else labels[:, 0].clone()
     sums = matcher.evidence.sums
     if not sums:
         return chosen[:, None]
     candidate = Candidate(x=x, y=y, vectors=x.flatten(1))
     with torch.no_grad():
-        sent = torch.cat([s.sent(candidate) for s in sums], dim=1).view(count, classes, -1) / count
+        sent = torch.cat([s.sent(candidate) for s in sums], dim=1) / count
+        sent = sent.view(classes, count, -1).transpose(0, 1)
     mean = torch.cat([s.mean for s in sums])
 
     def loss(tried: Tensor) -> Tensor:
