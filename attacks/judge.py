@@ -20,6 +20,8 @@ from bench.toolkit.batches import class_means
 
 _STEPS = 30
 """Evaluations by which pixels recover from being cut."""
+_LITTLE = 0.1
+"""Share of |observation|^2 from which an answer explains little."""
 _BEYOND = 0.03
 """Root of how far beyond they begin, since at 0 there is no slope."""
 
@@ -107,11 +109,27 @@ def _uncut(evidence: Evidence, images: Tensor, labels: Tensor, ctx: Context) -> 
     more.
 
     Answers are cut to [0, 1], and where nothing that was seen is random, that alone leaves more
-    unexplained than the images did that they were cut from.
+    unexplained than the images did that they were cut from. An answer that explains little is left
+    as it is: that is not for its being cut.
     """
     encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
+    matcher = Matcher(evidence, encoding)
     everyone = torch.arange(len(images), device=images.device)
-    evaluate = Matcher(evidence, encoding).evaluator(everyone, labels)
+    hot = torch.nn.functional.one_hot(labels, encoding.classes).to(images)
+    with torch.no_grad():
+        losses = matcher.losses(images, hot, everyone)
+    explained = (losses < _LITTLE * evidence.square).nonzero().squeeze(1)
+    if not len(explained):
+        return images
+    uncut = images.clone()
+    uncut[explained] = _beyond(matcher, images[explained], labels[explained], explained)
+    return uncut
+
+
+def _beyond(matcher: Matcher, images: Tensor, labels: Tensor, victims: Tensor) -> Tensor:
+    """What `_uncut` does, of candidates for the victims int64 [P]."""
+    encoding = matcher.encoding
+    evaluate = matcher.evaluator(victims, labels)
     plain = encoding.vectors_of(images, labels)
     beyond = (plain >= 1).to(plain) - (plain <= 0).to(plain)  # which way a pixel was cut
 
@@ -120,11 +138,10 @@ def _uncut(evidence: Evidence, images: Tensor, labels: Tensor, ctx: Context) -> 
         loss, gradient = evaluate(plain[problems] + way * z.square(), problems)
         return loss, gradient * 2 * way * z
 
-    phase = Phase(
-        evaluate=evaluate_cut, stop=torch.zeros_like(evidence.square), dtype=evidence.dtype
-    )
+    stop = torch.zeros_like(plain[:, 0])
+    phase = Phase(evaluate=evaluate_cut, stop=stop, dtype=encoding.dtype)
     start = torch.full_like(plain, _BEYOND)
     found = minimise([phase], start, max_evaluations=_STEPS)
     moved = plain + beyond * found.x.square()
-    better = found.loss < evaluate(plain, everyone)[0]
+    better = found.loss < evaluate(plain, torch.arange(len(plain), device=plain.device))[0]
     return encoding.images(torch.where(better[:, None], moved, plain), labels)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from attacks import judge as judge_module
 from attacks.engine.evidence import Evidence
 from attacks.engine.observation import opened_mean
 from attacks.engine.terms import Candidate
@@ -183,15 +184,17 @@ def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
     assert total["labels"] == pytest.approx(total["class mean"])
 
 
-def test_the_judge_makes_up_for_pixels_that_were_cut_and_for_nothing_else(digits: Dataset) -> None:
+def test_the_judge_makes_up_for_pixels_that_were_cut_and_for_nothing_else(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wide = replace(digits, train_x=0.5 + 1.2 * (digits.train_x - 0.5))  # cutting takes its ends
     network = network_for(wide)
     seen, truth = seen_under(wide, network, NoDefense(), clients=4)
     assert float(truth.x.min()) < -0.05
     ctx, judge = context_for(wide, network, NoDefense()), Likelihood()
 
-    def judged(images: torch.Tensor) -> float:
-        losses = judge.losses(seen, ctx, Reconstruction(images=images, labels=truth.y))
+    def judged(images: torch.Tensor, labels: torch.Tensor = truth.y) -> float:
+        losses = judge.losses(seen, ctx, Reconstruction(images=images, labels=labels))
         assert losses is not None
         return float(losses.sum())
 
@@ -199,6 +202,8 @@ def test_the_judge_makes_up_for_pixels_that_were_cut_and_for_nothing_else(digits
     assert uncut < judged(truth.x.clamp(0.001, 0.999)) - 100
     assert uncut < judged(torch.zeros_like(truth.x))
     assert uncut < judged(torch.ones_like(truth.x))
+    monkeypatch.setattr(judge_module, "minimise", None)  # what explains little is left as it is
+    assert uncut < judged(truth.x.clamp(0, 1), (truth.y + 1) % 10)
 
 
 def test_a_victim_without_an_answer_is_never_chosen(digits: Dataset) -> None:
