@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
+from attacks.engine.epochs import every_epoch
 from attacks.engine.evidence import Evidence, attach, keeping, releases_of
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Phase, minimise
@@ -43,7 +44,7 @@ class Likelihood(Judge):
             return None
 
     def _losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
-        seen = lined_up(seen, ctx)
+        seen = lined_up(every_epoch(seen, ctx), ctx)
         own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
         if nothing_to_match(seen) is not None or lawless(seen) is not None:
             return None

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from attacks.analytic import Analytic
+from attacks.engine import deep_leakage
+from attacks.engine.epochs import every_epoch
 from attacks.engine.evidence import Evidence, releases_of, some_terms
 from attacks.engine.lined_up import lined_up
 from attacks.idlg import IDLG
@@ -32,8 +34,10 @@ from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from defenses.dp_cutmix import DPCutMix
+from defenses.ms_pafl import MSPAFL
 from defenses.noise import GaussianUpdate
 from defenses.pm_sfl import PMSFL
+from defenses.selective_shield import SelectiveShield
 from defenses.spm import SPM
 from tests.conftest import context_for, federation_of, network_for
 from tests.matchers import matcher_for
@@ -278,6 +282,82 @@ def test_more_rounds_are_never_worse_and_mostly_better(
         ctx = context(digits, network, defense, seen)
         scores.append(similarity(attack, seen, ctx, truth))
     assert scores[1] > scores[0] + 0.2 * (1 - scores[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "defense",
+    [
+        MSPAFL(epsilon=1e4, noise="analytic", clip_norm=10.0, check_in=1.0),
+        SelectiveShield(tau=0.05, rho=0.5, noise_multiplier=0.02, clip_norm=1.0),
+        GaussianUpdate(noise_multiplier=0.02, clip_norm=5.0),
+        SPM(epsilon=3.9, variant="unbiased"),
+    ],
+    ids=["ms_pafl", "selective_shield", "gaussian", "spm"],
+)
+def test_more_rounds_of_a_trained_network_are_never_worse(
+    digits: Dataset, defense: Defense
+) -> None:
+    """The first two train from values of their own, which rounds share: an error that many of them
+    make certain."""
+    network, work = (
+        network_for(digits),
+        LocalWork(protocol="fedavg", batch=32, lr=0.5, local_steps=10),
+    )
+    settings = ProtocolSettings(name="fedavg", clients=8, local_steps=1, lr=0.5)
+    federation = federation_of(digits, network, defense, clients=8, each=80)
+    for _ in range(12):
+        federation.play(work, [c.id for c in federation.clients])
+    seen, truth = released(federation, digits, settings, 8, training=work, labels=True)
+    one = seen.releases[-1]
+    alone = similarity(IDLG(), one, context(digits, network, defense, one), truth)
+    together = similarity(IDLG(), seen, context(digits, network, defense, seen), truth)
+
+    assert together > alone - 0.02
+
+
+def test_later_epochs_of_a_split_client_tell_of_the_same_samples(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sends other patches, in an order of its own, from stages that its steps have moved."""
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
+    threat: dict[str, Any] = {"split": True, "batch": 4, "local_epochs": 6}
+    seen, truth = at_init(digits, network, defense, 1, **threat)
+    ctx = context(digits, network, defense, seen)
+    found = every_epoch(seen, ctx)
+    assert len(found.releases) == 6
+    assert all(one.upload_kind() is None for one in found.earlier)
+    assert every_epoch(found, ctx) is found
+    all_epochs = similarity(IDLG(), seen, ctx, truth)
+    monkeypatch.setattr(deep_leakage, "every_epoch", lambda seen, ctx: seen)
+    first = similarity(IDLG(), seen, ctx, truth)
+    assert all_epochs > first + 0.1
+
+
+def test_what_the_server_returned_explains_all_steps_of_one_sample(digits: Dataset) -> None:
+    """No label and no server stage is needed, whatever these did between the steps."""
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
+    seen, truth = at_init(digits, network, defense, 1, split=True, local_epochs=6)
+    ctx = context(digits, network, defense, seen)
+    uploads = Evidence(seen, ctx, dtype=torch.float64).uploads
+    assert uploads is not None
+    y = torch.full((4, 1, 10), 0.1, dtype=torch.float64)
+    missed = uploads.missed(truth.x.double(), y, torch.arange(4))
+    assert float(missed.sqrt().max()) < 1e-5 * float(uploads.values.square().mean().sqrt())
+    assert similarity(IDLG(), seen, ctx, truth) > 0.99
+
+
+def test_epochs_that_tell_nothing_more_are_left_alone(digits: Dataset) -> None:
+    network = network_for(digits)
+    for defense, split, threat in (
+        (Defense(), True, {"local_epochs": 3}),  # exact at once
+        (GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0), False, {"local_epochs": 3}),
+        (PMSFL(lr_scale=300.0), True, {"batch": 4, "local_steps": 2, "local_epochs": 2}),
+    ):
+        seen, _ = at_init(digits, network, defense, 1, split=split, **threat)
+        assert every_epoch(seen, context(digits, network, defense, seen)) is seen
 
 
 def test_patches_of_several_states_unite(digits: Dataset) -> None:

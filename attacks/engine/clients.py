@@ -77,8 +77,8 @@ class Clients:
 
     def returned(self, view: SplitView) -> Returned | None:
         """The gradient of the first stages by the slopes that the server returned, if it did; None
-        for several steps, which are simulated, since the view is of the first."""
-        if view.slopes is None or self.training.steps > 1:
+        for several steps on several samples, which steps use in an order that is not known."""
+        if view.slopes is None or (self.training.steps > 1 and self.samples > 1):
             return None
         return Returned(self.network, self.defense, self.training, view, view.slopes)
 

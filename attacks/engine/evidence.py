@@ -278,10 +278,10 @@ class Evidence:
 
     @property
     def costly(self) -> bool:
-        """Whether there are many releases, each from a state of its own, so that none shares the
+        """Whether there are many uploads, each from a state of its own, so that none shares the
         evaluations of another."""
-        states = {id(one.clients) for one in releases_of(self)}
-        return len(states) == len(self.earlier) + 1 >= _MANY
+        sent = [one for one in releases_of(self) if one.uploads is not None]
+        return len({id(one.clients) for one in sent}) == len(sent) >= _MANY
 
     @property
     def anneals(self) -> bool:

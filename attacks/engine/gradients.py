@@ -101,7 +101,8 @@ class Traced:
 
 
 class Returned:
-    """Gradient by the client's first stages in one step of a split protocol.
+    """Mean gradient by the client's first stages over the steps of a split protocol, each on the
+    same samples.
 
     The server returned the loss's gradient by the smashed data, so it needs no loss and, but for
     a defense that trains those stages with labels of its own, no label: the gradient of
@@ -109,7 +110,7 @@ class Returned:
 
     Attributes:
         start: Variables of those stages.
-        slopes: What the server returned to the victims [V, B, ...].
+        slopes: What the server returned to the victims [V, steps, B, ...].
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Returned:
         view: SplitView,
         slopes: Tensor,
     ) -> None:
-        self.defense, self.slopes = defense, slopes
+        self.defense, self.slopes, self.lr = defense, slopes, training.lr
         stages = network.cuts[: network.cuts.index(view.cut) + 1]
         prefixes = tuple(f"{stage}." for stage in stages)
         self.start = {n: v for n, v in training.start.items() if n.startswith(prefixes)}
@@ -131,8 +132,13 @@ class Returned:
         return vmap(self._one)(x, self.slopes[victims], y)
 
     def _one(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
-        given = (slopes * len(slopes), y)
-        return dict(self.defense.gradient(self.loss, self.start, (x,), given, {}))  # type: ignore[arg-type]
+        variables, total = self.start, {n: torch.zeros_like(v) for n, v in self.start.items()}
+        for each in slopes:
+            given = (each * len(each), y)
+            grads = self.defense.gradient(self.loss, variables, (x,), given, {})  # type: ignore[arg-type]
+            total = {n: total[n] + g for n, g in grads.items()}
+            variables = {n: v - self.lr * grads[n] for n, v in variables.items()}
+        return {n: g / len(slopes) for n, g in total.items()}
 
 
 class Layered:

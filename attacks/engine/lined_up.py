@@ -25,16 +25,16 @@ def lined_up(seen: Seen, ctx: Context) -> Seen:
 
     A sample's activations differ from round to round, since the network does, but each round's are
     inverted by a ridge regression on public samples, and what they show is held against what the
-    last round's show: the assignment of least squared distance is taken. Rounds of several steps,
-    whose later ones come from weights that the server does not have, are left out, but for the
-    last; so are those of which nothing is to be lined up, as they are.
+    last round's show: the assignment of least squared distance is taken. Rounds whose epochs have
+    several steps, the later ones from weights that the server does not have, are left out, but for
+    the last; where nothing is to be lined up, all stay as they are.
     """
     if not seen.earlier or seen.known["samples"] == 1:
         return seen
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
     if view is None:
         return seen
-    if int(seen.known["local_steps"]) > 1:
+    if int(seen.known["batch"]) < int(seen.known["samples"]):
         return replace(seen, earlier=())
     shown = _shown(seen.releases[-1], view, ctx)
     found = []

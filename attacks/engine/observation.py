@@ -28,6 +28,8 @@ SMASHED: Final = "smashed"
 SLOPES, PATCHES = "smashed_gradient", "patches"
 """Kinds of the messages, and names of the one part, with cut-layer activations and the gradient
 returned for them; kind of a mixer's, one part per client."""
+EPOCH: Final = "local_epoch"
+"""Of what is known of a release, where it is a later local epoch of a round (see `epochs`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,30 +209,30 @@ def opened_mean(seen: Seen, *, dtype: torch.dtype) -> tuple[dict[str, Tensor], T
 
 
 # --- smashed data ------------------------------------------------------------------------------
-def smashed_of(seen: Seen, *, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """First-step activations of every victim's batch and their presence, [V, B, ...] each, or
-    None if no smashed data was seen.
+def smashed_of(seen: Seen, *, dtype: torch.dtype, step: int = 0) -> tuple[Tensor, Tensor] | None:
+    """A step's activations of every victim's batch and their presence, [V, B, ...] each, or None if
+    no smashed data was seen.
 
     Where a mixer told the server which patches a client contributed, the others are absent:
     there is at most noise. Raises NonFiniteError.
     """
     if not seen.clients or not seen.of(seen.clients[0], SMASHED):
         return None
-    values, present = seen.stack(SMASHED, seen.clients)
+    values, present = seen.stack(SMASHED, seen.clients, step)
     for client, value, sent in zip(seen.clients, values[SMASHED], present[SMASHED], strict=True):
         if not bool(torch.isfinite(value[sent]).all()):
             raise NonFiniteError(f"the smashed data of {client} holds non-finite values.")
-    own = _patches(seen, values[SMASHED])
+    own = _patches(seen, values[SMASHED], step)
     there = present[SMASHED] if own is None else present[SMASHED] & own
     return values[SMASHED].to(dtype), there
 
 
-def _patches(seen: Seen, values: Tensor) -> Tensor | None:
+def _patches(seen: Seen, values: Tensor, step: int) -> Tensor | None:
     """Which values [V, B, ...] lie in the patches that each victim contributed, or None."""
     told = {
         name: part.values
         for m in seen.messages
-        if m.kind == PATCHES and m.step == 0
+        if m.kind == PATCHES and m.step == step
         for name, part in m.parts.items()
     }
     if not set(seen.clients) <= set(told):
@@ -241,14 +243,14 @@ def _patches(seen: Seen, values: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitView:
-    """What a split protocol's server knows of V victims' first step.
+    """What a split protocol's server knows of V victims' first step, and what it answered in each.
 
     Attributes:
         cut: Stage after which the activations were sent.
         values: Smashed data [V, B, ...].
         present: Which of it are the victims' own, bool [V, B, ...].
-        slopes: The loss's gradient by it that the server returned [V, B, ...], 0 where nothing
-            was sent, or None.
+        slopes: The loss's gradient by every step's smashed data that the server returned
+            [V, steps, B, ...], 0 where nothing was sent, or None.
         mechanisms: Public ones that act on it, in the order in which they do.
     """
 
@@ -275,21 +277,30 @@ class SplitView:
         return q
 
 
+def _slopes(seen: Seen, step: int, like: Tensor) -> Tensor | None:
+    """What the server returned in a step [V, B, ...], 0 where nothing was sent, or None."""
+    returned = {
+        m.receiver: m.parts[SLOPES].values
+        for m in seen.messages
+        if m.kind == SLOPES and m.step == step
+    }
+    if not set(seen.clients) <= set(returned):
+        return None
+    found = smashed_of(seen, dtype=like.dtype, step=step)
+    assert found is not None
+    slopes = torch.stack([returned[c] for c in seen.clients]).to(like)
+    return torch.where(found[1].to(like.device), slopes, 0.0)
+
+
 def split_view(seen: Seen, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
     """See `SplitView`; None where no smashed data was seen. Raises as `smashed_of`."""
     found = smashed_of(seen, dtype=dtype)
     if found is None:
         return None
     values, present = (t.to(device) for t in found)
-    returned = {
-        m.receiver: m.parts[SLOPES].values
-        for m in seen.messages
-        if m.kind == SLOPES and m.step == 0
-    }
-    slopes = None
-    if set(seen.clients) <= set(returned):
-        slopes = torch.stack([returned[c] for c in seen.clients]).to(values)
-        slopes = torch.where(present, slopes, 0.0)
+    steps = [_slopes(seen, step, values) for step in range(int(seen.known["local_steps"]))]
+    known = [s for s in steps if s is not None]
+    slopes = torch.stack(known, dim=1) if len(known) == len(steps) else None
     return SplitView(
         cut=str(seen.known["cut"]),
         values=values,

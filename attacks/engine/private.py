@@ -25,7 +25,7 @@ from torch.func import vmap
 from attacks.engine.chunks import in_chunks
 from attacks.engine.clients import OwnValues
 from attacks.engine.lbfgs import Phase, minimise
-from attacks.engine.observation import SMASHED, SplitView, split_view
+from attacks.engine.observation import EPOCH, SMASHED, SplitView, split_view
 from attacks.engine.prior import Frame
 from bench.api import Context, Seen, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
@@ -149,6 +149,8 @@ def _remembered(seen: Seen, ctx: Context) -> _Estimate:
 
 
 def _estimated_release(seen: Seen, ctx: Context) -> _Estimate:
+    if EPOCH in seen.known:  # of clients that kept nothing
+        return _Estimate(seen=seen)
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
     if view is None:
         return _with_surrogate(seen, ctx)
