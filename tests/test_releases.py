@@ -300,10 +300,8 @@ def test_more_rounds_of_a_trained_network_are_never_worse(
 ) -> None:
     """The first two train from values of their own, which rounds share: an error that many of them
     make certain."""
-    network, work = (
-        network_for(digits),
-        LocalWork(protocol="fedavg", batch=32, lr=0.5, local_steps=10),
-    )
+    network = network_for(digits)
+    work = LocalWork(protocol="fedavg", batch=32, lr=0.5, local_steps=10)
     settings = ProtocolSettings(name="fedavg", clients=8, local_steps=1, lr=0.5)
     federation = federation_of(digits, network, defense, clients=8, each=80)
     for _ in range(12):
@@ -312,7 +310,6 @@ def test_more_rounds_of_a_trained_network_are_never_worse(
     one = seen.releases[-1]
     alone = similarity(IDLG(), one, context(digits, network, defense, one), truth)
     together = similarity(IDLG(), seen, context(digits, network, defense, seen), truth)
-
     assert together > alone - 0.02
 
 

@@ -159,32 +159,39 @@ class DeepLeakage(Attack):
         solution = solve(ctx, waves=waves, known=known, stop=stop)
         if self.preset != "paper":
             self._reordered(first, ctx, optimiser, known, solution)
-        beyond = bool(keeping(first)) or (noisy and unexplained(matcher(first.dtype), solution))
-        if beyond and self.preset != "paper":
-            match_with_own(
-                matcher(first.dtype),
-                solution,
-                evaluations=(1 + self.restarts) * ctx.budget,
-                history=self.history,
-            )
-        if first.sums and self.preset != "paper":
-            exact = matcher(torch.float64)
-            for one, other in zip(releases_of(first), releases_of(exact.evidence), strict=True):
-                if one.uploads is not None and other.uploads is not None:
-                    other.uploads.unexplained = one.uploads.unexplained
-            match_together(
-                exact,
-                solution,
-                searched=known.fixed is None and first.clients.samples == 1,
-                evaluations=(1 + self.restarts) * ctx.budget,
-                history=self.history,
-            )
+            self._with_what_is_hidden(first, ctx, matcher, known, solution)
         notes = [*known.notes]
         if not noisy:
             notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")
         if solution.redrawn:
             notes.append(f"{solution.redrawn} starts diverged and were replaced")
         return solution.answer(matcher(first.dtype), notes)
+
+    def _with_what_is_hidden(
+        self,
+        evidence: Evidence,
+        ctx: Context,
+        matcher: Callable[[torch.dtype], Matcher],
+        known: Labels,
+        solution: Solution,
+    ) -> None:
+        """Match again together with what clients kept, or what nothing explains, and then all
+        victims together by sums that the server learns."""
+        evaluations, plain = (1 + self.restarts) * ctx.budget, matcher(evidence.dtype)
+        if keeping(evidence) or (evidence.noisy and unexplained(plain, solution)):
+            match_with_own(plain, solution, evaluations=evaluations, history=self.history)
+        if evidence.sums:
+            exact = matcher(torch.float64)
+            for one, other in zip(releases_of(evidence), releases_of(exact.evidence), strict=True):
+                if one.uploads is not None and other.uploads is not None:
+                    other.uploads.unexplained = one.uploads.unexplained
+            match_together(
+                exact,
+                solution,
+                searched=known.fixed is None and evidence.clients.samples == 1,
+                evaluations=evaluations,
+                history=self.history,
+            )
 
     def _reordered(
         self,

@@ -37,11 +37,13 @@ def every_epoch(seen: Seen, ctx: Context) -> Seen:
     noise. Unchanged where that tells nothing: the first epoch's activations are exact and whole;
     and where it can't be told: an epoch has several steps, or a client kept stages to itself.
     """
-    view = split_view(seen, dtype=torch.float64, device=ctx.device)
-    if view is None or not _fresh(view, ctx) or seen.upload_kind() is None:
-        return seen
     several = int(seen.known["batch"]) < int(seen.known["samples"])  # steps in an epoch
-    if several or any(EPOCH in one.known for one in seen.earlier):
+    if several or int(seen.known["local_steps"]) == 1 or seen.upload_kind() is None:
+        return seen
+    if any(EPOCH in one.known for one in seen.earlier):
+        return seen
+    view = split_view(seen, dtype=torch.float64, device=ctx.device)
+    if view is None or not _fresh(view, ctx):
         return seen
     stages = ctx.network.cuts[: ctx.network.cuts.index(view.cut) + 1]
     names = [n for n in seen.before if n.startswith(tuple(f"{s}." for s in stages))]
