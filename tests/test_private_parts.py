@@ -117,6 +117,14 @@ def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -
     assert view.std > 0  # what the fit leaves open is told to the attacks
 
 
+def test_an_estimate_is_of_the_view_that_asks(alone: Case) -> None:
+    """One that is granted the labels must not lend them to another of the same messages."""
+    seen = alone.seen
+    granted = replace(seen, known={**seen.known, "truth_labels": alone.truth.y.tolist()})
+    assert "truth_labels" in with_private_parts(granted, alone.ctx).known
+    assert "truth_labels" not in with_private_parts(seen, alone.ctx).known
+
+
 def test_a_withheld_head_is_estimated_too(alone: Case) -> None:
     """Labels by the returned slopes: 0.38 with the broadcast head, 1.00 with the estimated one."""
     right = [

@@ -326,6 +326,9 @@ def test_later_epochs_of_a_split_client_tell_of_the_same_samples(
     assert len(found.releases) == 6
     assert all(one.upload_kind() is None for one in found.earlier)
     assert every_epoch(found, ctx) is found
+    moved = [one.known["mechanisms"][-1]["std"] for one in found.earlier]
+    assert moved[0] > 0  # clients' stages part from the mean ones, step by step
+    assert moved == sorted(set(moved))
     all_epochs = similarity(IDLG(), seen, ctx, truth)
     monkeypatch.setattr(deep_leakage, "every_epoch", lambda seen, ctx: seen)
     first = similarity(IDLG(), seen, ctx, truth)

@@ -11,7 +11,7 @@ import torch
 from attacks import judge as judge_module
 from attacks.engine.evidence import Evidence
 from attacks.engine.observation import opened_mean
-from attacks.engine.terms import Candidate
+from attacks.engine.terms import Candidate, UploadSum
 from attacks.engine.together import best_labels
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
@@ -24,6 +24,7 @@ from bench.protocols.settings import ProtocolSettings
 from bench.toolkit.batches import class_means
 from defenses.fedml_he import FedMLHE
 from defenses.mask_crypt import MaskCrypt
+from defenses.noise import GaussianUpdate
 from defenses.none import NoDefense
 from defenses.selective_shield import SelectiveShield
 from defenses.spm import SPM
@@ -114,6 +115,36 @@ def test_true_images_explain_the_sum(shielded: tuple[Seen, Truth, Context]) -> N
         left = float(term.unexplained(right))
         assert left < 1e-8
         assert float(term.unexplained(wrong)) > 1e4 * left
+
+
+def test_sums_that_nothing_explains_count_alike(
+    shielded: tuple[Seen, Truth, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, truth, ctx = shielded
+    matcher = matcher_for(seen, ctx, dtype=F64)
+    judged = {}
+    for share in (0.05, 0.3, 0.9):
+        left = torch.tensor(share, dtype=F64)
+        monkeypatch.setattr(UploadSum, "unexplained", lambda *_, left=left: left)
+        judged[share] = float(matcher.judged(truth.x.double(), truth.y).sum())
+    assert judged[0.3] == judged[0.9]
+    assert judged[0.05] < judged[0.3] - 1
+
+
+def test_the_noise_that_suits_an_answer_is_at_least_the_known_one(digits: Dataset) -> None:
+    """N/2 (r / v + log v), v the larger of the answer's mean square r and the noise's variance."""
+    network, defense = network_for(digits), GaussianUpdate(noise_multiplier=1e-4, clip_norm=5.0)
+    seen, truth = seen_under(digits, network, defense, clients=2)
+    uploads = matcher_for(seen, context_for(digits, network, defense), dtype=F64).evidence.uploads
+    assert uploads is not None
+    everyone, known = torch.arange(2), uploads.known
+    y = torch.nn.functional.one_hot(truth.y, 10).double()
+    for images, beyond in ((truth.x.double(), False), (torch.zeros_like(truth.x).double(), True)):
+        missed = uploads.missed(images, y, everyone)
+        assert bool(((missed > 1.1 * known) == beyond).all())
+        variance = missed.maximum(known)
+        expected = uploads.values.shape[1] / 2 * (missed / variance + variance.log())
+        assert torch.allclose(uploads.surprise(images, y, everyone), expected)
 
 
 @pytest.mark.parametrize("defense", [FedMLHE(share=0.5), MaskCrypt(share=0.5)])
