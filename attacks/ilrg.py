@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attacks.engine.epochs import whole_epochs
 from attacks.engine.observation import lawless, unusable
 from attacks.engine.restored import REFINE, SHRINK, restored_counts
 from attacks.engine.wire_labels import in_the_clear, labels_sent
@@ -60,7 +61,7 @@ class ILRG(Attack):
         return reason
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        sent = labels_sent(seen)
+        sent = labels_sent(whole_epochs(seen, ctx))
         if sent is not None:
             return _decoded(sent)
         found = restored_counts(seen, ctx, shrink=self.shrink, refine=self.refine)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from attacks.engine.adam import Decay, descend
 from attacks.engine.encoding import Encoding
+from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Evaluate, Minimum, Phase
-from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match
 from attacks.engine.private import with_private_parts
@@ -94,7 +94,7 @@ class InvertingGradients(Attack):
         return nothing_to_match(seen) or lawless(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        seen = with_private_parts(lined_up(seen, ctx), ctx)
+        seen = with_private_parts(linked(seen, ctx, apart=False), ctx)
         evidence = Evidence(seen, ctx, dtype=torch.float32, distance="cosine")
         encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
         matcher = Matcher(evidence, encoding, beliefs=self._constant(encoding))

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.epochs import every_epoch
+from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence, attach, keeping, releases_of
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.lbfgs import Phase, minimise
-from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError, lawless, nothing_to_match
 from attacks.engine.own_values import suit
@@ -44,7 +43,7 @@ class Likelihood(Judge):
             return None
 
     def _losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
-        seen = lined_up(every_epoch(seen, ctx), ctx)
+        seen = linked(seen, ctx)
         own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
         if nothing_to_match(seen) is not None or lawless(seen) is not None:
             return None

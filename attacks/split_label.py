@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attacks.engine.epochs import whole_epochs
 from attacks.engine.wire_labels import labels_by_slope, shows_slopes
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -33,7 +34,7 @@ class SplitLabel(Attack):
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        labels, doubt = labels_by_slope(seen, ctx)
+        labels, doubt = labels_by_slope(whole_epochs(seen, ctx), ctx)
         counts = labels.new_zeros(len(labels), ctx.network.classes)
         counts.scatter_add_(1, labels, labels.new_ones(labels.shape))
         doubtful = int((doubt > _DOUBTFUL).sum())

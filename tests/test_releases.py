@@ -14,9 +14,10 @@ from torch import Tensor
 
 from attacks.analytic import Analytic
 from attacks.engine import deep_leakage
-from attacks.engine.epochs import every_epoch
+from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence, releases_of, some_terms
 from attacks.engine.lined_up import lined_up
+from attacks.engine.observation import split_view
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge
@@ -322,15 +323,14 @@ def test_later_epochs_of_a_split_client_tell_of_the_same_samples(
     threat: dict[str, Any] = {"split": True, "batch": 4, "local_epochs": 6}
     seen, truth = at_init(digits, network, defense, 1, **threat)
     ctx = context(digits, network, defense, seen)
-    found = every_epoch(seen, ctx)
+    found = linked(seen, ctx)
     assert len(found.releases) == 6
     assert all(one.upload_kind() is None for one in found.earlier)
-    assert every_epoch(found, ctx) is found
     moved = [one.known["mechanisms"][-1]["std"] for one in found.earlier]
     assert moved[0] > 0  # clients' stages part from the mean ones, step by step
     assert moved == sorted(set(moved))
     all_epochs = similarity(IDLG(), seen, ctx, truth)
-    monkeypatch.setattr(deep_leakage, "every_epoch", lambda seen, ctx: seen)
+    monkeypatch.setattr(deep_leakage, "linked", lined_up)
     first = similarity(IDLG(), seen, ctx, truth)
     assert all_epochs > first + 0.1
 
@@ -354,10 +354,45 @@ def test_epochs_that_tell_nothing_more_are_left_alone(digits: Dataset) -> None:
     for defense, split, threat in (
         (Defense(), True, {"local_epochs": 3}),  # exact at once
         (GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0), False, {"local_epochs": 3}),
-        (PMSFL(lr_scale=300.0), True, {"batch": 4, "local_steps": 2, "local_epochs": 2}),
     ):
         seen, _ = at_init(digits, network, defense, 1, split=split, **threat)
-        assert every_epoch(seen, context(digits, network, defense, seen)) is seen
+        assert linked(seen, context(digits, network, defense, seen)) is seen
+
+
+def test_samples_of_all_steps_and_epochs_are_put_in_one_order(digits: Dataset) -> None:
+    """Each epoch has an order, and each client in each step patches, of its own."""
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
+    work = {"batch": 4, "local_steps": 2, "local_epochs": 3}
+    seen, truth = at_init(digits, network, defense, 1, split=True, **work)
+    found = linked(seen, context(digits, network, defense, seen))
+    assert len(found.releases) == 3
+    x = truth.x.double().flatten(0, 1)
+    for one in found.releases:
+        view = split_view(one, dtype=torch.float64, device=torch.device("cpu"))
+        assert view is not None
+        assert not bool(view.present.all())
+        params = {n: v.double() for n, v in one.before.items()}
+        sent = view.sent(network.run(params, x, last=view.cut)).unflatten(0, (4, 8))
+        gap = torch.where(view.present, view.values - sent, 0.0).square().sum()
+        assert float(gap / view.present.sum()) == pytest.approx(view.std**2, rel=0.05)
+
+
+@pytest.mark.parametrize("attack", [IDLG(), Ridge(rows=400)], ids=type)
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_several_steps_and_epochs_hide_nothing_of_an_undefended_split(
+    digits: Dataset, attack: Attack, labels: str
+) -> None:
+    network = network_for(digits)
+    protocol = ProtocolSettings(
+        name="splitfed", clients=4, local_steps=1, lr=0.1, **{**SPLIT, "labels": labels}
+    )
+    federation = federation_of(
+        digits, network, Defense(), protocol="splitfed", **{**CUTS, "labels": labels}
+    )
+    work = {"batch": 2, "local_steps": 2, "local_epochs": 3}
+    seen, truth = released(federation, digits, protocol, 1, **work)
+    assert similarity(attack, seen, context(digits, network, Defense(), seen), truth) > 0.98
 
 
 def test_patches_of_several_states_unite(digits: Dataset) -> None:

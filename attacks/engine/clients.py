@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.gradients import ObservedTraining, Returned, Simulated, layered
-from attacks.engine.observation import SplitView, same_state
+from attacks.engine.observation import IN_ORDER, SplitView, same_state
 from bench.api import Context, Kind, Mechanism, Seen, State
 
 _SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 64, 0
@@ -30,6 +30,7 @@ class Clients:
         training: One observed local training.
         samples: Per client.
         step: Learning rate times local steps.
+        in_order: Whether all steps are known to have the samples in one order.
         shared: Whether several releases begin from this state, so that what one candidate would
             send is asked for several times.
     """
@@ -54,6 +55,7 @@ class Clients:
             mode=str(seen.known["mode"]),
         )
         self.samples, self.step = int(seen.known["samples"]), self.training.lr * steps
+        self.in_order = bool(seen.known.get(IN_ORDER, False))
         self.shared = False
         self._latest: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
         self.simulated = Simulated(ctx.network, ctx.defense, self.training)
@@ -77,8 +79,9 @@ class Clients:
 
     def returned(self, view: SplitView) -> Returned | None:
         """The gradient of the first stages by the slopes that the server returned, if it did; None
-        for several steps on several samples, which steps use in an order that is not known."""
-        if view.slopes is None or (self.training.steps > 1 and self.samples > 1):
+        for several steps whose samples are not known to be in one order."""
+        aligned = self.samples == 1 or self.in_order
+        if view.slopes is None or (self.training.steps > 1 and not aligned):
             return None
         return Returned(self.network, self.defense, self.training, view, view.slopes)
 

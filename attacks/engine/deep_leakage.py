@@ -12,11 +12,10 @@ from torch import Tensor
 
 from attacks.engine.clients import OwnValues
 from attacks.engine.encoding import Encoding
-from attacks.engine.epochs import every_epoch
+from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence, Layers, attach, keeping, releases_of
 from attacks.engine.labels import known_labels
 from attacks.engine.lbfgs import Minimum, Phase, minimise
-from attacks.engine.lined_up import lined_up
 from attacks.engine.matching import Matcher
 from attacks.engine.own_values import match_with_own, unexplained
 from attacks.engine.private import own_values, with_private_parts
@@ -128,7 +127,7 @@ class DeepLeakage(Attack):
         raise NotImplementedError
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        seen = lined_up(every_epoch(seen, ctx), ctx)
+        seen = linked(seen, ctx)
         own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
         evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype, own))
         first = evidence(torch.float64 if self.precision == "float64" else torch.float32)

@@ -13,6 +13,7 @@ from torch import Tensor
 from attacks.engine.clients import Clients, OwnValues, Spread, column, moves, shared_clients
 from attacks.engine.observation import (
     SMASHED,
+    STEPS,
     ObservedUploads,
     SplitView,
     gradient_estimate,
@@ -186,6 +187,8 @@ class Evidence:
     ) -> ObservedUploads | None:
         """Uploads as `kind`, of the tensors `names` alone (None: of all), or None."""
         if self.seen.upload_kind() is None:
+            return None
+        if STEPS in self.seen.known and self.returned is None:  # steps of which each used a part
             return None
         if self.distance == "cosine":
             found = gradient_estimate(self.seen, dtype=self.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
+from attacks.engine.epochs import whole_epochs
 from attacks.engine.lined_up import lined_up
 from attacks.engine.local import FOLDS, fit_local
 from attacks.engine.observation import SMASHED
@@ -385,7 +386,7 @@ def _alike(one: Piece, other: Piece) -> bool:
 
 def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> Inverter:
     """Regressions on all releases, those from other states united with the last state's."""
-    *before, last = by_state(lined_up(seen, ctx))
+    *before, last = by_state(lined_up(whole_epochs(seen, ctx), ctx))
 
     def channel(some: Seen) -> Channel:
         return Channel(some, ctx, max_features=max_features)

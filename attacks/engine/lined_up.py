@@ -2,80 +2,158 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.engine.observation import SLOPES, SMASHED, SplitView, split_view
-from attacks.engine.regression import fit
+from attacks.engine.observation import (
+    EPOCH,
+    IN_ORDER,
+    SLOPES,
+    SMASHED,
+    STEPS,
+    SplitView,
+    split_view,
+)
 from attacks.engine.wire_labels import FEATURES, FEATURES_GRADIENT, LABELS, network_weights
 from bench.api import Context, Message, Part, Seen
 
-_PUBLIC, _SEED = 1000, 0
-"""Public samples from which it is learnt how activations tell images, and the seed of their noise,
-so that an attack and the judge of its answer line up alike."""
-_BY_SAMPLE = (SMASHED, SLOPES, LABELS, FEATURES, FEATURES_GRADIENT)
+_PUBLIC, _COMPONENTS = 1000, 64
+"""Public samples from which it is learnt what activations tell of an image, and of how many of its
+principal components."""
+_LEAST = 1e-6
+"""Share of the activations' mean variance that each is left with as noise."""
+BY_SAMPLE = (SMASHED, SLOPES, LABELS, FEATURES, FEATURES_GRADIENT)
 """Kinds of messages that have a value for every sample."""
 
 
 def lined_up(seen: Seen, ctx: Context) -> Seen:
     """`seen` with the samples of every release in the order of the last one's.
 
-    A sample's activations differ from round to round, since the network does, but each round's are
-    inverted by a ridge regression on public samples, and what they show is held against what the
-    last round's show: the assignment of least squared distance is taken. Rounds whose epochs have
-    several steps, the later ones from weights that the server does not have, are left out, but for
-    the last; where nothing is to be lined up, all stay as they are.
+    A sample's activations differ from round to round, since the network does. What each round's
+    tell of an image is put as evidence of its principal components (see `Told`), and the assignment
+    is taken under which the rounds are likeliest to show the same images. A local epoch that stands
+    as a release of its own (see `linked`) says so how the steps of its round are to be put in
+    order, which then is marked by `IN_ORDER`. Epochs of several steps are united before (see
+    `whole_epochs`). Where nothing is to be lined up, all stay as they are.
     """
     if not seen.earlier or seen.known["samples"] == 1:
         return seen
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
     if view is None:
         return seen
-    if int(seen.known["batch"]) < int(seen.known["samples"]):
-        return replace(seen, earlier=())
-    shown = _shown(seen.releases[-1], view, ctx)
-    found = []
+    last = _told(seen.releases[-1], view, ctx)
+    told = []
     for one in seen.earlier:
         theirs = split_view(one, dtype=torch.float64, device=ctx.device)
         assert theirs is not None
-        gaps = torch.cdist(shown, _shown(one, theirs, ctx)).square()
-        order = [torch.from_numpy(linear_sum_assignment(g.cpu().numpy())[1]) for g in gaps]
-        found.append(_reordered(one, dict(zip(seen.clients, order, strict=True))))
-    return replace(seen, earlier=tuple(found))
+        told.append(_told(one, theirs, ctx))
+    found: list[Seen] = []
+    epochs: dict[int, dict[str, Tensor]] = {}  # orders of the later epochs of the round at hand
+    for one, places in zip(seen.earlier, _places(last, told), strict=True):
+        order = dict(zip(seen.clients, places, strict=True))
+        if EPOCH in one.known:
+            epochs[int(one.known[EPOCH])] = order
+            found.append(_reordered(one, {0: order}))
+        else:
+            found.append(_reordered(one, {0: order, **epochs}))
+            epochs = {}
+    return replace(_reordered(seen, epochs), earlier=tuple(found))
 
 
-def _shown(seen: Seen, view: SplitView, ctx: Context) -> Tensor:
-    """What a release's activations tell of each sample [V, K, P], by a regression of public images
-    on theirs, with as much noise."""
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What activations tell of the principal components z of each sample's image, a priori of
+    variance 1: a likelihood exp(z' `toward` - z' `precision` z / 2).
+
+    Attributes:
+        toward: [V, K, L].
+        precision: [V, K, L, L].
+    """
+
+    toward: Tensor
+    precision: Tensor
+
+    def assigned(self, other: Told) -> Tensor:
+        """Which sample of `other` is each of these, int64 [V, K]: the assignment of the largest
+        likelihood."""
+        found = []
+        for victim in range(len(self.toward)):
+            toward = self.toward[victim, :, None] + other.toward[victim, None]
+            precision = self.precision[victim, :, None] + other.precision[victim, None]
+            root = torch.linalg.cholesky(precision + torch.eye(toward.shape[-1]).to(toward))
+            half = torch.linalg.solve_triangular(root, toward[..., None], upper=False)
+            volume = root.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+            score = half.square().sum(dim=(-2, -1)) / 2 - volume
+            _, places = linear_sum_assignment(score.cpu().numpy(), maximize=True)
+            found.append(torch.from_numpy(places))
+        return torch.stack(found)
+
+    def at(self, places: Tensor) -> Told:
+        """The samples at int64 [V, K]."""
+        rows = places.to(self.toward.device)
+        victims = torch.arange(len(rows), device=rows.device)[:, None]
+        return Told(toward=self.toward[victims, rows], precision=self.precision[victims, rows])
+
+    def plus(self, other: Told, sign: int = 1) -> Told:
+        """Both together; sign -1: without the other."""
+        return Told(
+            toward=self.toward + sign * other.toward,
+            precision=self.precision + sign * other.precision,
+        )
+
+
+def _places(last: Told, others: Sequence[Told]) -> list[Tensor]:
+    """For each of `others` which of its samples is each of the last one's, int64 [V, K]: one after
+    the other beside those before it, and then each once more beside all."""
+    total, found = last, []
+    for one in others:
+        found.append(total.assigned(one))
+        total = total.plus(one.at(found[-1]))
+    for number, one in enumerate(others):
+        rest = total.plus(one.at(found[number]), -1)
+        found[number] = rest.assigned(one)
+        total = rest.plus(one.at(found[number]))
+    return found
+
+
+def _told(seen: Seen, view: SplitView, ctx: Context) -> Told:
+    """By a linear regression of public activations on the components of their images, whose
+    residuals are taken for independent noise beside that of the defense."""
     weights = {n: v.double() for n, v in network_weights(seen, ctx).items()}
     buffers = {n: v.double().to(ctx.device) for n, v in seen.buffers.items()}
     x = ctx.aux_x[:_PUBLIC].double().to(ctx.device)
     with torch.no_grad():
         sent = view.sent(ctx.network.run(weights, x, last=view.cut, mode="eval", buffers=buffers))
-    rng = torch.Generator().manual_seed(_SEED)
-    noise = torch.randn(sent.shape, generator=rng, dtype=torch.float64)
-    public = (sent + view.std * noise.to(sent)).flatten(1)
-    flat = x.flatten(1)
+    public, flat = sent.flatten(1), x.flatten(1)
+    count = min(_COMPONENTS, len(x) // 4, flat.shape[1])
+    left, _, _ = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
+    z = left[:, :count] * math.sqrt(len(x))
+    centre = public.mean(dim=0)
+    slope = z.mT @ (public - centre) / len(x)  # [L, D]; columns of z are orthogonal
+    rest = public - centre - z @ slope
+    variance = rest.square().mean(dim=0) + view.std**2
+    variance = variance.clamp_min(_LEAST * float(public.var(dim=0).mean()) + 1e-30)
+    values, present = view.values.flatten(2), view.present.flatten(2)
+    weighed = torch.where(present, (values - centre) / variance, 0.0)
+    kinds, kind = present.flatten(0, 1).unique(dim=0, return_inverse=True)
+    each = torch.stack([(slope * (there / variance)) @ slope.mT for there in kinds])
+    return Told(toward=weighed @ slope.mT, precision=each[kind].unflatten(0, present.shape[:2]))
 
-    def judge(left_out: Tensor) -> Tensor:
-        return (left_out - flat).square().mean()
 
-    none = torch.zeros(len(x), dtype=torch.int64, device=ctx.device)
-    learnt = fit(public, flat, group=1, strata=none, judged=none == 0, judge=judge)
-    told = torch.where(view.present, view.values, public.mean(dim=0).view(sent.shape[1:]))
-    return learnt(told.flatten(0, 1).flatten(1), 0).unflatten(0, told.shape[:2])
-
-
-def _reordered(seen: Seen, order: dict[str, Tensor]) -> Seen:
-    """The release with each client's samples in another order, in all that has one value each."""
-    count = int(seen.known["samples"])
+def _reordered(seen: Seen, orders: dict[int, dict[str, Tensor]]) -> Seen:
+    """The release with each client's samples in other orders, by epoch, in all that has one value
+    each."""
+    count, steps = int(seen.known["samples"]), int(seen.known.get(STEPS, 1))
 
     def moved(message: Message) -> Message:
+        order = orders.get(message.step // steps, {})
         client = message.sender if message.sender in order else message.receiver
-        if client not in order or message.kind not in _BY_SAMPLE:
+        if client not in order or message.kind not in BY_SAMPLE:
             return message
         return message.with_parts({n: take(p, order[client]) for n, p in message.parts.items()})
 
@@ -85,4 +163,6 @@ def _reordered(seen: Seen, order: dict[str, Tensor]) -> Seen:
         present = None if part.present is None else part.present[places]
         return replace(part, values=part.values[places], present=present)
 
-    return replace(seen, messages=tuple(map(moved, seen.messages)))
+    in_order = all(e in orders for e in range(1, int(seen.known["local_steps"]) // steps))
+    known = {**seen.known, IN_ORDER: in_order}
+    return replace(seen, messages=tuple(map(moved, seen.messages)), known=known)

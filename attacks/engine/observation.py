@@ -30,6 +30,10 @@ SLOPES, PATCHES = "smashed_gradient", "patches"
 returned for them; kind of a mixer's, one part per client."""
 EPOCH: Final = "local_epoch"
 """Of what is known of a release, where it is a later local epoch of a round (see `epochs`)."""
+STEPS: Final = "steps_of_an_epoch"
+"""Of what is known of a release, where it stands for several steps (see `whole_epochs`)."""
+IN_ORDER: Final = "in_order"
+"""Of what is known of a release: all its steps have the samples in one order (see `lined_up`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
