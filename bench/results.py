@@ -25,6 +25,7 @@ from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
 from bench.report.choosing import check_wanted, with_values
 from bench.report.files import FILES, Files
+from bench.report.overview import LOSS, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,6 +151,24 @@ class Results:
             for name, record in [*found, *cells]
             if isinstance(record, NoResult) and record.status != "not_applicable"
         ]
+
+    def overview(self, *, loss: float = LOSS) -> DataFrame:
+        """One line per defense and table, with the setting that leaks least of those that lose at
+        most `loss` of accuracy (a share of the test samples, .05: five points): its leak in [0, 1],
+        whether it is `first` (no defense leaks less that a paired test tells apart), the accuracy
+        that it loses, bytes and client seconds as multiples of the undefended row's; `why` says
+        what kept a defense out. Raises UserError for a loss outside of [0, 1]."""
+        return frames.overview(self._files.rows, self._loss(loss))
+
+    def overview_to_latex(self, *, loss: float = LOSS) -> str:
+        """The overview for a paper, as `to_latex` makes the tables. Raises as `overview`."""
+        return text.overview_to_latex(self._files.rows, self._loss(loss))
+
+    @staticmethod
+    def _loss(loss: float) -> float:
+        if not 0 <= loss <= 1:
+            raise UserError(f"loss is a share of the test samples in [0, 1], got {loss}.")
+        return loss
 
     def leaderboard(
         self,
@@ -330,14 +349,8 @@ class Results:
         )
 
     def _repr_html_(self) -> str:
-        frame = self.leaderboard()
-        names = (
-            *("rank", "dataset", "model", "checkpoint", "setting", "accuracy", "eps_claimed"),
-            *("unit", "eps_record", "choice_ssim", "leak", "worst_ssim", "flags"),
-        )
-        shown = frame[[n for n in names if n in frame]]
-        body = shown.to_html(index=False, escape=True, na_rep="-", float_format="{:.3g}".format)
-        return f"<p>{html.escape(repr(self))}</p>{body}"
+        body = frames.overview_table(self._files.rows, LOSS).to_html(index=False, escape=True)
+        return f"<p>{html.escape(repr(self))}</p>{body}<p>{html.escape(legend(LOSS))}</p>"
 
 
 def _suite(

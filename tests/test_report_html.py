@@ -28,6 +28,7 @@ from bench.report import (
     boards,
     explain,
     leaderboard,
+    overview,
     pictures,
     tables,
     verdicts,
@@ -118,13 +119,15 @@ def test_the_header_says_how_the_results_were_made_and_how_to_cite_them(tmp_path
 def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> None:
     text = page(row(), row("spm", rank=2))
     tags = Tags(text)
-    assert len(tags.all("caption")) == 1
+    assert len(tags.all("caption")) == 2  # with the overview's
     heads = [t for t in tags.all("th") if t.get("scope") == "col"]
+    heads = heads[2 + len(overview.COSTS) :]
     assert len(heads) == len([b for b in tags.all("button") if b.get("class") == "sort"]) == 11
     assert [h.get("aria-sort") for h in heads] == ["ascending"] + [None] * 10
     asked = {b["data-note"] for b in tags.all("button") if b.get("class") == "what"}
     assert {"floor", "leak", "bound", "proven", "flags", "ssim"} <= asked <= set(explain.COLUMNS)
-    assert len([t for t in tags.all("th") if t.get("scope") == "row"]) == 2
+    lines = 2 * len(overview.LOSSES)
+    assert len([t for t in tags.all("th") if t.get("scope") == "row"]) == 2 + lines
     assert {"id": "note", "class": "note", "popover": None} in tags.all("div")
     assert any(p.get("aria-live") == "polite" for p in tags.all("p"))
 

@@ -197,7 +197,8 @@ def test_a_folder_loads_again_and_shows_itself(results: Results) -> None:
     assert again.rows == results.rows
     assert repr(again).startswith("Results(tiny v1: 3 trainings, 18 cells, 0 failed, in ")
     assert "<table" in again._repr_html_()
-    assert "spm(epsilon=0.5)" in again._repr_html_()
+    assert "<td>spm</td>" in again._repr_html_()
+    assert "points of accuracy" in again._repr_html_()
 
 
 def test_names_in_a_leaderboard_are_escaped_in_notebooks(

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,16 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.report import site
+from bench.report.leaderboard import load
+from bench.report.overview import overview
 
 RESULTS = Path(__file__).parents[1] / "results"
 BARE = json.dumps(json.loads((RESULTS / "quick" / "run.json").read_text()) | {"trainings": []})
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text()
 
 
 def command(*arguments: str) -> tuple[int, str]:
@@ -47,41 +55,22 @@ def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(publis
         if address.startswith("#"):
             assert f'id="{address[1:]}"' in front
         elif not address.startswith("data:"):
-            assert (published / address).is_file(), address
+            file, _, fragment = address.partition("#")
+            assert (published / file).is_file(), address
+            assert f'id="{fragment}"' in _text(published / file) or not fragment, address
     assert not re.search(r"<script|<img|https?://", front)
 
 
-def test_the_overview_names_the_setting_that_leaks_least_of_each_table(published: Path) -> None:
+def test_every_run_has_its_overview_with_links_to_the_rows(published: Path) -> None:
     front = (published / "index.html").read_text()
-    rows = json.loads((RESULTS / "quick" / "leaderboard.json").read_text())
-    first = {}  # of the rows that share a rank the one of least choice stands first
-    for row in rows:
-        if row["rank"] == 1:
-            table = (row["protocol"], row["dataset"], row["model"], row["checkpoint"])
-            first.setdefault(table, row)
-    assert len(first) == 8
-    for row in first.values():
-        assert f'<td class="setting">{row["defense"]}' in front
-        assert f"{row['choice']['ssim']['mean']:.3f} [" in front
-
-
-def test_the_overview_shows_errors_in_full_and_accuracies_of_own_networks(tmp_path: Path) -> None:
-    folder = tmp_path / "results" / "records"
-    shutil.copytree(RESULTS / "quick", folder)
-    rows = json.loads((folder / "leaderboard.json").read_text())
-    bare = [row for row in rows if row["defense"] == "none"]
-    for row in rows:
-        if row["defense"] != "none":  # may be shown as the safest of its table
-            row["personal_accuracy"] = None
-    for row in bare:
-        error = {"mean": 6.68e-17, "lo": 3.2e-20, "hi": 1.34e-16}
-        row["choice"] = {"attack": row["choice"]["attack"], "metric": "mse", "mse": error}
-        row["accuracy"], row["personal_accuracy"] = None, {"mean": 0.8, "lo": 0.7, "hi": 0.9}
-    (folder / "leaderboard.json").write_text(json.dumps(rows))
-    front = site.write(tmp_path / "results", tmp_path / "site")[0].read_text()
-    assert front.count("<td>0.800 [0.70, 0.90] (own networks)</td>") == len(bare) > 0
-    assert front.count("<td>MSE 6.68e-17 [3.2e-20, 1.3e-16]</td>") == len(bare)
-    assert front.count("(own networks)</td>") == len(bare)
+    rows = load(RESULTS / "quick")
+    for line in overview(rows).lines:
+        for head, verdict in zip(overview(rows).heads, line.verdicts, strict=True):
+            if verdict.row:
+                address = f'href="quick/report.html#t{head.place + 1}-{verdict.place}"'
+                assert address in front
+                assert f"{verdict.row.setting}: loses" in front
+    assert front.count("How much an attacker rebuilds") == 1
 
 
 def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:

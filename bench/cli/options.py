@@ -50,6 +50,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DefenseSet = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the plugin: key=value.")
 ]
+Details = Annotated[
+    bool, typer.Option("--details", help="Print every row and attack below the overview.")
+]
+Loss = Annotated[
+    float, typer.Option("--loss", help="Points of accuracy that an overview's settings may lose.")
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
 

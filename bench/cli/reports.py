@@ -6,12 +6,16 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.cli import options
 from bench.cli.options import console, plain_errors, say
 from bench.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def report(
@@ -31,6 +35,8 @@ def report(
     figures: Annotated[
         str, typer.Option("--figures", help="Figures for a paper, into DIR/figures: pdf,png.")
     ] = "",
+    details: options.Details = False,
+    loss: options.Loss = 5.0,
 ) -> None:
     """Print a result folder's leaderboard and write it as files beside the records."""
     with plain_errors():
@@ -46,7 +52,14 @@ def report(
                 f"--keep-pictures needs the format html, got --format {','.join(formats)}."
             )
         drawn = [f.strip() for f in figures.split(",") if f.strip()]
-        paths = publish(folder, tuple(formats), keep_pictures=keep_pictures, figures=drawn)
+        paths = publish(
+            folder,
+            tuple(formats),
+            keep_pictures=keep_pictures,
+            figures=drawn,
+            details=details,
+            loss=loss,
+        )
         for path in paths:
             say(f"Written: {path}")
 
@@ -73,13 +86,20 @@ def publish(
     keep_pictures: bool = False,
     figures: Sequence[str] = (),
     show: bool = True,
+    details: bool = False,
+    loss: float = 5.0,
 ) -> list[Path]:
-    """Write the folder's leaderboard in the given formats, and print it (`show`); their paths, in
+    """Write the folder's leaderboard in the given formats, and print its overview (`show`), with
+    every row (`details`), for settings that lose at most `loss` points of accuracy; their paths, in
     that order, then those of the figures. Without records, leaderboard.json is what all is made
     from, and stays as it is."""
     from bench.records import to_json
     from bench.report import terminal
     from bench.report.files import FILES, Files
+    from bench.report.overview import legend
+
+    if not 0 <= loss <= 100:
+        raise UserError(f"--loss must lie in [0, 100] points of accuracy, got {loss:g}.")
 
     found = Files(folder)
     if not (folder / "records").is_dir():
@@ -92,17 +112,26 @@ def publish(
     if keep_pictures:
         _write(folder / "pictures.json", to_json(found.pictures) + "\n")
     rows = found.rows
-    if show:
-        for table in terminal.shown(rows):
-            console.print()
-            console.print(table)
-        console.print()
-        console.print(terminal.legend(rows), style="dim", highlight=False)
+    if show and rows:
+        _print(terminal.overview(rows, loss / 100), legend(loss / 100))
+        if details:
+            _print(terminal.shown(rows), terminal.legend(rows))
+        else:
+            hint = f"Every row and attack: leakbench report {folder} --details"
+            say(hint, style="dim")
     if figures:
         from bench.report.figures import write_figures
 
         paths += write_figures(rows, folder, figures)
     return paths
+
+
+def _print(tables: Sequence[Table], legend: str) -> None:
+    for table in tables:
+        console.print()
+        console.print(table)
+    console.print()
+    console.print(legend, style="dim", highlight=False)
 
 
 @contextmanager

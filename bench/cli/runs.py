@@ -59,6 +59,8 @@ def run(
     download: options.Download = False,
     plugin: options.PluginFile = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached results.")] = False,
+    details: options.Details = False,
+    loss: options.Loss = 5.0,
 ) -> None:
     """Run a suite, continue where it stopped, and print its leaderboard."""
     with options.plain_errors():
@@ -82,7 +84,16 @@ def run(
             cell_cpus=cell_cpus,
             cell_gpus=cell_gpus,
         )
-        report = carry_out(plan, keys, store, chosen, command=recorded(sys.argv[1:]), fresh=fresh)
+        report = carry_out(
+            plan,
+            keys,
+            store,
+            chosen,
+            command=recorded(sys.argv[1:]),
+            fresh=fresh,
+            details=details,
+            loss=loss,
+        )
     if report.failures:
         raise typer.Exit(1)
 
@@ -96,6 +107,8 @@ def carry_out(
     command: list[str],
     fresh: bool = False,
     show: bool = True,
+    details: bool = False,
+    loss: float = 5.0,
 ) -> Report:
     """Run a plan with progress shown, write its leaderboard and print that too (`show`)."""
     from bench.harness import launch, runner
@@ -115,7 +128,9 @@ def carry_out(
             stopped = "Stopped. What is finished is kept; run the same command to go on."
             options.say(stopped, aside=True)
             raise typer.Exit(130) from None
-    paths = publish(store.folder, ("json", "csv", "md", "html"), show=show)
+    paths = publish(
+        store.folder, ("json", "csv", "md", "html"), show=show, details=details, loss=loss
+    )
     for label, reason in report.failures:
         options.say(f"{label}: {reason}", aside=True, style="red")
     options.say(

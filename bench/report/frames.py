@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.harness.store import Store
 from bench.metrics.named import FLOOR_SUFFIX
 from bench.records import AttackRecord, Cell, Row
+from bench.report import overview as overviews
 from bench.report.columns import AUDIT, ENTRY, RAW, ends
 
 if TYPE_CHECKING:
@@ -44,6 +45,54 @@ def leaderboard(rows: Sequence[Row]) -> DataFrame:
     if "rank" in frame:
         frame["rank"] = frame["rank"].astype("Int64")
     return frame
+
+
+def overview(rows: Sequence[Row], loss: float) -> DataFrame:
+    """One line per defense and table: the setting that leaks least of those that lose at most so
+    much accuracy, its leak and what it costs; where there is none, why."""
+    from pandas import DataFrame
+
+    found = overviews.overview(rows, loss)
+    lines = []
+    for line in found.lines:
+        for head, verdict in zip(found.heads, line.verdicts, strict=True):
+            row = verdict.row
+            lines.append(
+                {
+                    "defense": line.defense,
+                    "table": head.title,
+                    "leak": verdict.leak,
+                    "first": verdict.first,
+                    "setting": row and row.setting,
+                    "accuracy_lost": verdict.lost,
+                    "bytes": verdict.bytes,
+                    "client_seconds": verdict.seconds,
+                    "eps_record": row and row.eps_record,
+                    "eps_audited": row.audit.eps_audited if row and row.audit else None,
+                    "why": verdict.why,
+                }
+            )
+    return DataFrame(lines)
+
+
+def overview_table(rows: Sequence[Row], loss: float) -> DataFrame:
+    """The overview as text: defenses by tables, and what they cost."""
+    from pandas import DataFrame
+
+    found = overviews.overview(rows, loss)
+    heads = [" ".join(head.words).replace("_ ", "_") for head in found.heads]
+    return DataFrame(
+        [
+            [
+                line.defense,
+                *(verdict.text for verdict in line.verdicts),
+                *(cost.of(line) for cost in overviews.COSTS),
+                ", ".join(line.settings),
+            ]
+            for line in found.lines
+        ],
+        columns=["defense", *heads, *(cost.name for cost in overviews.COSTS), "settings"],
+    )
 
 
 def attacks(rows: Sequence[Row]) -> DataFrame:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 import bench
 from bench.records import FlagCode, Row, Run
-from bench.report import charts, explain, text
+from bench.report import charts, explain, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
@@ -71,6 +71,9 @@ def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | No
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
             gaps=_gaps(found),
+            overviews=[overview.overview(rows, loss) for loss in overview.LOSSES],
+            costs=overview.COSTS,
+            loss=overview.LOSS,
             pictures=pictures,
         )
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -13,12 +12,10 @@ from markupsafe import Markup
 import bench
 from bench.errors import UserError
 from bench.harness.store import write_whole
-from bench.metrics.named import TITLES
 from bench.records import RUN, Row, Run
-from bench.report import explain, html, tables
 from bench.report import files as reports
-from bench.report.columns import interval_text
-from bench.report.verdicts import is_reference
+from bench.report import html, tables
+from bench.report.overview import COSTS, LOSS, LOSSES, Overview, overview
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
@@ -45,35 +42,14 @@ class Published:
         return sum(a.status in ("failed", "timeout") for r in self.rows for a in r.attacks.values())
 
     @property
-    def boards(self) -> list[dict[str, Any]]:
-        """For each table what stands out: the undefended row, and the one that leaks least of
-        those that keep their utility."""
-        out = []
-        for title, rows in tables.tables(self.rows):
-            bare = next(filter(is_reference, rows), None)
-            first = next((r for r in rows if r.rank == 1 and len(rows) > 1), None)
-            out.append(
-                {
-                    "title": title,
-                    "settings": len(rows),
-                    "bare": bare and _brief(bare),
-                    "first": first
-                    and {"setting": first.setting, "flags": [*map(explain.sentence, first.flags)]}
-                    | _brief(first),
-                }
-            )
-        return out
+    def tables(self) -> int:
+        """How many the report has."""
+        return len(tables.tables(self.rows))
 
-
-def _brief(row: Row) -> dict[str, str]:
-    worst = row.ranking
-    leak = "–"
-    if worst:
-        leak = f"{TITLES[worst.metric]} {interval_text(worst.interval, worst.metric)}"
-    accuracy = interval_text(row.accuracy or row.personal_accuracy)
-    if not row.accuracy and row.personal_accuracy:  # no common model is ever uploaded
-        accuracy += " (own networks)"
-    return {"accuracy": accuracy, "leak": leak}
+    @property
+    def overviews(self) -> list[Overview]:
+        """One per loss of accuracy that a reader can choose."""
+        return [overview(self.rows, loss) for loss in LOSSES]
 
 
 def collect(source: Path) -> list[Published]:
@@ -113,6 +89,8 @@ def index(entries: Sequence[Published]) -> str:
             style=Markup(style),
             mark=Markup(_MARK),
             entries=entries,
+            costs=COSTS,
+            loss=LOSS,
             version=bench.__version__,
         )
     )

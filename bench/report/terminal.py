@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
 from bench.records import Row
 from bench.report import explain
+from bench.report import overview as overviews
 from bench.report.columns import Column, board_columns, floor_column, refuted, two_digits
 from bench.report.tables import any_errors, any_personalised, attack_metrics, tables, work
 from bench.report.text import ERROR_LEGEND, PERSONAL_LEGEND
@@ -18,6 +20,9 @@ from bench.report.text import legend as whole_legend
 MOST_ROWS = 500
 """Rows that a terminal shows; of more, one line per table."""
 WIDTH = 80
+_COLOURS = {f"h{i}": colour for i, colour in enumerate(["green"] * 3 + ["yellow"] * 3, start=1)}
+_COLOURS |= {f"h{i}": "red" for i in (7, 8, 9)} | {"none": "dim"}
+"""Of leaks by their class of the style sheet: a third each."""
 _DEFENSE = 14
 """Least width of a row's name, which is folded."""
 
@@ -35,13 +40,56 @@ class _Strip:
         return 1 + max(map(len, [*self.heading.split("\n"), *self.cells]), default=0)
 
 
+def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Table]:
+    """Rich tables of 80 columns: leaks of defenses by tables, and what they cost. Tables for which
+    there is no room are in further ones below."""
+    found = overviews.overview(rows, loss)
+    names = _Strip("defense", [line.defense for line in found.lines])
+    strips = [
+        _Strip("\n".join(head.words), [line.verdicts[head.place].text for line in found.lines])
+        for head in found.heads
+    ]
+    styles = [[line.verdicts[head.place].style for line in found.lines] for head in found.heads]
+    made, first = [], 0
+    title = f"Leak at no more than {100 * loss:g} points of accuracy lost"
+    while first < len(strips):
+        some = max(1, _fitting(strips[first:], WIDTH - names.width + 1))
+        table = _empty(title if first == 0 else "and on")
+        table.add_column(names.heading, no_wrap=True)
+        for strip in strips[first : first + some]:
+            table.add_column(strip.heading, justify="right", no_wrap=True)
+        for place, name in enumerate(names.cells):
+            cells = (
+                Text(strip.cells[place], style=_COLOURS.get(style[place], ""))
+                for strip, style in zip(strips[first:], styles[first:], strict=True)
+            )
+            table.add_row(name, *itertools.islice(cells, some))
+        made.append(table)
+        first += some
+    return [*made, _costs(found)]
+
+
+def _costs(found: overviews.Overview) -> Table:
+    """What defenses cost, the worst over the tables, and with which settings."""
+    table = _empty("What that costs, and with which settings")
+    table.add_column("defense", no_wrap=True)
+    for cost in overviews.COSTS:
+        table.add_column(cost.heading, justify="right", no_wrap=True)
+    table.add_column("settings", overflow="fold")
+    for line in found.lines:
+        if line.rows:
+            settings = ", ".join(s.removeprefix(line.defense).strip("()") for s in line.settings)
+            table.add_row(line.defense, *(c.of(line) for c in overviews.COSTS), settings)
+    return table
+
+
 def shown(rows: Sequence[Row]) -> list[Table]:
     """Rich tables of 80 columns: intervals and full flags are left to the files, and the upper
     bound where there is an attacker's choice.
     Attacks for which a table has no room are in further ones below it. Of more rows than anybody
     scrolls through, one table that names the safest row of each."""
     if len(rows) > MOST_ROWS:
-        return [_overview(rows)]
+        return [_safest(rows)]
     return [table for title, members in tables(rows) for table in _board(title, members)]
 
 
@@ -110,23 +158,23 @@ def _empty(title: str) -> Table:
     )
 
 
-def _overview(rows: Sequence[Row]) -> Table:
+def _safest(rows: Sequence[Row]) -> Table:
     """A line per table: its rows, and the one that leaks least."""
-    overview = _empty(f"{len(rows)} rows, which are in the files; of each table the safest")
+    table = _empty(f"{len(rows)} rows, which are in the files; of each table the safest")
     for name in ("table", "safest row that learns"):
-        overview.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold")
     for name in ("rows", "leak"):
-        overview.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
     for title, members in tables(rows):
         first = next((r for r in members if r.rank == 1), None)
         leak = None if first is None else first.leak
-        overview.add_row(
+        table.add_row(
             title,
             first.setting if first else "-",
             str(len(members)),
             "-" if leak is None else two_digits(leak, "ssim"),
         )
-    return overview
+    return table
 
 
 def legend(rows: Sequence[Row]) -> str:

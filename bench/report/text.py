@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from bench.metrics.named import METRICS
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain
+from bench.report import overview as overviews
 from bench.report.columns import AUDIT, ENTRY, RAW, Shown, board_columns, ends
 from bench.report.tables import any_errors, any_personalised, tables, work
 
@@ -61,6 +62,9 @@ def markdown(rows: Sequence[Row], run: Run) -> str:
         f"Device: {run.device}, seeds {run.seeds}  ",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()),
         "",
+        *_markdown_overview(rows),
+        "## How to read the tables",
+        "",
         " ".join(legends),
         "",
     ]
@@ -69,13 +73,31 @@ def markdown(rows: Sequence[Row], run: Run) -> str:
         lines += [f"## {title}", "", f"Threat: {members[0].threat}  "]
         lines += [f"Work: {work(members)}", ""]
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-        lines += [
-            "| " + " | ".join(_one_line(c).replace("|", "\\|") for c in line) + " |"
-            for line in body
-        ]
+        lines += map(_markdown_line, body)
         reasons = _reasons(members)
         lines += ["", *reasons, ""] if reasons else [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_overview(rows: Sequence[Row]) -> list[str]:
+    """Lines of the overview: leaks of defenses by tables, costs, and the settings that stand in
+    it."""
+    found = overviews.overview(rows)
+    if not found.lines:
+        return []
+    lines = ["## Overview", "", overviews.legend(found.loss), ""]
+    heads = ["defense", *(head.title for head in found.heads), *(c.name for c in overviews.COSTS)]
+    heads.append("settings")
+    lines += [_markdown_line(heads), "|" + " --- |" * len(heads)]
+    for line in found.lines:
+        cells = [line.defense, *(v.text for v in line.verdicts)]
+        cells += [cost.of(line) for cost in overviews.COSTS]
+        lines.append(_markdown_line([*cells, ", ".join(line.settings) or "–"]))
+    return [*lines, ""]
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_one_line(c).replace("|", "\\|") for c in cells) + " |"
 
 
 def _one_line(text: str) -> str:
@@ -160,6 +182,8 @@ _ESCAPES = str.maketrans(
         '"': r"\textquotedbl{}",
         "ε": r"$\varepsilon$",
         "–": "--",
+        "−": r"$-$",
+        "×": r"$\times$",
         "…": r"\dots{}",
         "·": r"$\cdot$",
         "\n": " ",
@@ -179,6 +203,38 @@ def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
     """
     found = enumerate(tables(rows), start=1)
     return "\n".join(_latex(title, members, n, intervals) for n, (title, members) in found)
+
+
+def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
+    """One `table` environment with the overview, with the rules of booktabs.
+
+    Args:
+        rows: Of any number of tables.
+        loss: Accuracy that a setting may lose, in [0, 1].
+
+    Returns:
+        LaTeX that needs `\\usepackage{booktabs}`.
+    """
+    found = overviews.overview(rows, loss)
+    titles = "; ".join(f"{head.place + 1}: {head.title}" for head in found.heads)
+    caption = f"Leak of each defense. {overviews.legend(found.loss)} Tables: {titles}"
+    heads = ["defense", *(str(head.place + 1) for head in found.heads)]
+    heads += [cost.name for cost in overviews.COSTS]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escaped(caption)}.}}",
+        r"\label{tab:leakbench-overview}",
+        rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        r"\toprule",
+        " & ".join(map(escaped, heads)) + r" \\",
+        r"\midrule",
+    ]
+    for line in found.lines:
+        cells = [line.defense, *(v.text for v in line.verdicts)]
+        cells += [cost.of(line) for cost in overviews.COSTS]
+        lines.append(" & ".join(map(escaped, cells)) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
 def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str:

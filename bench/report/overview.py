@@ -1,0 +1,326 @@
+"""Which defense leaks least, and what it costs: the first table that a reader sees.
+
+A defense stands in each table of the leaderboard with one setting: of those that lose at most so
+much accuracy the one that leaks least. Nothing here draws; terminal, text, page and site do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bench.records import Row
+from bench.report.columns import epsilon_text, refuted
+from bench.report.tables import tables
+from bench.report.verdicts import UNDEFENDED, is_reference
+
+LOSSES = (0.01, 0.05, 0.1)
+"""Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
+LOSS = 0.05
+"""The one that is shown first."""
+_SHADES = 9
+"""Of leaks from 0 to 1."""
+_NOT_RUN = "not run"
+_ROUNDING = 1e-9
+"""Of a difference of two accuracies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What a column of the overview is called: the table's whole title, its place among the
+    tables from 0, and a few words for a narrow head, one below the other."""
+
+    title: str
+    place: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A defense in one table.
+
+    Attributes:
+        row: The setting that leaks least of those that lose little enough; None without any.
+        place: The row's place in its table, from 0.
+        lost: Accuracy that it loses against the undefended row, in [-1, 1]: of the common model,
+            or where there is none of the clients' own. None without an undefended row.
+        bytes: Sent by all per round, as a multiple of the undefended row's; None if not known.
+        seconds: Of a client's work per round, likewise.
+        first: Whether of several defenses none leaks less here that a paired test tells from it.
+        why: Why there is no row, in a few words.
+    """
+
+    row: Row | None = None
+    place: int = 0
+    lost: float | None = None
+    bytes: float | None = None
+    seconds: float | None = None
+    first: bool = False
+    why: str = ""
+
+    @property
+    def leak(self) -> float | None:
+        """From 0 to 1; None without a row."""
+        return None if self.row is None else self.row.leak
+
+    @property
+    def text(self) -> str:
+        """0.27, with a star where it is first; or why there is none."""
+        if self.leak is None:
+            return "–" if self.why == _NOT_RUN else self.why
+        return f"{self.leak:.2f}{'*' if self.first else ''}"
+
+    @property
+    def style(self) -> str:
+        """Class of the style sheet, h1 to h9 by leak."""
+        if self.leak is None:
+            return "none"
+        step = math.ceil(self.leak * _SHADES)
+        return f"h{step}" if step else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefenseLine:
+    """A defense with its verdicts in the order of the overview's tables."""
+
+    defense: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [v.row for v in self.verdicts if v.row is not None]
+
+    @property
+    def settings(self) -> list[str]:
+        """Its settings that stand in some table, each once."""
+        return list(dict.fromkeys(r.setting for r in self.rows))
+
+    @property
+    def mean_leak(self) -> float:
+        """Over the tables in which it stands; infinite if in none."""
+        leaks = [v.leak for v in self.verdicts if v.leak is not None]
+        return sum(leaks) / len(leaks) if leaks else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """Defenses by tables.
+
+    Attributes:
+        loss: Accuracy that a setting may lose.
+        heads: The tables.
+        lines: The defenses, the least mean leak first, the undefended line last.
+    """
+
+    loss: float
+    heads: tuple[Head, ...]
+    lines: tuple[DefenseLine, ...]
+
+
+def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
+    """The overview of a leaderboard's rows. loss: accuracy that a setting may lose, in [0, 1]."""
+    found = tables(rows)
+    names = [n for n in dict.fromkeys(r.defense for r in rows) if n != UNDEFENDED]
+    if any(r.defense == UNDEFENDED for r in rows):
+        names.append(UNDEFENDED)
+    columns = [_column(members, names, loss) for _, members in found]
+    lines = [
+        DefenseLine(defense=name, verdicts=tuple(column[i] for column in columns))
+        for i, name in enumerate(names)
+    ]
+    lines.sort(key=lambda line: (line.defense == UNDEFENDED, line.mean_leak))
+    short = [_words(members[0]) for _, members in found]
+    heads = (
+        Head(title=title, place=i, words=_apart(short, i)) for i, (title, _) in enumerate(found)
+    )
+    return Overview(loss=loss, heads=tuple(heads), lines=tuple(lines))
+
+
+def _words(row: Row) -> tuple[str, ...]:
+    model = row.model.split("_")
+    return (row.protocol, row.dataset, *(f"{w}_" for w in model[:-1]), model[-1], row.checkpoint)
+
+
+def _apart(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
+    """A head's words, with its number among those of the same words."""
+    words = short[place]
+    number = short[: place + 1].count(words)
+    return words if short.count(words) == 1 else (*words, f"#{number}")
+
+
+def _reference(rows: Sequence[Row]) -> Row | None:
+    """The undefended row of a table."""
+    return next((r for r in rows if r.defense == UNDEFENDED), None) or next(
+        filter(is_reference, rows), None
+    )
+
+
+def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[Verdict]:
+    """Each defense's verdict in one table."""
+    bare = _reference(rows)
+    found = [_verdict([*_settings(rows, name, bare)], loss) for name in defenses]
+    ranks = [
+        v.row.rank if v.row and name != UNDEFENDED else None
+        for name, v in zip(defenses, found, strict=True)
+    ]
+    known = [r for r in ranks if r]
+    if len(known) < 2:
+        return found
+    return [replace(v, first=r == min(known)) for v, r in zip(found, ranks, strict=True)]
+
+
+def _settings(rows: Sequence[Row], defense: str, bare: Row | None) -> Iterator[Verdict]:
+    """A defense's settings in one table, each with what it costs."""
+    for place, row in enumerate(rows):
+        if row.defense == defense:
+            yield Verdict(
+                row=row,
+                place=place,
+                lost=None if bare is None else lost_accuracy(row, bare),
+                bytes=_multiple(row, bare, lambda r: _sum(r.bytes_up, r.bytes_down)),
+                seconds=_multiple(row, bare, lambda r: r.client_seconds),
+            )
+
+
+def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
+    """The setting that leaks least of those that lose at most so much."""
+    if not settings:
+        return Verdict(why=_NOT_RUN)
+    useful = [s for s in settings if s.row and not any(f.costs_rank for f in s.row.flags)]
+    if not useful:
+        return Verdict(why="no use")
+    known = [s for s in useful if s.leak is not None]
+    if not known:
+        return Verdict(why="n/a")
+    allowed = [s for s in known if s.lost is None or s.lost <= loss + _ROUNDING]
+    if not allowed:
+        least = min(s.lost for s in known if s.lost is not None)
+        return Verdict(why=f"−{_points(least)}pt")
+    return min(allowed, key=lambda s: s.leak or 0.0)
+
+
+def _points(share: float) -> str:
+    """Points of accuracy: 7.3, 13."""
+    return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
+
+
+def lost_accuracy(row: Row, bare: Row) -> float | None:
+    """Mean over seeds of what a row's accuracy is below the undefended one's; of clients' own
+    networks where no common model is uploaded; None if either is not known."""
+    for name in ("accuracy", "personal_accuracy"):
+        own, other = getattr(row, name), getattr(bare, name)
+        if own is not None and other is not None:
+            return float(other.mean - own.mean)
+    return None
+
+
+def _sum(*values: float | None) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _multiple(row: Row, bare: Row | None, read: Callable[[Row], float | None]) -> float | None:
+    one, other = read(row), None if bare is None else read(bare)
+    return one / other if one is not None and other else None
+
+
+# --- what stands beside the leaks -------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expense:
+    """A column of the overview about a whole line, the worst over its tables.
+
+    Attributes:
+        name: Its head in text and on the page.
+        heading: That in a narrow terminal.
+        note: What it means.
+        of: Its figure as text.
+    """
+
+    name: str
+    heading: str
+    note: str
+    of: Callable[[DefenseLine], str]
+
+
+def _worst(line: DefenseLine, read: Callable[[Verdict], float | None]) -> float | None:
+    return max((v for one in line.verdicts if (v := read(one)) is not None), default=None)
+
+
+def _lost(line: DefenseLine) -> str:
+    worst = _worst(line, lambda v: v.lost)
+    return "–" if worst is None else f"{100 * worst + 0.0:.1f}".replace("-", "−")
+
+
+def _times(read: Callable[[Verdict], float | None]) -> Callable[[DefenseLine], str]:
+    def text(line: DefenseLine) -> str:
+        worst = _worst(line, read)
+        return "–" if worst is None else f"{worst:.2g}×" if worst < 100 else f"{worst:.0f}×"
+
+    return text
+
+
+def _proven(line: DefenseLine) -> str:
+    known = [r.eps_record for r in line.rows if r.eps_record is not None]
+    if not known:
+        return "–"
+    return "none" if max(known) == math.inf else epsilon_text(max(known))
+
+
+def _audited(line: DefenseLine) -> str:
+    made = [(r.audit.eps_audited, r) for r in line.rows if r.audit]
+    if not made:
+        return "–"
+    value, row = max(made, key=lambda pair: pair[0])
+    more = "+" if row.audit and row.audit.eps_at_least else ""
+    return f"{value:.2g}{more}{'!' if any(map(refuted, line.rows)) else ''}"
+
+
+COSTS = (
+    Expense(
+        name="accuracy lost",
+        heading="lost\npoints",
+        note="Points of accuracy below the undefended row, mean over seeds; of the clients' own "
+        "networks where no common model is uploaded.",
+        of=_lost,
+    ),
+    Expense(
+        name="bytes",
+        heading="bytes",
+        note="What is sent in a round, as a multiple of the undefended row's.",
+        of=_times(lambda v: v.bytes),
+    ),
+    Expense(
+        name="client time",
+        heading="time",
+        note="A client's seconds per round, as a multiple of the undefended row's, as measured.",
+        of=_times(lambda v: v.seconds),
+    ),
+    Expense(
+        name="ε proven",
+        heading="eps\nproven",
+        note="For one training record over the whole run; none: nothing is proven.",
+        of=_proven,
+    ),
+    Expense(
+        name="ε audited",
+        heading="eps\naudit",
+        note="What an attack on one release certifies at least (+: limited by its draws; !: more "
+        "than claimed or proven).",
+        of=_audited,
+    ),
+)
+
+
+def legend(loss: float = LOSS) -> str:
+    """How to read the overview of settings that lose at most so much accuracy."""
+    return (
+        "Leak of the setting that leaks least of those that lose at most "
+        f"{100 * loss:g} points of accuracy: 0 what needs no leak, 1 a perfect copy, by the "
+        "attacker's choice among all attacks. *: of several defenses none leaks less there that a "
+        "paired test tells apart. −7.3pt: its settings lose at least that much. no use: they do "
+        "not learn, or attacks fail there without a defense. –: not run. Beside the leaks the "
+        "worst over the tables, as multiples of the undefended run."
+    )

@@ -1,0 +1,166 @@
+"""The overview: per defense and table the setting that leaks least at little loss of accuracy."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bench.records import AuditSummary, FlagCode, Row
+from bench.report import terminal
+from bench.report.frames import overview as frame
+from bench.report.overview import COSTS, LOSSES, lost_accuracy, overview
+from bench.report.text import overview_to_latex
+from tests.made_rows import flag, interval, page, row
+
+
+def setting(defense: str, ssim: float, accuracy: float, rank: int | None = 1, **more: Any) -> Row:
+    name = {"strength": f"{ssim}/{accuracy}"}
+    return row(defense, rank, ssim, accuracy=interval(accuracy), settings=name, **more)
+
+
+BARE = setting("none", 1.0, 0.9, rank=9)
+
+
+def texts(*rows: Row, loss: float = 0.05) -> dict[str, list[str]]:
+    """Each defense's cells."""
+    return {line.defense: [v.text for v in line.verdicts] for line in overview(rows, loss).lines}
+
+
+def costs(*rows: Row) -> dict[str, dict[str, str]]:
+    return {line.defense: {c.name: c.of(line) for c in COSTS} for line in overview(rows).lines}
+
+
+def test_the_setting_that_leaks_least_of_those_that_lose_little_stands_for_a_defense() -> None:
+    strong, weak = setting("a", 0.3, 0.82), setting("a", 0.5, 0.86)
+    harmless = setting("a", 0.7, 0.9)
+    rows = (strong, weak, harmless, BARE)
+    by_loss = {loss: texts(*rows, loss=loss)["a"] for loss in LOSSES}
+    # The floor is .2: (ssim - .2) / .8.
+    assert by_loss == {0.01: ["0.62"], 0.05: ["0.37"], 0.1: ["0.12"]}
+
+
+def test_a_loss_just_at_the_limit_is_allowed() -> None:
+    assert texts(setting("a", 0.3, 0.85), BARE)["a"] == ["0.12"]
+
+
+def test_what_keeps_a_defense_out_is_said() -> None:
+    useless = setting("b", 0.2, 0.1, rank=None, flags=(flag(FlagCode.AT_CHANCE),))
+    silent = setting("c", 0.2, 0.9, attacks={}, worst=None)
+    elsewhere = setting("d", 0.6, 0.9, dataset="photos")
+    rows = (setting("a", 0.3, 0.8), useless, silent, elsewhere, BARE)
+    found = texts(*rows, loss=0.05)
+    assert found["a"] == ["−10pt", "–"]
+    assert found["b"][0] == "no use"
+    assert found["c"][0] == "n/a"
+    assert found["d"] == ["–", "0.50"]
+    table = frame(rows, 0.05).set_index(["defense", "table"])
+    assert "not run" in set(table.loc["d"]["why"])
+
+
+def test_defenses_stand_by_mean_leak_with_the_undefended_run_last() -> None:
+    rows = (BARE, setting("worse", 0.6, 0.9, rank=2), setting("better", 0.4, 0.9), BARE)
+    assert list(texts(*rows)) == ["better", "worse", "none"]
+
+
+def test_those_whose_rows_share_the_best_rank_are_first_and_a_lone_defense_is_not() -> None:
+    tied = [setting("a", 0.3, 0.9, rank=1), setting("b", 0.32, 0.9, rank=1)]
+    behind = setting("c", 0.7, 0.9, rank=3)
+    assert texts(*tied, behind, BARE) == {
+        "a": ["0.12*"], "b": ["0.15*"], "c": ["0.62"], "none": ["1.00"],
+    }  # fmt: skip
+    assert texts(tied[0], BARE)["a"] == ["0.12"]
+
+
+def test_rank_one_of_a_setting_that_costs_too_much_makes_the_next_defense_first() -> None:
+    rows = (
+        setting("a", 0.2, 0.5, rank=1),
+        setting("b", 0.4, 0.9, rank=2),
+        setting("c", 0.6, 0.9, rank=3),
+        BARE,
+    )
+    assert texts(*rows)["b"] == ["0.25*"]
+
+
+def test_costs_are_multiples_of_the_undefended_row_and_the_worst_over_tables() -> None:
+    audit = AuditSummary(
+        eps_audited=3.14,
+        eps_at_least=True,
+        draws=100,
+        confidence=0.95,
+        verdict_claim="violated",
+        verdict_proof="consistent",
+    )
+    one = setting("a", 0.3, 0.88, bytes_up=3600.0, client_seconds=0.1, eps_record=7.0, audit=audit)
+    other = setting("a", 0.3, 0.86, dataset="photos", eps_record=9.0)
+    rows = (one, BARE, other, setting("none", 1.0, 0.9, rank=9, dataset="photos"))
+    assert costs(*rows)["a"] == {
+        "accuracy lost": "4.0", "bytes": "1×", "client time": "2×", "ε proven": "9",
+        "ε audited": "3.1+!",
+    }  # fmt: skip
+    assert costs(*rows)["none"]["ε proven"] == "none"
+
+
+def test_where_no_common_model_is_uploaded_the_clients_own_networks_are_compared() -> None:
+    own = setting("a", 0.3, 0.9, personal_accuracy=interval(0.7))
+    own = Row(**{**vars(own), "accuracy": None})
+    bare = setting("none", 1.0, 0.9, personal_accuracy=interval(0.8))
+    assert lost_accuracy(own, bare) == pytest.approx(0.1)
+    assert lost_accuracy(own, BARE) is None
+
+
+def test_without_an_undefended_row_any_setting_counts() -> None:
+    assert texts(setting("a", 0.3, 0.1)) == {"a": ["0.12"]}
+    assert costs(setting("a", 0.3, 0.1))["a"]["accuracy lost"] == "–"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0.1, 1)), min_size=1, max_size=6),
+    st.floats(0, 0.5),
+    st.floats(0, 0.5),
+)
+def test_who_may_lose_more_never_leaks_more(
+    settings: list[tuple[float, float]], one: float, other: float
+) -> None:
+    rows = [setting("a", ssim, accuracy) for ssim, accuracy in settings]
+    little, much = (
+        next(v.leak for v in overview([*rows, BARE], loss).lines[0].verdicts)
+        for loss in sorted((one, other))
+    )
+    assert (math.inf if much is None else much) <= (math.inf if little is None else little)
+
+
+def test_tables_of_one_name_are_told_apart_by_a_number() -> None:
+    rows = [row(model_settings={"width": w}) for w in (1, 2)]
+    assert [head.words[-1] for head in overview(rows).heads] == ["#1", "#2"]
+
+
+def test_a_terminal_shows_all_tables_in_80_columns_and_cuts_no_word() -> None:
+    names = [f"data{i:02}" for i in range(20)]
+    rows = [setting(d, 0.4, 0.9, dataset=n) for n in names for d in ("selective_shield", "none")]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*terminal.overview(rows), sep="\n")
+    text = console.export_text()
+    assert all(n in text for n in names)
+    assert "…" not in text
+    assert text.count("selective_shield") >= 3
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_page_opens_with_the_overview_and_leads_to_rows() -> None:
+    text = page(setting("a", 0.3, 0.9), BARE)
+    assert text.index('id="overview"') < text.index('class="filters')
+    assert 'href="#t1-0" title="a(strength=0.3/0.9): loses 0.0 points"' in text
+    assert '<tr id="t1-0"' in text
+
+
+def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
+    text = overview_to_latex([setting("pm_sfl", 0.3, 0.8), BARE])
+    (line,) = [one for one in text.splitlines() if one.startswith(r"pm\_sfl")]
+    assert line.count("&") == 1 + len(COSTS)
+    assert "$-$10pt" in line
