@@ -249,7 +249,7 @@ class _Run:
     def _task(self, job: TrainJob) -> Task:
         place = self.store.scratch(self.keys.train(job))
         work = Training(job=job, env=self.keys.env, artifacts=place)
-        return self._numbered(job, label_of(job), work)
+        return self._numbered(job, label_of(job), work, self.keys.train(job))
 
     def _attack(self, cell: AttackJob, trained: TrainOutcome) -> Task:
         work = Attacking(
@@ -259,10 +259,10 @@ class _Run:
             observed=self.store.artifacts(self.keys.train(cell.train)),
             artifacts=self.store.scratch(self.keys.attack(cell)),
         )
-        return self._numbered(cell, cell_label(cell), work)
+        return self._numbered(cell, cell_label(cell), work, self.keys.train(cell.train))
 
-    def _numbered(self, job: TrainJob | AttackJob, label: str, work: Work) -> Task:
-        task = Task(id=next(self.numbers), label=label, work=work)
+    def _numbered(self, job: TrainJob | AttackJob, label: str, work: Work, group: str) -> Task:
+        task = Task(id=next(self.numbers), label=label, work=work, group=group)
         self.jobs[task.id] = job
         return task
 

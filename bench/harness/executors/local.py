@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Literal
 
 from bench.harness.executors.memory import keep_to_share, resident
-from bench.harness.executors.task import Outcome, Task, guarded, lost, outcome_of
+from bench.harness.executors.task import Outcome, Task, guarded, lost, next_of, outcome_of
 from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY, environment_variables
 
 _TICK_S = 0.5
@@ -62,7 +62,8 @@ class Workers:
                     pool.append(_Worker(self, len(pool)))
                 for worker in pool:
                     if worker.task is None and tasks:
-                        worker.give(tasks.popleft())
+                        others = {w.group for w in pool if w is not worker}
+                        worker.give(next_of(tasks, worker.group, others))
                 busy = [w for w in pool if w.task]
                 wait([w.pipe for w in busy], timeout=_TICK_S)
                 for worker in busy:
@@ -80,6 +81,7 @@ class _Worker:
     def __init__(self, settings: Workers, number: int) -> None:
         self.settings, self.number = settings, number
         self.task: Task | None = None
+        self.group = ""
         self.began = 0.0
         self._spawn()
 
@@ -99,7 +101,7 @@ class _Worker:
             # What earlier jobs leaked must not fail this one.
             self.stop()
             self._spawn()
-        self.task, self.began = task, time.monotonic()
+        self.task, self.group, self.began = task, task.group, time.monotonic()
         try:
             self.pipe.send(task.work)
         except OSError:

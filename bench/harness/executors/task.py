@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -33,11 +33,13 @@ class Task:
         id: Its number in the run.
         label: What to call it in errors.
         work: What to do.
+        group: What tasks have in common that a worker keeps at hand, as a training's observations.
     """
 
     id: int
     label: str
     work: Work
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,21 @@ class Outcome(Ended):
     """The same with the task that it was."""
 
     task: Task
+
+
+def next_of(tasks: deque[Task], own: str, others: Container[str]) -> Task:
+    """Take the next task out of the queue for a worker: the first of its own group, which it has at
+    hand, or else of one that no other worker is at, or else the first.
+
+    Args:
+        tasks: At least one.
+        own: Group of the worker's last task.
+        others: Groups of the other workers' tasks.
+    """
+    fits = next((t for t in tasks if t.group == own), None)
+    chosen = fits or next((t for t in tasks if t.group not in others), None) or tasks[0]
+    tasks.remove(chosen)
+    return chosen
 
 
 Executor = Callable[[deque[Task]], Generator[Outcome]]
