@@ -15,7 +15,7 @@ from bench.cli.options import console, plain_errors, say
 from bench.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 def report(
@@ -126,7 +126,7 @@ def publish(
     return paths
 
 
-def _print(tables: Sequence[Table], legend: str) -> None:
+def _print(tables: Sequence[RenderableType], legend: str) -> None:
     for table in tables:
         console.print()
         console.print(table)

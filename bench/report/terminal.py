@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -40,7 +41,7 @@ class _Strip:
         return 1 + max(map(len, [*self.heading.split("\n"), *self.cells]), default=0)
 
 
-def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Table]:
+def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
     """Rich tables of 80 columns: leaks of defenses by tables, and what they cost. Tables for which
     there is no room are in further ones below."""
     found = overviews.overview(rows, loss)
@@ -54,7 +55,7 @@ def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Table]:
     title = f"Leak at no more than {100 * loss:g} points of accuracy lost"
     while first < len(strips):
         some = max(1, _fitting(strips[first:], WIDTH - names.width + 1))
-        table = _empty(title if first == 0 else "and on")
+        table = _empty(None)
         table.add_column(names.heading, no_wrap=True)
         for strip in strips[first : first + some]:
             table.add_column(strip.heading, justify="right", no_wrap=True)
@@ -64,14 +65,19 @@ def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Table]:
                 for strip, style in zip(strips[first:], styles[first:], strict=True)
             )
             table.add_row(name, *itertools.islice(cells, some))
-        made.append(table)
+        made.append(_titled(title if first == 0 else "and on", table))
         first += some
-    return [*made, _costs(found)]
+    return [*made, _titled("What that costs, and with which settings", _costs(found))]
+
+
+def _titled(title: str, table: Table) -> Group:
+    """A table of which the title may be wider."""
+    return Group(Text(title, style="bold"), table)
 
 
 def _costs(found: overviews.Overview) -> Table:
     """What defenses cost, the worst over the tables, and with which settings."""
-    table = _empty("What that costs, and with which settings")
+    table = _empty(None)
     table.add_column("defense", no_wrap=True)
     for cost in overviews.COSTS:
         table.add_column(cost.heading, justify="right", no_wrap=True)
@@ -146,7 +152,7 @@ def _table(
     return table
 
 
-def _empty(title: str) -> Table:
+def _empty(title: str | None) -> Table:
     return Table(
         title=title,
         title_justify="left",
