@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.results import Results, load, run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Results", "load", "run"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import bench
 from bench.cli import app
 from bench.cli.runs import recorded
 from bench.registry import Registry
@@ -44,6 +45,14 @@ def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: 
     assert "leaderboard.md" in text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
     assert len(rows) == 6
+
+
+def test_the_version_is_printed_and_is_that_of_the_citation_and_the_changes() -> None:
+    code, text = leakbench("--version")
+    assert (code, text) == (0, f"leakbench {bench.__version__}")
+    root = Path(__file__).parents[1]
+    assert f"version: {bench.__version__}\n" in (root / "CITATION.cff").read_text()
+    assert f"\n## {bench.__version__} (" in (root / "CHANGELOG.md").read_text()
 
 
 def test_list_shows_everything_as_text_and_json(tmp_path: Path, registry: Registry) -> None:
@@ -101,7 +110,7 @@ def test_ledger_prints_claim_proof_and_constants() -> None:
         (("run", "quick", "--plugin", "/no/plugin.py"), "no such plugin file"),
         (("run", "quick", "--shard", "3"), "--shard takes i/n, as 1/8, got '3'"),
         (("run", "quick", "--shard", "0/3"), "shard 0/3 does not exist"),
-        (("plan", "quick", "--shard", "90/99"), "shard 90/99 is empty: the plan has 14 trainings"),
+        (("plan", "quick", "--shard", "90/99"), "shard 90/99 is empty: the plan has 10 trainings"),
         (("run", "quick", "--memory", "0"), "memory must be > 0 GB for one worker, got 0"),
         (("run", "quick", "--executor", "slurm"), "executor must be local or ray, got 'slurm'"),
         (("run", "quick", "--executor", "ray"), "device auto: say cpu or cuda"),

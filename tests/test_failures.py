@@ -245,7 +245,7 @@ def test_infinities_become_text_so_that_any_json_reader_takes_them() -> None:
 def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> None:
     store, _ = run(tiny(), only={"checkpoint": "init"})
     paths = {p.suffix: p.read_text() for p in publish(store.folder, ("md", "csv", "json"))}
-    assert "| # | defense | accuracy |" in paths[".md"]
+    assert "| # | defense | choice | leak | upper bound | accuracy lost |" in paths[".md"]
     assert "Command: `test`" in paths[".md"]
     lines = paths[".csv"].splitlines()
     assert len(lines) == 1 + 3 * 2
@@ -280,17 +280,17 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     assert [row[d]["personalised"] for d in ("none", "standalone", "lg_fedavg")] == [0, 1, 1]
     typed = leaderboard.rows(store.folder)
     header, body = cells(typed)
-    assert header[2:5] == ["accuracy", "personal accuracy", "choice"]
+    assert header[5:8] == ["accuracy lost", "accuracy", "personal accuracy"]
     line = next(b for b in body if b[1] == "standalone")
-    assert line[2] == "-"
-    assert line[3].startswith(f"{mean:.3f} [")
+    assert line[6] == "-"
+    assert line[7].startswith(f"{mean:.3f} [")
     assert "own\nacc" in [c.header for c in terminal.shown(typed)[0].columns]
     read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))
     assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
     own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
     assert own == pytest.approx([mean] * 2)
     plain_rows = [r for r in typed if not r.personalised]
-    assert cells(plain_rows)[0][2:4] == ["accuracy", "choice"]
+    assert "personal accuracy" not in cells(plain_rows)[0]
     assert "own\nacc" not in [c.header for c in terminal.shown(plain_rows)[0].columns]
 
 

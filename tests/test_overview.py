@@ -14,8 +14,9 @@ from rich.console import Console
 from bench.records import AuditSummary, FlagCode, Row
 from bench.report import terminal
 from bench.report.frames import overview as frame
-from bench.report.overview import COSTS, LOSSES, lost_accuracy, overview
+from bench.report.overview import COSTS, LOSSES, overview
 from bench.report.text import overview_to_latex
+from bench.report.verdicts import lost_accuracy
 from tests.made_rows import flag, interval, page, row
 
 
@@ -164,3 +165,14 @@ def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
     (line,) = [one for one in text.splitlines() if one.startswith(r"pm\_sfl")]
     assert line.count("&") == 1 + len(COSTS)
     assert "$-$10pt" in line
+
+
+@given(st.text(st.sampled_from("ab_= "), max_size=40), st.integers(3, 20))
+def test_folded_text_keeps_every_letter_and_breaks_words_only_if_they_must(
+    text: str, width: int
+) -> None:
+    found = terminal.folded(text, width)
+    assert "".join(found.split()) == "".join(text.split())
+    for word in text.split():
+        if len(word) <= width:
+            assert word in found

@@ -122,8 +122,8 @@ def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> N
     assert len(tags.all("caption")) == 2  # with the overview's
     heads = [t for t in tags.all("th") if t.get("scope") == "col"]
     heads = heads[2 + len(overview.COSTS) :]
-    assert len(heads) == len([b for b in tags.all("button") if b.get("class") == "sort"]) == 11
-    assert [h.get("aria-sort") for h in heads] == ["ascending"] + [None] * 10
+    assert len(heads) == len([b for b in tags.all("button") if b.get("class") == "sort"]) == 12
+    assert [h.get("aria-sort") for h in heads] == ["ascending"] + [None] * 11
     asked = {b["data-note"] for b in tags.all("button") if b.get("class") == "what"}
     assert {"floor", "leak", "bound", "proven", "flags", "ssim"} <= asked <= set(explain.COLUMNS)
     lines = 2 * len(overview.LOSSES)
@@ -138,8 +138,8 @@ def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_miss
          row("b", rank=None, accuracy=None, flags=(flag(FlagCode.AT_CHANCE),))]
     )  # fmt: skip
     values = [[c.value for c in line.cells] for line in board.lines]
-    assert values[0] == ["0.9", "0.375", "0.5", "0.20", "38809.2", "2.5", "", "0.5"]
-    assert values[1] == ["", "0.375", "0.5", "0.20", "", "inf", "", "0.5"]
+    assert values[0] == ["0.375", "0.5", "", "0.9", "38809.2", "2.5", "", "0.20", "0.5"]
+    assert values[1] == ["0.375", "0.5", "", "", "", "inf", "", "0.20", "0.5"]
     assert [line.rank.value for line in board.lines] == ["1", ""]
     assert board.lines[0].cells[4].text == "3.88e4"
     assert 'class="unranked"' in page(*board.rows)
@@ -159,7 +159,7 @@ def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their
     rows = [row("spm", eps_claimed=1.5, unit="coordinate", audit=audit, attacks=attacks),
             row("b", rank=2, attacks={"ridge": attack(0.3), "dlg": attack()})]  # fmt: skip
     (board,) = boards.boards(rows)
-    claim, _, audited, dlg, idlg, ridge, decoder = board.lines[0].cells[4:11]
+    claim, _, audited, _, dlg, idlg, ridge, decoder = board.lines[0].cells[4:12]
     assert (claim.mark, claim.small) == ("!", "/coordinate")
     assert (audited.text, audited.mark) == ("4.5+", "!")
     assert dlg.mark == "2 failed"

@@ -6,9 +6,11 @@ Exit code 0: all done or not applicable; 1: some failed; 2: bad input.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
+import bench
 from bench.cli import (
     catalogue,
     comparing,
@@ -52,6 +54,24 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"leakbench {bench.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from bench.metrics.named import FLOOR_SUFFIX, METRICS, TITLES, leak
 from bench.records import AttackEntry, Row, WorstCase, short
 from bench.report import explain
 from bench.report.tables import any_personalised, attack_metrics, idle
+from bench.report.verdicts import lost_accuracy, undefended
 
 T = TypeVar("T")
 _SHADES = 9
@@ -362,14 +363,14 @@ _BEFORE = (
         shown=_defense,
         raw=_plain("defense"),
     ),
-    Column(
-        name="accuracy",
-        title="accuracy",
-        heading="acc",
-        note="accuracy",
-        shown=lambda row: shown_interval(row.accuracy),
-        raw=_three("accuracy", lambda row: row.accuracy),
-    ),
+)
+_ACCURACY = Column(
+    name="accuracy",
+    title="accuracy",
+    heading="acc",
+    note="accuracy",
+    shown=lambda row: shown_interval(row.accuracy),
+    raw=_three("accuracy", lambda row: row.accuracy),
 )
 _OWN = Column(
     name="personal accuracy",
@@ -448,7 +449,7 @@ _FILES = (
 """In CSV and pandas alone."""
 RAW: Mapping[str, Callable[[Row], Any]] = {
     name: read
-    for column in (*_FILES, *_BEFORE, _OWN, _CHOICE, _LEAK, _BOUND, *_EPSILONS, _FLAGS)
+    for column in (*_FILES, *_BEFORE, _ACCURACY, _OWN, _CHOICE, _LEAK, _BOUND, *_EPSILONS, _FLAGS)
     for name, read in column.raw.items()
 }
 """Every figure of a row that CSV and pandas have, by its name there."""
@@ -462,8 +463,33 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     own = [_OWN] if any_personalised(rows) else []
     attacks = [_attack_column(rows, name, metric) for name, metric in metrics.items()]
     choice = [_CHOICE] if any(r.choice for r in rows) else []
-    leaks = [*choice, _LEAK, _BOUND, floor_column(metrics)]
-    return [*_BEFORE, *own, *leaks, *_EPSILONS, *attacks, _FLAGS]
+    verdict = [*choice, _LEAK, _BOUND, _lost_column(rows)]
+    return [
+        *_BEFORE,
+        *verdict,
+        _ACCURACY,
+        *own,
+        *_EPSILONS,
+        floor_column(metrics),
+        *attacks,
+        _FLAGS,
+    ]
+
+
+def _lost_column(rows: Sequence[Row]) -> Column:
+    """What each row's accuracy is below the undefended one's."""
+    bare = undefended(rows)
+
+    def shown(row: Row) -> Shown:
+        lost = None if bare is None else lost_accuracy(row, bare)
+        if lost is None:
+            return NOTHING
+        text = f"{100 * lost + 0.0:.1f}"
+        return Shown(text=text, full=text, brief=text, value=f"{lost:.6g}")
+
+    return Column(
+        name="accuracy lost", title="points lost", heading="lost", note="lost", shown=shown
+    )
 
 
 def floor_column(metrics: Mapping[str, str]) -> Column:

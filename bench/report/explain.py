@@ -14,6 +14,8 @@ COLUMNS = {
     "deploy them. Where the undefended row leaks less than .2, no row has one.",
     "accuracy": "Test accuracy of the common model, with its 95 % interval. No figure where some "
     "value of the network is never uploaded, so that there is no common model.",
+    "lost": "Points of accuracy below the undefended row of the table, mean over seeds; of the "
+    "clients' own networks where there is no common model.",
     "own": "Accuracy of each client's own network on test samples in its own label shares, mean "
     "over clients.",
     "claimed": "Epsilon by the paper's own formula, and what it is for: one coordinate, label, "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from bench.records import Row
 from bench.report.columns import epsilon_text, refuted
 from bench.report.tables import tables
-from bench.report.verdicts import UNDEFENDED, is_reference
+from bench.report.verdicts import UNDEFENDED, lost_accuracy, undefended
 
 LOSSES = (0.01, 0.05, 0.1)
 """Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
@@ -149,16 +149,9 @@ def _apart(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
     return words if short.count(words) == 1 else (*words, f"#{number}")
 
 
-def _reference(rows: Sequence[Row]) -> Row | None:
-    """The undefended row of a table."""
-    return next((r for r in rows if r.defense == UNDEFENDED), None) or next(
-        filter(is_reference, rows), None
-    )
-
-
 def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[Verdict]:
     """Each defense's verdict in one table."""
-    bare = _reference(rows)
+    bare = undefended(rows)
     found = [_verdict([*_settings(rows, name, bare)], loss) for name in defenses]
     ranks = [
         v.row.rank if v.row and name != UNDEFENDED else None
@@ -203,16 +196,6 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
 def _points(share: float) -> str:
     """Points of accuracy: 7.3, 13."""
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
-
-
-def lost_accuracy(row: Row, bare: Row) -> float | None:
-    """Mean over seeds of what a row's accuracy is below the undefended one's; of clients' own
-    networks where no common model is uploaded; None if either is not known."""
-    for name in ("accuracy", "personal_accuracy"):
-        own, other = getattr(row, name), getattr(bare, name)
-        if own is not None and other is not None:
-            return float(other.mean - own.mean)
-    return None
 
 
 def _sum(*values: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -146,10 +147,27 @@ def _table(
         table.add_column(
             column.heading, justify="right" if column.heading else "left", no_wrap=True
         )
+    room = max(_DEFENSE, WIDTH - ranks.width - sum(c.width for c in columns) - 1)
     for place, row in enumerate(rows):
-        cells = (c.cells[place] for c in (ranks, names, *columns))
-        table.add_row(*cells, style="dim" if row.rank is None else "")
+        cells = (c.cells[place] for c in (ranks, *columns))
+        rank, *others = cells
+        name = folded(names.cells[place], room)
+        table.add_row(rank, name, *others, style="dim" if row.rank is None else "")
     return table
+
+
+def folded(text: str, width: int) -> str:
+    """Words in lines of this width; a longer one is broken after an underscore or equals sign."""
+    lines = [""]
+    for word in text.split():
+        pieces = [word] if len(word) <= width else re.findall(r"[^_=]+[_=]?|[_=]", word)
+        for number, piece in enumerate(pieces):
+            space = " " if lines[-1] and number == 0 else ""
+            if len(lines[-1]) + len(space) + len(word if space else piece) > width:
+                lines.append(piece)
+            else:
+                lines[-1] += space + piece
+    return "\n".join(line for line in lines if line)
 
 
 def _empty(title: str | None) -> Table:

@@ -171,6 +171,22 @@ def is_reference(row: Row) -> bool:
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
+def undefended(rows: Sequence[Row]) -> Row | None:
+    """The row of a table with which the others are compared; None without one."""
+    named = (r for r in rows if r.defense == UNDEFENDED)
+    return next(named, None) or next(filter(is_reference, rows), None)
+
+
+def lost_accuracy(row: Row, bare: Row) -> float | None:
+    """Mean over seeds of what a row's accuracy is below the undefended one's, in [-1, 1]; of
+    clients' own networks where no common model is uploaded; None if either is not known."""
+    for name in ("accuracy", "personal_accuracy"):
+        own, other = getattr(row, name), getattr(bare, name)
+        if own is not None and other is not None:
+            return float(other.mean - own.mean)
+    return None
+
+
 def network(row: Row) -> str:
     """What rows of one table have in common: network, how it is trained, and checkpoint."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
