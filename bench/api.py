@@ -20,6 +20,7 @@ from bench.contract.defense import (
     Mixture,
     Party,
     Server,
+    Strength,
     fresh,
 )
 from bench.contract.events import (
@@ -112,6 +113,7 @@ __all__ = [
     "SmashedNoise",
     "Stage",
     "State",
+    "Strength",
     "TwoPoint",
     "Unit",
     "Unprotected",

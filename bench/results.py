@@ -357,7 +357,7 @@ def _suite(
     given: str | Path | Mapping[str, Any] | suites.Suite, overrides: Mapping[str, Any] | None
 ) -> suites.Suite:
     if isinstance(given, (str, Path)):
-        pairs = [f"{k}={_toml(v, k)}" for k, v in (overrides or {}).items()]
+        pairs = [f"{k}={suites.to_toml(v, k)}" for k, v in (overrides or {}).items()]
         return suites.read_suite(str(given), pairs)
     if overrides:
         raise UserError("overrides change a suite's file; change the dict itself instead.")
@@ -376,22 +376,6 @@ def _suite(
         raise UserError(f"the suite{f', at {place}' if place else ''}: {message}.") from error
 
 
-def _toml(value: Any, place: str) -> str:
-    """A value as `--set` takes it. Raises UserError for what TOML cannot hold."""
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{_toml(str(k), place)} = {_toml(v, place)}" for k, v in value.items())
-        return f"{{{inner}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_toml(v, place) for v in value)}]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (str, Path)):
-        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007F")
-    raise UserError(f"overrides: {place} cannot be {value!r}; a suite's file has no such value.")
-
-
 def _command(
     suite: str | Path | Mapping[str, Any] | suites.Suite,
     name: str,
@@ -405,7 +389,7 @@ def _command(
     for key, value in (only or {}).items():
         command += ["--only", f"{key}={suites.as_text(value)}"]
     for key, value in (overrides or {}).items():
-        command += ["--set", f"{key}={_toml(value, key)}"]
+        command += ["--set", f"{key}={suites.to_toml(value, key)}"]
     number, of = shard
     return command if of == 1 else [*command, "--shard", f"{number}/{of}"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import reprlib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -226,6 +228,18 @@ def shipped() -> list[str]:
     return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
+def suite_text(name: str) -> tuple[str, str]:
+    """The text of a shipped suite or of a TOML file, and what to call it. Raises UserError if
+    there is none."""
+    if name in shipped():
+        return (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
+    if Path(name).is_file():
+        return Path(name).read_text(), name
+    if name.endswith(".toml") or "/" in name:
+        raise UserError(f"no such suite file: {name}.")
+    raise UserError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
+
+
 def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     """Read a suite.
 
@@ -236,14 +250,7 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     Raises:
         UserError: For a file that is missing or no suite, naming the key and what was expected.
     """
-    if name in shipped():
-        text, place = (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
-    elif Path(name).is_file():
-        text, place = Path(name).read_text(), name
-    elif name.endswith(".toml") or "/" in name:
-        raise UserError(f"no such suite file: {name}.")
-    else:
-        raise UserError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
+    text, place = suite_text(name)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -333,6 +340,28 @@ def _override(data: dict[str, Any], override: str) -> None:
 def as_text(value: Any) -> str:
     """The text of an `only` value, that of a list with commas between its members."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def to_toml(value: Any, place: str) -> str:
+    """A value as `--set` takes it. Raises UserError for what TOML cannot hold."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(k, place)} = {to_toml(v, place)}" for k, v in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(to_toml(v, place) for v in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (str, Path)):
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007F")
+    raise UserError(f"overrides: {place} cannot be {value!r}; a suite's file has no such value.")
+
+
+def _key(key: Any, place: str) -> str:
+    """A key, in quotes where it needs them."""
+    text = str(key)
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else to_toml(text, place)
 
 
 def grid(settings: Mapping[str, Any]) -> list[dict[str, Any]]:

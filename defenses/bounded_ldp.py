@@ -29,6 +29,7 @@ from bench.api import (
     Piecewise,
     RandomisedResponse,
     SignPerturbation,
+    Strength,
     TwoPoint,
     as_kind,
 )
@@ -99,6 +100,8 @@ class _Bounded(Defense):
         bound: Values are clipped to [-bound, bound], in the target's own scale; > 0.
         target: What is clipped and perturbed: update, gradient or weights.
     """
+
+    strength = Strength(setting="epsilon", weak=700.0, strong=0.01)
 
     def __init__(self, *, epsilon: float, bound: float, target: Target = "update") -> None:
         if not 0 < bound < math.inf:

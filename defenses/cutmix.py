@@ -25,6 +25,7 @@ class CutMix(DPCutMix):
 
     zero_strength = MappingProxyType({"group": 1})
 
+    strength = None  # it adds no noise
     source = "DP-CutMixSL, Sec. 2 (CutMixSL)"
 
     def __init__(
@@ -111,6 +112,7 @@ class Mixup(DPMixSL):
 
     zero_strength = MappingProxyType({"group": 1})
 
+    strength = None  # it adds no noise
     source = "DP-CutMixSL, Table 1 (SL w. Mixup), after Zhang et al. 2017"
 
     def __init__(self, *, group: int, mixing: Mixing = "uniform", alpha: float = 1.0) -> None:

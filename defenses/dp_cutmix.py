@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bench.api import Client, Facts, Message, Mixture, Part, Party, Stage
+from bench.api import Client, Facts, Message, Mixture, Part, Party, Stage, Strength
 from bench.toolkit.patches import patch_map
 from defenses.mixer import MIXER, PATCHES, Deal, GroupMixing, Mixer, Mixing, deal_patches, mixtures
 
@@ -49,6 +49,7 @@ class DPCutMix(GroupMixing):
     Source: DP-CutMixSL, Algorithm 1, Eqs. 1-3.
     """
 
+    strength: Strength | None = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Algorithm 1"
     equation = "Eq. 6"
     holds = (

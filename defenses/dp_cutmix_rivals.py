@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from bench.api import Message, Mixture, Part, Party
+from bench.api import Message, Mixture, Part, Party, Strength
 from defenses.mixer import MIXER, RATIOS, GroupMixing, Mixer, Mixing, deal_ratios, mixtures
 from defenses.noised_smashed import NoisedSmashed
 
@@ -17,6 +17,7 @@ class DPSL(NoisedSmashed):
     Source: DP-CutMixSL, Eqs. 4, 8, 9.
     """
 
+    strength: Strength | None = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Appendix B.1 (DP-SL)"
     equation = "Eq. 4"
     holds = "It holds, loosely: two one-hot labels differ by 2 in squared L2 norm, not by D_y."
@@ -40,6 +41,7 @@ class DPMixSL(GroupMixing):
     Source: DP-CutMixSL, Eqs. 5, 15.
     """
 
+    strength: Strength | None = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Appendix B.2 (DP-MixSL)"
     equation = "Eq. 5"
     holds = (

@@ -8,7 +8,18 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from bench.api import Defense, Event, Facts, Gaussian, GaussianNoise, Loss, Mechanism, Round, State
+from bench.api import (
+    Defense,
+    Event,
+    Facts,
+    Gaussian,
+    GaussianNoise,
+    Loss,
+    Mechanism,
+    Round,
+    State,
+    Strength,
+)
 from bench.privacy.ledger import subsampled_gaussian_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
 from bench.toolkit.vectors import gaussian_like
@@ -32,6 +43,7 @@ class DPSGD(Defense):
     """
 
     owns = frozenset({"gradient"})
+    strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     source = "Abadi et al., arXiv:1607.00133"
     zero_strength = MappingProxyType({"noise_multiplier": 0.0, "clip_norm": 1e9})
 

@@ -37,6 +37,7 @@ from bench.api import (
     Server,
     Stage,
     State,
+    Strength,
     Withheld,
     as_kind,
 )
@@ -73,6 +74,7 @@ class MSPAFL(Defense):
     """
 
     owns = frozenset({"joins", "batch"})
+    strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
     source = "MS-PAFL, Algorithm 1"
 
     def __init__(

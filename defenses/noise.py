@@ -23,6 +23,7 @@ from bench.api import (
     Local,
     Mechanism,
     Message,
+    Strength,
     as_kind,
 )
 from bench.privacy.ledger import gaussian_epsilon
@@ -38,6 +39,7 @@ class _ClippedNoise(Defense):
     """
 
     order = 2
+    strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     zero_strength: Mapping[str, Any] | None = MappingProxyType(
         {"noise_multiplier": 0.0, "clip_norm": 1e9}
     )

@@ -40,6 +40,7 @@ from bench.api import (
     Round,
     Server,
     State,
+    Strength,
     Unprotected,
     Withheld,
 )
@@ -76,6 +77,7 @@ class SelectiveShield(EncryptedZone):
     Source: SelectiveShield, Algorithm 1, Eq. 12-27.
     """
 
+    strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     source = "SelectiveShield, Algorithm 1"
 
     def __init__(

@@ -22,6 +22,7 @@ from bench.api import (
     Mechanism,
     Message,
     Part,
+    Strength,
     Unprotected,
 )
 from bench.privacy.gaussian import classic_gaussian_std
@@ -52,6 +53,7 @@ class SplitFedDP(Defense):
     """
 
     requires = frozenset({"smashed"})
+    strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
     source = "Thapa et al., arXiv:2004.12088, as in PM-SFL, Sec. 6.2 (SplitFed-DP)"
 
     def __init__(

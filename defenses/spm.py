@@ -27,6 +27,7 @@ from bench.api import (
     Message,
     RandomisedResponse,
     SignPerturbation,
+    Strength,
     Unprotected,
     as_kind,
 )
@@ -79,6 +80,7 @@ class SPM(Defense):
     Source: SPM-FL, Algorithm 2, Theorems 1-3.
     """
 
+    strength = Strength(setting="epsilon", weak=700.0, strong=0.01)
     source = "SPM-FL, Algorithm 2"
 
     def __init__(

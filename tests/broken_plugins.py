@@ -16,7 +16,7 @@ HEAD = '''
 import torch
 from dataclasses import replace
 from bench.contract.attack import Attack, Reconstruction
-from bench.contract.defense import Defense
+from bench.contract.defense import Defense, Strength
 from bench.contract.messages import Message, Part, as_kind
 from bench.contract.mechanisms import Clip, GaussianNoise, LaplaceNoise, SignPerturbation
 from bench.contract.events import Gaussian
@@ -309,6 +309,22 @@ class Broken(Defense):
     def upload(self, messages, local, client):
         return [replace_values(m, {n: p.values * 0.5 for n, p in m.parts.items()})
                 for m in messages]
+'''),
+    "has a strength that is no setting": ("strength", "", '''
+class Broken(Defense):
+    """Does nothing at all."""
+    strength = Strength(setting="epsilon", weak=10.0, strong=0.1)
+'''),
+    "refuses an end of its strength": ("strength", "", '''
+class Broken(Defense):
+    """Does nothing at all.
+
+    epsilon: in (0, 5].
+    """
+    strength = Strength(setting="epsilon", weak=10.0, strong=0.1)
+    def __init__(self, *, epsilon: float = 1.0) -> None:
+        if not 0 < epsilon <= 5:
+            raise ValueError("epsilon must lie in (0, 5].")
 '''),
     "does not own its role": ("roles", "aggregate", '''
 class Broken(Defense):

@@ -21,6 +21,7 @@ from bench.cli import (
     reports,
     runs,
     sweeping,
+    tuning,
 )
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Run": {
         "run": runs.run,
         "sweep": sweeping.sweep,
+        "tune": tuning.tune,
         "plan": planning.plan,
         "list": catalogue.list_,
     },

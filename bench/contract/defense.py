@@ -151,6 +151,22 @@ class Party:
         return []
 
 
+@dataclass(frozen=True, kw_only=True)
+class Strength:
+    """The setting by which a defense trades accuracy for protection.
+
+    Attributes:
+        setting: Its name.
+        weak: A value > 0 that hardly costs accuracy.
+        strong: A value > 0 that protects as much as anybody would ask for; it may lie above or
+            below `weak`. `leakbench tune` searches between the two on a logarithmic scale.
+    """
+
+    setting: str
+    weak: float
+    strong: float
+
+
 class Defense:
     """Base class of a defense: every hook is the identity.
 
@@ -169,6 +185,9 @@ class Defense:
     """True for the undefended protocol: attacks' convergence is measured on it."""
     zero_strength: Mapping[str, Any] | None = None
     """Settings that make it the identity, or None; a conformance check holds it to that."""
+    strength: Strength | None = None
+    """What `leakbench tune` searches; None where no single number trades accuracy for
+    protection."""
     source: str = ""
     """Where the mechanism is published."""
 

@@ -205,3 +205,31 @@ def _is_valid(adapter: TypeAdapter[Any], value: Any) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def check_strength(
+    defense: Defense,
+    settings: Mapping[str, Any],
+    rebuild: Callable[[Mapping[str, Any]], Defense] | None,
+) -> str:
+    """Whether what `leakbench tune` searches is a setting that can be set to both ends."""
+    strength = defense.strength
+    if strength is None:
+        return "none declared: leakbench tune leaves the settings as they are"
+    advice = "Declare a Strength of one of its settings, or strength = None."
+    if strength.setting not in _parameters(type(defense)):
+        raise Broken(f"it has no setting '{strength.setting}' to be its strength.", advice)
+    if not (strength.weak > 0 and strength.strong > 0 and strength.weak != strength.strong):
+        raise Broken(
+            f"its strength goes from {strength.weak!r} to {strength.strong!r}, expected two "
+            "different values > 0.",
+            advice,
+        )
+    for value in (strength.weak, strength.strong):
+        if rebuild is None:
+            break
+        try:
+            rebuild({**settings, strength.setting: value})
+        except ValueError as error:
+            raise Broken(f"it refuses {strength.setting}={value:g}: {error}", advice) from None
+    return f"{strength.setting} from {strength.weak:g} to {strength.strong:g}"

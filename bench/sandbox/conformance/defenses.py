@@ -15,7 +15,7 @@ from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS
 from bench.privacy.ledger import account
 from bench.sandbox.audit import audit
-from bench.sandbox.conformance.contract import check_class, check_roles
+from bench.sandbox.conformance.contract import check_class, check_roles, check_strength
 from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, failed, passed, skipped
 from bench.sandbox.conformance.noise import check_mechanisms
 from bench.sandbox.conformance.playground import (
@@ -47,6 +47,7 @@ def check_defense(
     if not isinstance(defense, Composed):
         own.findings += check_class(type(defense), Defense, settings)
         own.add("roles", lambda: check_roles(defense))
+        own.add("strength", lambda: check_strength(defense, settings, rebuild))
     _run_everywhere(own)
     if own.played:
         examine_rounds(own)

@@ -1,0 +1,233 @@
+"""Settings of defenses that lose just so much accuracy, found by trainings alone.
+
+A defense declares which setting trades accuracy for protection (`Strength`). For each task, and
+each loss of accuracy that is asked for, the strongest value is searched that loses no more: the
+ends first, then by bisection on a logarithmic scale, all defenses side by side. No attack runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.contract.defense import Strength
+from bench.errors import UserError
+from bench.records import Row
+from bench.registry import Registry
+from bench.report.overview import LOSSES
+from bench.report.verdicts import UNDEFENDED, lost_accuracy, undefended
+from bench.suite import DefenseSettings, Suite, grid, to_toml
+
+STEPS = 6
+"""Trainings per loss that a search makes at most beside those at the two ends."""
+_DIGITS = 3
+"""Significant digits of a value that is tried."""
+_ROUNDING = 1e-9
+"""Of a difference of two accuracies."""
+
+Play = Callable[[Suite], Sequence[Row]]
+"""Runs a suite's trainings and gives the rows of its leaderboard."""
+
+
+@dataclass(kw_only=True)
+class Search:
+    """One defense on one task.
+
+    Attributes:
+        defense: Its name.
+        settings: The others of its settings.
+        strength: What is searched.
+        task: Place of the task in the suite.
+        lost: Accuracy lost by value tried, infinite where nothing is learnt.
+    """
+
+    defense: str
+    settings: Mapping[str, Any]
+    strength: Strength
+    task: int
+    lost: dict[float, float] = field(default_factory=dict)
+
+    def best(self, loss: float) -> float | None:
+        """The strongest value tried that loses at most so much; None if none does."""
+        allowed = [v for v, lost in self.lost.items() if lost <= loss + _ROUNDING]
+        return max(allowed, key=self._strength) if allowed else None
+
+    def next(self, losses: Sequence[float]) -> list[float]:
+        """Values that are to be tried now."""
+        ends = [self.strength.weak, self.strength.strong]
+        if not set(ends) <= set(self.lost):
+            return ends
+        return list(dict.fromkeys(v for loss in losses if (v := self._between(loss)) is not None))
+
+    def _between(self, loss: float) -> float | None:
+        """The middle of the strongest value that is allowed and the weakest beyond it."""
+        best = self.best(loss)
+        if best is None:
+            return None
+        beyond = [v for v in self.lost if self._strength(v) > self._strength(best)]
+        if not beyond:
+            return None
+        middle = math.sqrt(best * min(beyond, key=self._strength))
+        value = float(f"{middle:.{_DIGITS}g}")
+        return None if value in self.lost else value
+
+    def _strength(self, value: float) -> float:
+        """Grows with protection."""
+        sign = 1 if self.strength.strong > self.strength.weak else -1
+        return sign * math.log(value)
+
+    def entry(self, values: Sequence[float]) -> DefenseSettings:
+        """With these values, as a suite has it."""
+        settings = {**self.settings, self.strength.setting: list(values)}
+        return DefenseSettings(name=self.defense, settings=settings, tasks=[self.task])
+
+
+def searches(suite: Suite, registry: Registry) -> list[Search]:
+    """One per task and per defense that declares a strength, for each combination of its other
+    settings.
+
+    Raises:
+        UserError: If there is none, or a task has no undefended row.
+    """
+    found: list[Search] = []
+    for defense in suite.defenses:
+        strength = strength_of(defense, registry)
+        if strength is None:
+            continue
+        others = {k: v for k, v in defense.settings.items() if k != strength.setting}
+        for task in range(len(suite.tasks)) if defense.tasks is None else defense.tasks:
+            found += [
+                Search(defense=defense.name, settings=s, strength=strength, task=task)
+                for s in grid(others)
+            ]
+    if not found:
+        raise UserError(f"no defense of suite {suite.name} declares a strength to tune.")
+    for task in {s.task for s in found}:
+        bare = [d for d in suite.defenses if d.name == UNDEFENDED]
+        if not any(d.tasks is None or task in d.tasks for d in bare):
+            raise UserError(f"task {task} of suite {suite.name} has no row '{UNDEFENDED}'.")
+    return found
+
+
+def strength_of(defense: DefenseSettings, registry: Registry) -> Strength | None:
+    """What the defense of a suite's entry declares."""
+    return registry.defense(defense.name, next(iter(grid(defense.settings)))).strength
+
+
+def tune(
+    suite: Suite,
+    registry: Registry,
+    play: Play,
+    *,
+    losses: Sequence[float] = LOSSES,
+    steps: int = STEPS,
+) -> list[Search]:
+    """Search all settings of a suite's defenses, and return what each search found.
+
+    Args:
+        suite: Its attacks, checkpoints and audit are left out.
+        registry: Where defenses are found.
+        play: Trains.
+        losses: Accuracies that may be lost, as shares of the test samples.
+        steps: Bisections.
+    """
+    found = searches(suite, registry)
+    bare = [d for d in suite.defenses if d.name == UNDEFENDED]
+    for _ in range(1 + steps):
+        tried = [(search, values) for search in found if (values := search.next(losses))]
+        if not tried:
+            break
+        entries = [*bare, *(search.entry(values) for search, values in tried)]
+        changes = {"defenses": entries, "attacks": [], "audit": 0, "checkpoints": ["final"]}
+        rows = play(suite.model_copy(update=changes))
+        for search, values in tried:
+            search.lost |= dict(_losses(search, values, rows, suite))
+    return found
+
+
+def _losses(
+    search: Search, values: Sequence[float], rows: Sequence[Row], suite: Suite
+) -> Iterator[tuple[float, float]]:
+    """What each value loses on the search's task."""
+    task = suite.tasks[search.task]
+    protocol = suite.protocol_of(task)
+    mine = [
+        r
+        for r in rows
+        if (r.dataset, r.model, r.protocol_settings) == (task.dataset, task.model, protocol)
+        and (r.dataset_settings, r.model_settings) == (task.dataset_settings, task.model_settings)
+    ]
+    bare = undefended(mine)
+    for value in values:
+        wanted = {**search.settings, search.strength.setting: value}
+        row = next((r for r in mine if (r.defense, r.settings) == (search.defense, wanted)), None)
+        lost = None if row is None or bare is None else lost_accuracy(row, bare)
+        learns = row is not None and not any(f.costs_rank for f in row.flags)
+        yield value, math.inf if lost is None or not learns else lost
+
+
+# --- the suite that comes of it ---------------------------------------------------------------
+
+
+def tuned_text(
+    text: str, suite: Suite, found: Sequence[Search], losses: Sequence[float], registry: Registry
+) -> str:
+    """A suite's file with the settings that were found, a comment on each, under the name
+    NAME_tuned; what declares no strength stays as it is.
+
+    Args:
+        text: The suite's own file.
+        suite: As it was read from there, with what was changed.
+        found: See `tune`.
+        losses: Those that were asked for.
+        registry: Where defenses are found.
+    """
+    seeds = ", ".join(map(str, suite.seeds))
+    blocks = [
+        _block(d.name, d.settings, d.tasks)
+        for d in suite.defenses
+        if strength_of(d, registry) is None
+    ]
+    for search in found:
+        asked: dict[float, list[float]] = {}
+        for loss in losses:
+            best = search.best(loss)
+            if best is None:
+                blocks.append(
+                    f"# {search.defense} on task {search.task}: no {search.strength.setting} "
+                    f"loses {100 * loss:g} points or less.\n"
+                )
+            else:
+                asked.setdefault(best, []).append(loss)
+        for value, allowed in asked.items():
+            points = ", ".join(f"{100 * loss:g}" for loss in allowed)
+            comment = (
+                f"# Loses {100 * search.lost[value]:.1f} points of accuracy; at most {points} "
+                f"were allowed (seeds {seeds}).\n"
+            )
+            settings = {**search.settings, search.strength.setting: value}
+            blocks.append(comment + _block(search.defense, settings, [search.task]))
+    return _with_defenses(text, "\n".join(blocks))
+
+
+def _block(name: str, settings: Mapping[str, Any], tasks: Sequence[int] | None) -> str:
+    lines = ["[[defenses]]", f"name = {to_toml(name, 'name')}"]
+    if settings:
+        lines.append(f"settings = {to_toml(settings, 'settings')}")
+    if tasks is not None:
+        lines.append(f"tasks = {to_toml(list(tasks), 'tasks')}")
+    return "\n".join(lines) + "\n"
+
+
+def _with_defenses(text: str, blocks: str) -> str:
+    """A suite's text with these in place of its defenses."""
+    block = re.compile(r"^\[\[defenses\]\]\n(?:(?!\[|#).*\n?)*", re.MULTILINE)
+    first = block.search(text)
+    assert first is not None
+    rest = block.sub("", text[first.end() :])
+    name = re.compile(r'^name = "(.*)"', re.MULTILINE)
+    start = name.sub(r'name = "\1_tuned"', text[: first.start()], count=1)
+    return f"{start}{blocks}\n{rest.lstrip()}"
