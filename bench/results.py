@@ -23,6 +23,7 @@ from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
+from bench.report import overview as overviews
 from bench.report.choosing import check_wanted, with_values
 from bench.report.files import FILES, Files
 from bench.report.overview import LOSS, legend
@@ -252,6 +253,28 @@ class Results:
         from bench.report import figures
 
         return figures.pareto(self._table(dataset, model, protocol, checkpoint), width=width)
+
+    def plot_overview(self, *, loss: float = LOSS, width: str = "page") -> Figure:
+        """The overview's leaks as a map of defenses by tables. Raises as `overview`."""
+        from bench.report import figures, plots
+
+        shown = overviews.overview(self._files.rows, self._loss(loss))
+        return figures.heat(plots.overview_map(shown), width=width)
+
+    def plot_attacks(
+        self,
+        *,
+        dataset: str | None = None,
+        model: str | None = None,
+        protocol: str | None = None,
+        checkpoint: str | None = None,
+        width: str = "page",
+    ) -> Figure:
+        """Leaks of one table as a map of settings by attacks, the attacker's choice first."""
+        from bench.report import figures, plots
+
+        rows = self._table(dataset, model, protocol, checkpoint)
+        return figures.heat(plots.attacks_map(rows), width=width)
 
     def plot_epsilon(
         self,

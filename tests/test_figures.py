@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 
 import bench
 from bench.cli import app
+from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.records import DoubledScore, Row
 from bench.report import figures, leaderboard, paper, plots
+from bench.report.overview import overview
 from bench.results import Results
 from tests.conftest import TINY
 from tests.made_rows import attack, worst
@@ -125,6 +127,31 @@ def test_a_budget_figure_joins_an_attacks_budgets() -> None:
     assert "floor: told the labels" in texts(figure)
 
 
+def test_a_map_of_attacks_shows_each_leak_above_its_floor_with_the_choice_first() -> None:
+    attacks = {
+        "dlg": attack(0.6), "ilrg": attack(None), "ridge": attack(0.1),
+        "prior_only": attack(0.2, is_floor=True),
+    }  # fmt: skip
+    rows = [board_row("a", 1, 0.6, attacks=attacks), board_row("none", 2, 1.0)]
+    found = plots.attacks_map(rows)
+    assert found is not None
+    assert found.columns == ("choice", "dlg SSIM", "ridge SSIM")
+    assert found.leaks[0] == pytest.approx((0.5, 0.5, 0.0))
+    assert found.texts[1] == ("1.00", "1.00", "–")
+    drawn = figures.heat(found)
+    assert {"0.50", "1.00", "–"} <= {t.get_text() for t in drawn.axes[0].texts}
+    assert plots.attacks_map([board_row(attacks={"ilrg": attack(None)}, worst=None)]) is None
+    with pytest.raises(UserError, match="nothing to draw"):
+        figures.heat(None)
+
+
+def test_the_overviews_map_has_its_texts() -> None:
+    shown = overview([board_row("a", 1, 0.6), board_row("none", 2, 1.0)])
+    found = plots.overview_map(shown)
+    assert found.lines == ("a", "none")
+    assert found.texts == (("0.50",), ("1.00",))
+
+
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
 def test_figures_have_a_papers_width_and_8_point_text(width: str, inches: float) -> None:
     figure = figures.pareto(ROWS, width=width)
@@ -207,11 +234,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_a_folders_figures_have_telling_names(results: Results) -> None:
     paths = figures.write_figures(leaderboard.load(results.folder), results.folder, ("png",))
     assert {p.parent for p in paths} == {results.folder / "figures"}
-    assert [p.name for p in paths] == [
+    assert [p.name for p in paths] == ["overview.png"] + [
         f"fedavg-digits-mlp_spm-{name}.png"
         for name in (
-            "init-epsilon_proven", "init-epsilon_claimed", "init-pareto", "init-budget",
-            "init-pictures", "final-epsilon_proven", "final-epsilon_claimed", "final-pareto",
+            "init-attacks", "init-epsilon_proven", "init-epsilon_claimed", "init-pareto",
+            "init-budget", "init-pictures", "final-epsilon_proven", "final-epsilon_claimed",
+            "final-pareto",
             "final-pictures",
         )
     ]  # fmt: skip
@@ -224,8 +252,9 @@ def test_a_table_without_rebuilt_images_has_no_pareto_nor_pictures(tmp_path: Pat
     suite = tomllib.loads(TINY) | {"checkpoints": ["init"], "attacks": [{"name": "ilrg"}]}
     bench.run(suite, only={"defense": "none"}, out=tmp_path, jobs=0, progress=False)
     paths = figures.write_figures(leaderboard.load(tmp_path), tmp_path, ("png",))
-    assert [p.name for p in paths] == [
-        f"fedavg-digits-mlp_spm-init-{name}.png" for name in ("epsilon_proven", "epsilon_claimed")
+    assert [p.name for p in paths] == ["overview.png"] + [
+        f"fedavg-digits-mlp_spm-init-{name}.png"
+        for name in ("attacks", "epsilon_proven", "epsilon_claimed")
     ]
 
 
@@ -257,8 +286,8 @@ def test_a_folder_of_records_has_every_figure_but_pictures(tmp_path: Path) -> No
     assert ended.exit_code == 0, ended.output
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         f"fedavg-breast_cancer-logistic-init-{name}.png"
-        for name in ("epsilon_claimed", "epsilon_proven", "pareto")
-    ]
+        for name in ("attacks", "epsilon_claimed", "epsilon_proven", "pareto")
+    ] + ["overview.png"]
 
 
 def test_too_many_pictures_ask_for_a_filter(

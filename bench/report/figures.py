@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import textwrap
 from collections import Counter
@@ -19,8 +21,9 @@ from bench.metrics.intervals import Interval
 from bench.records import Row, Run
 from bench.report import grids, plots
 from bench.report.leaderboard import cells_by_row
+from bench.report.overview import overview
 from bench.report.paper import Paper, inches, styled, write
-from bench.report.plots import SIDES, TOLD, Band, Curves, Scale, Scatter, Spot
+from bench.report.plots import SIDES, TOLD, Band, Curves, Heat, Scale, Scatter, Spot
 from bench.report.tables import tables
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -92,11 +95,46 @@ def budget(spent: Curves | None, *, width: str = "column") -> Figure:
     return figure
 
 
+def heat(shown: Heat | None, *, width: str = "page") -> Figure:
+    """Leaks as a map, shaded from 0 (white) to 1, with the figures in it.
+
+    Raises:
+        UserError: If there is nothing to draw.
+    """
+    if shown is None or not shown.lines or not shown.columns:
+        raise UserError("no attack of this table has a figure: nothing to draw.")
+    lines = [textwrap.fill(name, 34) for name in shown.lines]
+    deep = max(len(name.splitlines()) for name in shown.columns)
+    tall = [max(1.6, len(name.splitlines())) for name in lines]
+    with styled():
+        high = sum(tall) * _LINE_HEIGHT + deep * _LINE_HEIGHT + 0.5
+        figure = Paper(figsize=(inches(width), high), layout="constrained")
+        axes = figure.subplots()
+        edges = [0.0, *itertools.accumulate(tall)]
+        leaks = [[math.nan if v is None else v for v in line] for line in shown.leaks]
+        axes.pcolormesh(
+            range(len(shown.columns) + 1), edges, leaks, cmap="Oranges", vmin=0.0, vmax=1.5
+        )
+        for y, texts in enumerate(shown.texts):
+            for x, text in enumerate(texts):
+                middle = (edges[y] + edges[y + 1]) / 2
+                axes.text(x + 0.5, middle, text, ha="center", va="center")
+        axes.invert_yaxis()
+        names = [re.sub(r"(?<=\w{8}_)| ", "\n", name) for name in shown.columns]
+        axes.set_xticks([x + 0.5 for x in range(len(names))], names)
+        axes.set_yticks([(a + b) / 2 for a, b in itertools.pairwise(edges)], lines)
+        axes.tick_params(length=0, labeltop=True, labelbottom=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+    return figure
+
+
 def write_figures(
     rows: Sequence[Row], folder: Path, formats: Sequence[str], *, width: str = "column"
 ) -> list[Path]:
-    """Every table's figures, written to FOLDER/figures as PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT:
-    pareto, epsilon_proven, epsilon_claimed, budget and pictures (each setting's strongest attack).
+    """The overview, and every table's figures, written to FOLDER/figures as
+    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leaks by setting and attack), pareto,
+    epsilon_proven, epsilon_claimed, budget and pictures (each setting's strongest attack).
 
     What a table has no figures for (no budget was doubled, records instead of images, no
     artifacts) has no file.
@@ -107,6 +145,10 @@ def write_figures(
     cells = list(cells_by_row(Run.read(folder)))
     paths: list[Path] = []
     names: Counter[str] = Counter()
+    if rows:
+        paths += write(
+            heat(plots.overview_map(overview(rows))), folder / "figures" / "overview", formats
+        )
     for _, members in tables(rows):
         same = ("protocol", "dataset", "model", "checkpoint")
         name = "-".join(re.sub(r"[^\w.]+", "_", str(getattr(members[0], k))) for k in same)
@@ -114,6 +156,8 @@ def write_figures(
         if names[name] > 1:
             name = f"{name}-{names[name]}"
         drawn: dict[str, Figure] = {}
+        if (by_attack := plots.attacks_map(members)) is not None:
+            drawn["attacks"] = heat(by_attack)
         if any(plots.utility(r) for r in members):
             drawn["epsilon_proven"] = epsilon(members, width=width)
             drawn["epsilon_claimed"] = epsilon(members, which="eps_claimed", width=width)

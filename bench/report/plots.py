@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.metrics.named import FLOOR_SUFFIX, TITLES, sign_of
+from bench.metrics.named import FLOOR_SUFFIX, TITLES, leak, sign_of
 from bench.records import Row
+from bench.report.overview import Overview
+from bench.report.tables import attack_metrics, idle
 from bench.report.verdicts import is_reference, network
 
 TOLD = "told the labels"
@@ -144,6 +146,64 @@ class Curves:
     y: Scale
     curves: tuple[Curve, ...]
     floors: tuple[Band, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """Leaks from 0 to 1 by line and column; None where there is none, with the text that stands
+    there.
+
+    Attributes:
+        lines: Names from the top down.
+        columns: Names from the left.
+        leaks: A list per line.
+        texts: What stands in each place.
+    """
+
+    lines: tuple[str, ...]
+    columns: tuple[str, ...]
+    leaks: tuple[tuple[float | None, ...], ...]
+    texts: tuple[tuple[str, ...], ...]
+
+
+# --- leaks as a map -----------------------------------------------------------------------------
+
+
+def attacks_map(rows: Sequence[Row]) -> Heat | None:
+    """Settings of one table by attacks, the attacker's choice first: how far each comes from its
+    floor to a perfect copy. Attacks that apply to no row are left out; None if none is left."""
+    unused = idle(rows)
+    names = {
+        n: m
+        for n, m in attack_metrics(rows).items()
+        if n not in unused and not any(r.attacks[n].is_floor for r in rows if n in r.attacks)
+    }
+    if not names:
+        return None
+    found = [[row.leak, *(_leak_of(row, n, m) for n, m in names.items())] for row in rows]
+    return Heat(
+        lines=tuple(r.setting for r in rows),
+        columns=("choice", *(f"{n} {TITLES[m]}" for n, m in names.items())),
+        leaks=tuple(map(tuple, found)),
+        texts=tuple(tuple("–" if v is None else f"{v:.2f}" for v in line) for line in found),
+    )
+
+
+def _leak_of(row: Row, name: str, metric: str) -> float | None:
+    entry = row.attacks.get(name)
+    if entry is None or metric not in entry.scores or metric not in entry.floor:
+        return None
+    return leak(entry.scores[metric].mean, entry.floor[metric], metric)
+
+
+def overview_map(shown: Overview) -> Heat:
+    """The overview's leaks, defenses by tables."""
+    return Heat(
+        lines=tuple(line.defense for line in shown.lines),
+        columns=tuple("\n".join(head.words).replace("_\n", "_") for head in shown.heads),
+        leaks=tuple(tuple(v.leak for v in line.verdicts) for line in shown.lines),
+        texts=tuple(tuple(v.text for v in line.verdicts) for line in shown.lines),
+    )
 
 
 # --- rows by two figures ----------------------------------------------------------------------
