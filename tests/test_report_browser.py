@@ -427,3 +427,52 @@ def test_without_scripts_the_tables_are_complete(browser: Any, report: Path) -> 
     assert not visit.page.locator(".filters").is_visible()
     assert "need JavaScript" in visit.page.locator(".noscript").inner_text()
     visit.clean()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_overview_opens_the_page_and_fits_every_width(
+    browser: Any, report: Path, width: int, scheme: str
+) -> None:
+    visit = Visit(browser, report, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = visit.page
+    box = page.locator("#overview").bounding_box()
+    assert box["y"] < 400
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shown = page.locator("#overview tbody:visible")
+    assert shown.count() == 1
+    assert shown.locator("tr").count() == 4
+    assert shown.locator("tr").last.locator("th").inner_text() == "none"
+    visit.clean()
+
+
+def test_another_loss_of_accuracy_is_chosen_by_keyboard_and_changes_the_figures(
+    browser: Any, report: Path
+) -> None:
+    visit = Visit(browser, report)
+    page = visit.page
+
+    def cell(defense: str) -> str:
+        lines = page.locator("#overview tbody:visible tr")
+        line = lines.filter(has=page.locator(f"th:text-is('{defense}')"))
+        text: str = line.locator("td").first.inner_text()
+        return text.strip()
+
+    assert cell("beta") == "−10pt"  # .8 against .9
+    page.locator("#overview input").nth(1).focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#overview input").nth(2).is_checked()
+    assert cell("beta") == "0.12"
+    assert page.locator("#overview tbody:visible").count() == 1
+    visit.clean()
+
+
+def test_a_figure_of_the_overview_leads_to_its_row(browser: Any, report: Path) -> None:
+    visit = Visit(browser, report)
+    page = visit.page
+    page.locator("#overview tbody:visible tr").last.locator("td a").first.click()
+    page.wait_for_function("location.hash === '#t1-2'")
+    assert page.locator("tr:target").get_attribute("data-d") == "none"
+    box = page.locator("tr:target").bounding_box()
+    assert 0 <= box["y"] <= 900
+    visit.clean()

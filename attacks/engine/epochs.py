@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,9 +60,7 @@ def _united(seen: Seen, ctx: Context) -> Seen:
     steps = samples // batch
     view = split_view(seen, dtype=torch.float64, device=ctx.device)
     assert view is not None
-    sent: dict[
-        tuple[str, int], Tensor
-    ] = {}  # presence by client and step, patches of others left out
+    sent: dict[tuple[str, int], Tensor] = {}  # where, without others' patches, by client and step
     for step in range(int(seen.known["local_steps"])):
         of_step = smashed_of(seen, dtype=torch.float64, step=step)
         assert of_step is not None
@@ -80,25 +79,31 @@ def _united(seen: Seen, ctx: Context) -> Seen:
             return replace(part, values=part.values * (batch / samples))
         return part
 
+    @cache  # the steps of an epoch share it
+    def of_epoch(kind: str, client: str, first: int, name: str) -> Part:
+        parts = [part_of(kind, client, s, name) for s in range(first, first + steps)]
+        return replace(
+            parts[0],
+            values=torch.cat([p.values for p in parts]),
+            present=torch.cat([p.presence() for p in parts]),
+        )
+
+    def slopes(part: Part, place: int) -> Part:
+        rows = [torch.zeros_like(part.values)] * steps
+        rows[place] = torch.where(part.presence(), part.values, 0.0)
+        return replace(part, values=torch.cat(rows), present=None)
+
     def whole(message: Message) -> Message:
         client = message.sender if message.sender in seen.clients else message.receiver
         if (message.kind, client, message.step) not in each:
             return message
-        first = message.step // steps * steps
-        parts = {}
-        for name, part in message.parts.items():
-            if message.kind == SLOPES:
-                rows = [torch.zeros_like(part.values)] * steps
-                rows[message.step - first] = torch.where(part.presence(), part.values, 0.0)
-                parts[name] = replace(part, values=torch.cat(rows), present=None)
-                continue
-            of_steps = [part_of(message.kind, client, s, name) for s in range(first, first + steps)]
-            parts[name] = replace(
-                part,
-                values=torch.cat([p.values for p in of_steps]),
-                present=torch.cat([p.presence() for p in of_steps]),
-            )
-        return message.with_parts(parts)
+        place = message.step % steps
+        if message.kind == SLOPES:
+            return message.with_parts({n: slopes(p, place) for n, p in message.parts.items()})
+        first = message.step - place
+        return message.with_parts(
+            {n: of_epoch(message.kind, client, first, n) for n in message.parts}
+        )
 
     known = {**seen.known, "batch": samples, STEPS: steps}
     known[IN_ORDER] = int(seen.known["local_steps"]) == steps  # one epoch
@@ -113,6 +118,8 @@ def _united(seen: Seen, ctx: Context) -> Seen:
 def _moved_within(seen: Seen, view: SplitView, steps: int, ctx: Context) -> float:
     """Root mean square of how far public samples' activations in an epoch's steps are from those in
     its first one."""
+    if seen.upload_kind() is None:
+        return 0.0
     names = _stages(seen, view, ctx)
     kept = withheld(seen, names)
     ends = _ends(seen, [n for n in names if n not in kept])
