@@ -10,6 +10,7 @@ fact that has no line, or a line that belongs to none, ends the build.
     flags                letters of the terminal's last column; lines `letter | meaning`
     ledger               the command in its line, run while the site is built, with what it printed
     results SUITE NAME.. rows of a reference run's last round, beside the undefended one
+    overview SUITE       its overview: leaks of defenses by tables, shaded, and what they cost
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     commands             every command with its arguments and options
     catalogue KIND       what `leakbench list KIND` says
@@ -385,6 +386,24 @@ def results(names: Sequence[str], _: str) -> str:
     return "\n".join(parts)
 
 
+def overview(names: Sequence[str], _: str) -> str:
+    from bench.report import overview as overviews
+
+    (suite,) = names
+    found = overviews.overview(reference(suite))
+    heads = [" ".join(h.words).replace("_ ", "_") for h in found.heads]
+    lines = [
+        [
+            f"**{line.defense}**",
+            *(f'<span class="leak {v.style}">{v.text}</span>' for v in line.verdicts),
+            *(cost.of(line) for cost in overviews.COSTS),
+        ]
+        for line in found.lines
+    ]
+    shown_table = table(["defense", *heads, *(c.name for c in overviews.COSTS)], lines)
+    return f"{shown_table}\n\n{overviews.legend(found.loss)}"
+
+
 def board(names: Sequence[str], _: str) -> str:
     from rich.console import Console
 
@@ -433,6 +452,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "ledger": ledger,
     "others": others,
     "results": results,
+    "overview": overview,
     "board": board,
     "commands": commands,
     "catalogue": catalogue,
