@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -277,8 +278,16 @@ def _wall(whole: Sum, workers: int, env: Environment) -> Iterable[str]:
     kind = env.device.split(":")[0]
     if kind in whole.hours:
         hours = whole.hours[kind] / workers
-        days = f" ({_short(hours / 24)} days)" if hours >= 48 else ""
-        yield f"With --jobs {workers} on {kind}: {_short(hours)} hours{days}, if nothing else runs."
+        yield f"With --jobs {workers} on {kind}: {duration(hours)}, if nothing else runs."
+
+
+def duration(hours: float) -> str:
+    """6 min, 3 h 40 min or 2.1 days."""
+    minutes = math.ceil(60 * hours)
+    if minutes >= 48 * 60:
+        return f"{_short(hours / 24)} days"
+    whole, rest = divmod(minutes, 60)
+    return f"{whole} h {rest} min" if whole else f"{rest} min"
 
 
 def _disk(whole: Sum, store: Store) -> Iterable[str]:
