@@ -244,4 +244,4 @@ def test_a_folder_without_records_is_refused(tiny: Callable[..., Path], tmp_path
     [(0.0, "0 min"), (0.001, "1 min"), (0.1, "6 min"), (3.66, "3 h 40 min"), (50.4, "2.1 days")],
 )
 def test_a_duration_is_read_in_minutes_hours_or_days(hours: float, text: str) -> None:
-    assert duration(hours) == text
+    assert planning.duration(hours) == text
