@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
+from bench.harness.executors.task import Task, next_of
 from bench.harness.store import Store
 from bench.records import Run as WholeRun
 from bench.report import leaderboard
@@ -113,3 +115,14 @@ def test_a_change_of_settings_or_seed_makes_new_records(
     run(tiny())
     _, report = run(tiny(**{"version = 1": "version = 1\nseeds = [1]"}))
     assert report.cached == 0
+
+
+def test_a_worker_takes_tasks_of_its_own_group_first_and_else_of_one_that_nobody_has() -> None:
+    def task(number: int, group: str) -> Task:
+        return Task(id=number, label="", work=None, group=group)  # type: ignore[arg-type]
+
+    tasks = deque(task(i, group) for i, group in enumerate("aabbac"))
+    assert next_of(tasks, "b", {"a"}).id == 2  # its own
+    assert next_of(tasks, "", {"a", "b"}).id == 5  # of no other worker
+    assert next_of(tasks, "", {"a", "b"}).id == 0  # the first, for want of one
+    assert [t.id for t in tasks] == [1, 3, 4]
