@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("cli",),
     ("conformance",),
-    ("submission", "results", "outside", "harness.merge"),
+    ("submission", "results", "outside", "tuning", "harness.merge"),
     ("report",),
     ("harness.launch",),
     ("harness.runner",),

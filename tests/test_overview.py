@@ -115,6 +115,15 @@ def test_where_no_common_model_is_uploaded_the_clients_own_networks_are_compared
     assert lost_accuracy(own, BARE) is None
 
 
+@pytest.mark.parametrize(
+    "code", [FlagCode.ATTACK_FAILED, FlagCode.ATTACK_TIMEOUT, FlagCode.CUT_SHORT]
+)
+def test_a_leak_that_may_be_more_has_a_question_mark(code: FlagCode) -> None:
+    doubtful = setting("a", 0.3, 0.9, flags=(flag(code, "dlg", gain=0.1, reason="boom"),))
+    assert texts(doubtful, BARE)["a"] == ["0.12?"]
+    assert ">0.12?" in page(doubtful, BARE)
+
+
 def test_without_an_undefended_row_any_setting_counts() -> None:
     assert texts(setting("a", 0.3, 0.1)) == {"a": ["0.12"]}
     assert costs(setting("a", 0.3, 0.1))["a"]["accuracy lost"] == "–"

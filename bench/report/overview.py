@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.records import Row
+from bench.records import FlagCode, Row
 from bench.report.columns import epsilon_text, refuted
 from bench.report.tables import tables
 from bench.report.verdicts import UNDEFENDED, lost_accuracy, undefended
@@ -22,6 +22,7 @@ LOSS = 0.05
 _SHADES = 9
 """Of leaks from 0 to 1."""
 _NOT_RUN = "not run"
+_DOUBTS = (FlagCode.ATTACK_FAILED, FlagCode.ATTACK_TIMEOUT, FlagCode.CUT_SHORT)
 _ROUNDING = 1e-9
 """Of a difference of two accuracies."""
 
@@ -65,11 +66,17 @@ class Verdict:
         return None if self.row is None else self.row.leak
 
     @property
+    def doubtful(self) -> bool:
+        """Whether the leak may be more: an attack failed, ran out of time or was cut short."""
+        return self.row is not None and any(f.code in _DOUBTS for f in self.row.flags)
+
+    @property
     def text(self) -> str:
-        """0.27, with a star where it is first; or why there is none."""
+        """0.27, with a star where it is first and a question mark where it may be more; or why
+        there is none."""
         if self.leak is None:
             return "–" if self.why == _NOT_RUN else self.why
-        return f"{self.leak:.2f}{'*' if self.first else ''}"
+        return f"{self.leak:.2f}{'?' if self.doubtful else ''}{'*' if self.first else ''}"
 
     @property
     def style(self) -> str:
@@ -303,7 +310,8 @@ def legend(loss: float = LOSS) -> str:
         "Leak of the setting that leaks least of those that lose at most "
         f"{100 * loss:g} points of accuracy: 0 what needs no leak, 1 a perfect copy, by the "
         "attacker's choice among all attacks. *: of several defenses none leaks less there that a "
-        "paired test tells apart. −7.3pt: its settings lose at least that much. no use: they do "
-        "not learn, or attacks fail there without a defense. –: not run. Beside the leaks the "
-        "worst over the tables, as multiples of the undefended run."
+        "paired test tells apart. ?: an attack failed or was cut short, so it may leak more. "
+        "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail "
+        "there without a defense. –: not run. Beside the leaks the worst over the tables, as "
+        "multiples of the undefended run."
     )
