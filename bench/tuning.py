@@ -198,7 +198,7 @@ def tuned_text(
             if best is None:
                 blocks.append(
                     f"# {search.defense} on task {search.task}: no {search.strength.setting} "
-                    f"loses {100 * loss:g} points or less.\n"
+                    f"loses {100 * loss:g} point{'' if loss == 0.01 else 's'} or less.\n"
                 )
             else:
                 asked.setdefault(best, []).append(loss)

@@ -165,7 +165,7 @@ def test_the_suite_that_comes_of_it_can_be_read_and_says_what_each_setting_loses
     losses = [0.01, 0.05]
     found = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=losses, steps=8)
     text = tuned_text(TWO_TASKS, two, found, losses, registry)
-    assert "no noise_multiplier loses 1 points or less" in text
+    assert "no noise_multiplier loses 1 point or less" in text
     assert "points of accuracy; at most 5 were allowed (seeds 0, 1)." in text
     assert "# A comment that stays." in text
     path = tmp_path / "tuned.toml"

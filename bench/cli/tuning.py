@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from bench.tuning import Search
 
 
+_NAME = 18
+"""Width of a defense's name in the table, so that three losses fit 80 columns."""
+
+
 def tune(
     suite: options.SuiteName,
     loss: Annotated[
@@ -89,9 +93,11 @@ def _losses(text: str) -> list[float]:
 
 def _table(found: Sequence[Search], losses: Sequence[float]) -> Any:
     """For each search the value per loss, with what it loses in points."""
+    from bench.report.terminal import folded
+
     table = options.open_table("The strongest settings, and the points of accuracy that they lose")
     for name in ("defense", "task", "setting"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=True)
     for loss in losses:
         table.add_column(f"<= {100 * loss:g} pt", justify="right")
     for search in found:
@@ -99,5 +105,5 @@ def _table(found: Sequence[Search], losses: Sequence[float]) -> Any:
         cells = ("-" if v is None else f"{v:g} ({100 * search.lost[v]:.1f})" for v in best)
         others = " ".join(f"{k}={v}" for k, v in search.settings.items())
         name = f"{search.defense} {others}".strip()
-        table.add_row(name, str(search.task), search.strength.setting, *cells)
+        table.add_row(folded(name, _NAME), str(search.task), search.strength.setting, *cells)
     return table
