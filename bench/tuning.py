@@ -18,15 +18,13 @@ from bench.errors import UserError
 from bench.records import Row
 from bench.registry import Registry
 from bench.report.overview import LOSSES
-from bench.report.verdicts import UNDEFENDED, lost_accuracy, undefended
+from bench.report.verdicts import UNDEFENDED, at_most, has_use, lost_accuracy, undefended
 from bench.suite import DefenseSettings, Suite, grid, to_toml
 
 STEPS = 6
 """Trainings per loss that a search makes at most beside those at the two ends."""
 _DIGITS = 3
 """Significant digits of a value that is tried."""
-_ROUNDING = 1e-9
-"""Of a difference of two accuracies."""
 
 Play = Callable[[Suite], Sequence[Row]]
 """Runs a suite's trainings and gives the rows of its leaderboard."""
@@ -52,7 +50,7 @@ class Search:
 
     def best(self, loss: float) -> float | None:
         """The strongest value tried that loses at most so much; None if none does."""
-        allowed = [v for v, lost in self.lost.items() if lost <= loss + _ROUNDING]
+        allowed = [v for v, lost in self.lost.items() if at_most(lost, loss)]
         return max(allowed, key=self._strength) if allowed else None
 
     def next(self, losses: Sequence[float]) -> list[float]:
@@ -165,7 +163,7 @@ def _losses(
         wanted = {**search.settings, search.strength.setting: value}
         row = next((r for r in mine if (r.defense, r.settings) == (search.defense, wanted)), None)
         lost = None if row is None or bare is None else lost_accuracy(row, bare)
-        learns = row is not None and not any(f.costs_rank for f in row.flags)
+        learns = row is not None and has_use(row)
         yield value, math.inf if lost is None or not learns else lost
 
 

@@ -391,7 +391,7 @@ def overview(names: Sequence[str], _: str) -> str:
 
     (suite,) = names
     found = overviews.overview(reference(suite))
-    heads = [" ".join(h.words).replace("_ ", "_") for h in found.heads]
+    heads = [" ".join(h.words) for h in found.heads]
     lines = [
         [
             f"**{line.defense}**",

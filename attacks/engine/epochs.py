@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacks.engine.lined_up import BY_SAMPLE, lined_up
+from attacks.engine.lined_up import BY_SAMPLE, client_of, lined_up
 from attacks.engine.observation import (
     EPOCH,
     IN_ORDER,
@@ -44,14 +44,12 @@ def whole_epochs(seen: Seen, ctx: Context) -> Seen:
     for those of the others. How far a step's activations are from those of the epoch's first
     stages, on public samples, counts as noise. Unchanged where an epoch is one step.
     """
-    if int(seen.known["batch"]) == int(seen.known["samples"]) or not _sent_by_step(seen):
+    if int(seen.known["batch"]) == int(seen.known["samples"]):
+        return seen
+    if smashed_of(seen, dtype=torch.float64) is None:
         return seen
     found = tuple(_united(one, ctx) for one in seen.releases)
     return replace(found[-1], earlier=found[:-1])
-
-
-def _sent_by_step(seen: Seen) -> bool:
-    return bool(seen.clients) and bool(seen.of(seen.clients[0], SMASHED))
 
 
 def _united(seen: Seen, ctx: Context) -> Seen:
@@ -67,8 +65,8 @@ def _united(seen: Seen, ctx: Context) -> Seen:
         sent |= {(c, step): there for c, there in zip(seen.clients, of_step[1], strict=True)}
     each: dict[tuple[str, str, int], Message] = {}
     for message in seen.messages:
-        client = message.sender if message.sender in seen.clients else message.receiver
-        if client in seen.clients and message.kind in BY_SAMPLE:
+        client = client_of(message, seen.clients)
+        if client is not None and message.kind in BY_SAMPLE:
             each[message.kind, client, message.step] = message
 
     def part_of(kind: str, client: str, step: int, name: str) -> Part:
@@ -94,8 +92,8 @@ def _united(seen: Seen, ctx: Context) -> Seen:
         return replace(part, values=torch.cat(rows), present=None)
 
     def whole(message: Message) -> Message:
-        client = message.sender if message.sender in seen.clients else message.receiver
-        if (message.kind, client, message.step) not in each:
+        client = client_of(message, seen.clients)
+        if client is None or message.kind not in BY_SAMPLE:
             return message
         place = message.step % steps
         if message.kind == SLOPES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -145,6 +145,11 @@ def _told(seen: Seen, view: SplitView, ctx: Context) -> Told:
     return Told(toward=weighed @ slope.mT, precision=each[kind].unflatten(0, present.shape[:2]))
 
 
+def client_of(message: Message, clients: Container[str]) -> str | None:
+    """Which of the clients sent or got it, or None."""
+    return next((c for c in (message.sender, message.receiver) if c in clients), None)
+
+
 def _reordered(seen: Seen, orders: dict[int, dict[str, Tensor]]) -> Seen:
     """The release with each client's samples in other orders, by epoch, in all that has one value
     each."""
@@ -152,8 +157,8 @@ def _reordered(seen: Seen, orders: dict[int, dict[str, Tensor]]) -> Seen:
 
     def moved(message: Message) -> Message:
         order = orders.get(message.step // steps, {})
-        client = message.sender if message.sender in order else message.receiver
-        if client not in order or message.kind not in BY_SAMPLE:
+        client = client_of(message, order)
+        if client is None or message.kind not in BY_SAMPLE:
             return message
         return message.with_parts({n: take(p, order[client]) for n, p in message.parts.items()})
 

@@ -240,8 +240,13 @@ def _shade(entry: AttackEntry, score: Interval, metric: str) -> str:
     if entry.is_floor:
         return "floor"
     floor = entry.floor.get(metric)
-    step = 0 if floor is None else math.ceil(leak(score.mean, floor, metric) * _SHADES)
-    return f"h{min(step, _SHADES)}" if step > 0 else ""
+    return "" if floor is None else shade(leak(score.mean, floor, metric))
+
+
+def shade(leaked: float) -> str:
+    """Class of the style sheet for a leak in [0, 1]: h1 to h9, "" for none."""
+    step = min(math.ceil(leaked * _SHADES), _SHADES)
+    return f"h{step}" if step > 0 else ""
 
 
 def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:

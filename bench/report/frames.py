@@ -80,19 +80,11 @@ def overview_table(rows: Sequence[Row], loss: float) -> DataFrame:
     from pandas import DataFrame
 
     found = overviews.overview(rows, loss)
-    heads = [" ".join(head.words).replace("_ ", "_") for head in found.heads]
-    return DataFrame(
-        [
-            [
-                line.defense,
-                *(verdict.text for verdict in line.verdicts),
-                *(cost.of(line) for cost in overviews.COSTS),
-                ", ".join(line.settings),
-            ]
-            for line in found.lines
-        ],
-        columns=["defense", *heads, *(cost.name for cost in overviews.COSTS), "settings"],
+    heads = [" ".join(head.words) for head in found.heads]
+    frame = DataFrame(
+        found.cells, columns=["defense", *heads, *(cost.name for cost in overviews.COSTS)]
     )
+    return frame.assign(settings=[", ".join(line.settings) for line in found.lines])
 
 
 def attacks(rows: Sequence[Row]) -> DataFrame:

@@ -73,6 +73,7 @@ def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | No
             gaps=_gaps(found),
             overviews=[overview.overview(rows, loss) for loss in overview.LOSSES],
             costs=overview.COSTS,
+            signs=overview.SIGNS,
             loss=overview.LOSS,
             pictures=pictures,
         )

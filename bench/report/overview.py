@@ -11,29 +11,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.records import FlagCode, Row
-from bench.report.columns import epsilon_text, refuted
+from bench.report.columns import epsilon_text, refuted, shade
 from bench.report.tables import tables
-from bench.report.verdicts import UNDEFENDED, lost_accuracy, undefended
+from bench.report.verdicts import UNDEFENDED, at_most, has_use, lost_accuracy, undefended
 
 LOSSES = (0.01, 0.05, 0.1)
 """Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
 LOSS = 0.05
 """The one that is shown first."""
-_SHADES = 9
-"""Of leaks from 0 to 1."""
 _NOT_RUN = "not run"
 _DOUBTS = (FlagCode.ATTACK_FAILED, FlagCode.ATTACK_TIMEOUT, FlagCode.CUT_SHORT)
-_ROUNDING = 1e-9
-"""Of a difference of two accuracies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What a column of the overview is called: the table's whole title, its place among the
-    tables from 0, and a few words for a narrow head, one below the other."""
+    """What a column of the overview is called: the table's whole title, and a few words for a
+    narrow head, one below the other."""
 
     title: str
-    place: int
     words: tuple[str, ...]
 
 
@@ -81,10 +76,7 @@ class Verdict:
     @property
     def style(self) -> str:
         """Class of the style sheet, h1 to h9 by leak."""
-        if self.leak is None:
-            return "none"
-        step = math.ceil(self.leak * _SHADES)
-        return f"h{step}" if step else ""
+        return "none" if self.leak is None else shade(self.leak)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +116,14 @@ class Overview:
     heads: tuple[Head, ...]
     lines: tuple[DefenseLine, ...]
 
+    @property
+    def cells(self) -> list[list[str]]:
+        """As text, a list per line: the defense, its leaks by table, what they cost."""
+        return [
+            [line.defense, *(v.text for v in line.verdicts), *(cost.of(line) for cost in COSTS)]
+            for line in self.lines
+        ]
+
 
 def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
     """The overview of a leaderboard's rows. loss: accuracy that a setting may lose, in [0, 1]."""
@@ -137,16 +137,9 @@ def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
         for i, name in enumerate(names)
     ]
     lines.sort(key=lambda line: (line.defense == UNDEFENDED, line.mean_leak))
-    short = [_words(members[0]) for _, members in found]
-    heads = (
-        Head(title=title, place=i, words=_apart(short, i)) for i, (title, _) in enumerate(found)
-    )
+    short = [(r.protocol, r.dataset, r.model, r.checkpoint) for r in (m[0] for _, m in found)]
+    heads = (Head(title=title, words=_apart(short, i)) for i, (title, _) in enumerate(found))
     return Overview(loss=loss, heads=tuple(heads), lines=tuple(lines))
-
-
-def _words(row: Row) -> tuple[str, ...]:
-    model = row.model.split("_")
-    return (row.protocol, row.dataset, *(f"{w}_" for w in model[:-1]), model[-1], row.checkpoint)
 
 
 def _apart(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
@@ -187,13 +180,13 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     """The setting that leaks least of those that lose at most so much."""
     if not settings:
         return Verdict(why=_NOT_RUN)
-    useful = [s for s in settings if s.row and not any(f.costs_rank for f in s.row.flags)]
+    useful = [s for s in settings if s.row and has_use(s.row)]
     if not useful:
         return Verdict(why="no use")
     known = [s for s in useful if s.leak is not None]
     if not known:
         return Verdict(why="n/a")
-    allowed = [s for s in known if s.lost is None or s.lost <= loss + _ROUNDING]
+    allowed = [s for s in known if s.lost is None or at_most(s.lost, loss)]
     if not allowed:
         least = min(s.lost for s in known if s.lost is not None)
         return Verdict(why=f"−{_points(least)}pt")
@@ -304,14 +297,19 @@ COSTS = (
 )
 
 
+SIGNS = (
+    "*: of several defenses none leaks less there that a paired test tells apart. ?: an attack "
+    "failed or was cut short, so it may leak more. −7.3pt: its settings lose at least that much. "
+    "no use: they do not learn, or attacks fail there without a defense. –: not run. Beside the "
+    "leaks the worst over the tables, as multiples of the undefended run."
+)
+"""What the signs in an overview mean."""
+
+
 def legend(loss: float = LOSS) -> str:
     """How to read the overview of settings that lose at most so much accuracy."""
     return (
         "Leak of the setting that leaks least of those that lose at most "
         f"{100 * loss:g} points of accuracy: 0 what needs no leak, 1 a perfect copy, by the "
-        "attacker's choice among all attacks. *: of several defenses none leaks less there that a "
-        "paired test tells apart. ?: an attack failed or was cut short, so it may leak more. "
-        "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail "
-        "there without a defense. –: not run. Beside the leaks the worst over the tables, as "
-        "multiples of the undefended run."
+        f"attacker's choice among all attacks. {SIGNS}"
     )

@@ -200,7 +200,7 @@ def overview_map(shown: Overview) -> Heat:
     """The overview's leaks, defenses by tables."""
     return Heat(
         lines=tuple(line.defense for line in shown.lines),
-        columns=tuple("\n".join(head.words).replace("_\n", "_") for head in shown.heads),
+        columns=tuple("\n".join(head.words) for head in shown.heads),
         leaks=tuple(tuple(v.leak for v in line.verdicts) for line in shown.lines),
         texts=tuple(tuple(v.text for v in line.verdicts) for line in shown.lines),
     )

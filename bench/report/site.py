@@ -15,7 +15,7 @@ from bench.harness.store import write_whole
 from bench.records import RUN, Row, Run
 from bench.report import files as reports
 from bench.report import html, tables
-from bench.report.overview import COSTS, LOSS, LOSSES, Overview, overview
+from bench.report.overview import COSTS, LOSS, LOSSES, SIGNS, Overview, overview
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
@@ -90,6 +90,7 @@ def index(entries: Sequence[Published]) -> str:
             mark=Markup(_MARK),
             entries=entries,
             costs=COSTS,
+            signs=SIGNS,
             loss=LOSS,
             version=bench.__version__,
         )

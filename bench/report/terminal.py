@@ -47,11 +47,12 @@ def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
     there is no room are in further ones below."""
     found = overviews.overview(rows, loss)
     names = _Strip("defense", [line.defense for line in found.lines])
-    strips = [
-        _Strip("\n".join(head.words), [line.verdicts[head.place].text for line in found.lines])
-        for head in found.heads
-    ]
-    styles = [[line.verdicts[head.place].style for line in found.lines] for head in found.heads]
+    strips, styles = [], []
+    for place, head in enumerate(found.heads):
+        column = [line.verdicts[place] for line in found.lines]
+        heading = "\n".join(head.words).replace("_", "_\n")
+        strips.append(_Strip(heading, [v.text for v in column]))
+        styles.append([v.style for v in column])
     made, first = [], 0
     title = f"Leak at no more than {100 * loss:g} points of accuracy lost"
     while first < len(strips):

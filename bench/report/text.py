@@ -89,10 +89,8 @@ def _markdown_overview(rows: Sequence[Row]) -> list[str]:
     heads = ["defense", *(head.title for head in found.heads), *(c.name for c in overviews.COSTS)]
     heads.append("settings")
     lines += [_markdown_line(heads), "|" + " --- |" * len(heads)]
-    for line in found.lines:
-        cells = [line.defense, *(v.text for v in line.verdicts)]
-        cells += [cost.of(line) for cost in overviews.COSTS]
-        lines.append(_markdown_line([*cells, ", ".join(line.settings) or "–"]))
+    for line, shown in zip(found.lines, found.cells, strict=True):
+        lines.append(_markdown_line([*shown, ", ".join(line.settings) or "–"]))
     return [*lines, ""]
 
 
@@ -216,25 +214,15 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
         LaTeX that needs `\\usepackage{booktabs}`.
     """
     found = overviews.overview(rows, loss)
-    titles = "; ".join(f"{head.place + 1}: {head.title}" for head in found.heads)
-    caption = f"Leak of each defense. {overviews.legend(found.loss)} Tables: {titles}"
-    heads = ["defense", *(str(head.place + 1) for head in found.heads)]
-    heads += [cost.name for cost in overviews.COSTS]
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escaped(caption)}.}}",
-        r"\label{tab:leakbench-overview}",
-        rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-        r"\toprule",
-        " & ".join(map(escaped, heads)) + r" \\",
-        r"\midrule",
-    ]
-    for line in found.lines:
-        cells = [line.defense, *(v.text for v in line.verdicts)]
-        cells += [cost.of(line) for cost in overviews.COSTS]
-        lines.append(" & ".join(map(escaped, cells)) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    numbers = range(1, len(found.heads) + 1)
+    titles = "; ".join(f"{n}: {head.title}" for n, head in zip(numbers, found.heads, strict=True))
+    heads = ["defense", *map(str, numbers), *(cost.name for cost in overviews.COSTS)]
+    return _environment(
+        f"Leak of each defense. {overviews.legend(found.loss)} Tables: {titles}",
+        "overview",
+        "l" + "r" * (len(heads) - 1),
+        [list(map(escaped, line)) for line in (heads, *found.cells)],
+    )
 
 
 def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str:
@@ -245,20 +233,35 @@ def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str
     caption += f". Intervals: {explain.interval_words(rows)}" if intervals else ""
     caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
     heads = [escaped(c.title) + (f" {escaped(c.detail)}" if c.detail else "") for c in columns]
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escaped(caption)}.}}",
-        rf"\label{{tab:leakbench-{number}}}",
-        rf"\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in columns)}l}}",
-        r"\toprule",
-        " & ".join([*heads, ""]) + r" \\",
-        r"\midrule",
+    body = [
+        [*(_latex_cell(c.name, c.of(row), intervals) for c in columns), explain.letters(row.flags)]
+        for row in rows
     ]
-    for row in rows:
-        values = [_latex_cell(c.name, c.of(row), intervals) for c in columns]
-        lines.append(" & ".join([*values, explain.letters(row.flags)]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    kinds = "".join("r" if c.numeric else "l" for c in columns) + "l"
+    return _environment(caption, str(number), kinds, [[*heads, ""], *body])
+
+
+def _environment(caption: str, name: str, kinds: str, lines: Sequence[Sequence[str]]) -> str:
+    """A `table` with the label tab:leakbench-NAME. caption: plain text. kinds: a letter per column.
+    lines: cells as LaTeX, the heads first."""
+    heads, *body = (" & ".join(line) + r" \\" for line in lines)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escaped(caption)}.}}",
+            rf"\label{{tab:leakbench-{name}}}",
+            rf"\begin{{tabular}}{{{kinds}}}",
+            r"\toprule",
+            heads,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
 
 
 def _threats(rows: Sequence[Row]) -> list[str]:

@@ -25,6 +25,7 @@ CONTROL = 0.2
 """Least leak of an undefended row from which its table says something about defenses."""
 UNDEFENDED = "none"
 """The defense that does nothing."""
+_ROUNDING = 1e-9
 _BY_BOUND = Flag(code=FlagCode.BY_BOUND)
 _REFUTES = (
     (FlagCode.AUDIT_REFUTES_CLAIM, "verdict_claim"),
@@ -145,11 +146,7 @@ def ranked(table: Sequence[Row], apart: Callable[[int, int], bool]) -> list[Row]
     if failed is not None:
         flag = Flag(code=FlagCode.CONTROL_FAILED, values={"leak": failed})
         table = [replace(r, flags=(*r.flags, flag)) for r in table]
-    leaks = {
-        i: r.ranking.signed
-        for i, r in enumerate(table)
-        if r.ranking and not any(f.costs_rank for f in r.flags)
-    }
+    leaks = {i: r.ranking.signed for i, r in enumerate(table) if r.ranking and has_use(r)}
     out: list[Row] = []
     first, rank = 0, 0
     for place, i in enumerate(sorted(leaks, key=leaks.__getitem__), start=1):
@@ -169,6 +166,16 @@ def _failed_control(table: Sequence[Row]) -> float | None:
 def is_reference(row: Row) -> bool:
     """Whether it is an undefended row: attacks run at twice their budget there alone, if at all."""
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
+
+
+def has_use(row: Row) -> bool:
+    """Whether anybody would deploy the row and its leak says something: no flag costs its rank."""
+    return not any(f.costs_rank for f in row.flags)
+
+
+def at_most(lost: float, loss: float) -> bool:
+    """Whether an accuracy lost is no more than what may be, up to the rounding of a difference."""
+    return lost <= loss + _ROUNDING
 
 
 def undefended(rows: Sequence[Row]) -> Row | None:
