@@ -67,6 +67,8 @@ def test_what_keeps_a_defense_out_is_said() -> None:
 def test_defenses_stand_by_mean_leak_with_the_undefended_run_last() -> None:
     rows = (BARE, setting("worse", 0.6, 0.9, rank=2), setting("better", 0.4, 0.9), BARE)
     assert list(texts(*rows)) == ["better", "worse", "none"]
+    weak = setting("none", 0.5, 0.9)
+    assert list(texts(weak, setting("worse", 0.6, 0.9))) == ["worse", "none"]
 
 
 def test_those_whose_rows_share_the_best_rank_are_first_and_a_lone_defense_is_not() -> None:

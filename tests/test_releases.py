@@ -14,10 +14,11 @@ from torch import Tensor
 
 from attacks.analytic import Analytic
 from attacks.engine import deep_leakage
-from attacks.engine.epochs import linked
+from attacks.engine.epochs import linked, whole_epochs
 from attacks.engine.evidence import Evidence, releases_of, some_terms
 from attacks.engine.lined_up import lined_up
-from attacks.engine.observation import split_view
+from attacks.engine.observation import SLOPES, split_view
+from attacks.engine.wire_labels import labels_by_slope
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge
@@ -376,6 +377,39 @@ def test_samples_of_all_steps_and_epochs_are_put_in_one_order(digits: Dataset) -
         sent = view.sent(network.run(params, x, last=view.cut)).unflatten(0, (4, 8))
         gap = torch.where(view.present, view.values - sent, 0.0).square().sum()
         assert float(gap / view.present.sum()) == pytest.approx(view.std**2, rel=0.05)
+
+
+def test_what_the_server_returned_explains_all_steps_and_epochs_of_several_samples(
+    digits: Dataset,
+) -> None:
+    network = network_for(digits)
+    defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
+    work = {"batch": 2, "local_steps": 2, "local_epochs": 3}
+    seen, truth = at_init(digits, network, defense, 1, split=True, **work)
+    ctx = context(digits, network, defense, seen)
+    uploads = Evidence(linked(seen, ctx), ctx, dtype=torch.float64).uploads
+    assert uploads is not None
+    y = torch.full((4, 4, 10), 0.1, dtype=torch.float64)
+    missed = uploads.missed(truth.x.double(), y, torch.arange(4))
+    assert float(missed.sqrt().max()) < 1e-5 * float(uploads.values.square().mean().sqrt())
+    unanswered = replace(seen, messages=tuple(m for m in seen.messages if m.kind != SLOPES))
+    without = Evidence(linked(unanswered, ctx), ctx, dtype=torch.float64)
+    assert without.uploads is None  # which step used what is not told then
+
+
+def test_labels_of_all_steps_are_read_off_the_features_gradient(digits: Dataset) -> None:
+    network = network_for(digits)
+    protocol = ProtocolSettings(
+        name="splitfed", clients=4, local_steps=1, lr=0.1, cut="block1", labels="private"
+    )
+    federation = federation_of(
+        digits, network, Defense(), protocol="splitfed", cuts=("block1",), labels="private"
+    )
+    seen, truth = released(federation, digits, protocol, 1, batch=2, local_steps=2)
+    ctx = context(digits, network, Defense(), seen)
+    labels, doubt = labels_by_slope(whole_epochs(seen, ctx), ctx)
+    assert torch.equal(labels.cpu(), truth.y)
+    assert float(doubt[:, :2].max()) < 1e-6  # the second step's head has moved
 
 
 @pytest.mark.parametrize("attack", [IDLG(), Ridge(rows=400)], ids=type)

@@ -121,6 +121,8 @@ def test_a_worker_takes_tasks_of_its_own_group_first_and_else_of_one_that_nobody
     def task(number: int, group: str) -> Task:
         return Task(id=number, label="", work=None, group=group)  # type: ignore[arg-type]
 
+    tasks = deque(task(i, group) for i, group in enumerate("ab"))
+    assert next_of(tasks, "b", ()).id == 1  # its own, though the first would do
     tasks = deque(task(i, group) for i, group in enumerate("aabbac"))
     assert next_of(tasks, "b", {"a"}).id == 2  # its own
     assert next_of(tasks, "", {"a", "b"}).id == 5  # of no other worker
