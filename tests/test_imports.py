@@ -23,7 +23,7 @@ LAYERS = (
     ("harness.executors",),
     ("harness.train", "harness.attack"),
     ("harness.costs", "harness.keys"),
-    ("harness.environment", "harness.sources"),
+    ("harness.environment", "harness.sources", "harness.shared"),
     ("harness.plan", "harness.store"),
     ("sandbox",),
     ("suite", "registry", "records"),

@@ -385,14 +385,19 @@ def _alike(one: Piece, other: Piece) -> bool:
 
 
 def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> Inverter:
-    """Regressions on all releases, those from other states united with the last state's."""
-    *before, last = by_state(lined_up(whole_epochs(seen, ctx), ctx))
+    """Regressions on all releases, those from other states united with the last state's; the same
+    for every attack on what was seen."""
 
-    def channel(some: Seen) -> Channel:
-        return Channel(some, ctx, max_features=max_features)
+    def make(ctx: Context) -> Inverter:
+        *before, last = by_state(lined_up(whole_epochs(seen, ctx), ctx))
 
-    others = [Inverter(channel(some), ctx, rows=rows) for some in before]
-    return Inverter(channel(last), ctx, rows=rows, others=others)
+        def channel(some: Seen) -> Channel:
+            return Channel(some, ctx, max_features=max_features)
+
+        others = [Inverter(channel(some), ctx, rows=rows) for some in before]
+        return Inverter(channel(last), ctx, rows=rows, others=others)
+
+    return ctx.once(("inverter", rows, max_features), make)
 
 
 def reconstruction(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -107,6 +107,17 @@ class Seen:
         return None
 
 
+T = TypeVar("T")
+
+
+class Shared(Protocol):
+    """Keeps what several attacks on one observation need: see `Context.once`."""
+
+    def __call__(
+        self, ctx: Context, key: tuple[str | int, ...], make: Callable[[Context], T]
+    ) -> T: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """What an attack may use besides what was seen.
@@ -123,6 +134,7 @@ class Context:
             public data [V, N, ...], with fresh secrets, from the state of a release (the last one
             unless given) or from `before`, and returns it as a `Seen`.
         progress: May be called with a fraction in [0, 1] at will.
+        shared: Behind `once`; None where nothing is shared.
     """
 
     rng: torch.Generator
@@ -134,6 +146,20 @@ class Context:
     defense: Defense
     shadow: Callable[..., Seen]
     progress: Callable[[float], None] = lambda fraction: None
+    shared: Shared | None = None
+
+    def once(self, key: tuple[str | int, ...], make: Callable[[Context], T]) -> T:
+        """What `make` gives, made by one of the attacks on this observation for all of them.
+
+        So that it is the same whoever asks first, `make` gets a context whose `rng` and `shadow`
+        draw from a stream of the observation and the key, with no budget, and must use no other.
+        What it gives must not be changed by who uses it.
+
+        Args:
+            key: Names what is made, with all settings that it depends on.
+            make: Makes it.
+        """
+        return make(self) if self.shared is None else self.shared(self, key, make)
 
 
 @dataclass(frozen=True, kw_only=True)

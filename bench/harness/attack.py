@@ -23,6 +23,7 @@ from bench.harness.environment import (
     registry_for,
     versions,
 )
+from bench.harness.shared import SharedWork
 from bench.metrics.floors import floors
 from bench.metrics.score import Scores, score
 from bench.protocols.export import load_seen, load_truth
@@ -97,7 +98,12 @@ def run_attack(work: Attacking) -> AttackOutcome:
     if reason is not None:
         return not_applicable(reason)
     dataset = dataset_of(cell.train, env) if work.dataset is None else work.dataset
-    answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget)
+    shared = SharedWork(
+        observation=(str(place), env.device, attack.reads),
+        seed=cell.train.seed,
+        stream=(cell.checkpoint, cell.threat.name),
+    )
+    answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget, shared=shared)
     seconds = time.perf_counter() - began
     truth = truth_of(cell, dataset, work.observed / f"{look.stem}-truth.safetensors")
     scores = score(answer, **truth)
@@ -105,10 +111,10 @@ def run_attack(work: Attacking) -> AttackOutcome:
     doubled = None
     if defense.is_reference and not attack.is_floor and optimises and _may_gain(scores):
         began = time.perf_counter()
-        # All is rebuilt, so that the second run differs from the first in its budget alone.
+        # All that depends on the budget is rebuilt, so that nothing else differs.
         anew = found.attack(cell.attack, cell.settings)
         seen_anew = _read_by(anew, load_seen(place, most_bytes=RELEASES_BYTES))
-        again = _answer(cell, env, dataset, anew, seen_anew, budget=2 * cell.budget)
+        again = _answer(cell, env, dataset, anew, seen_anew, budget=2 * cell.budget, shared=shared)
         again_seconds = time.perf_counter() - began
         doubled = DoubledRun(
             budget=2 * cell.budget,
@@ -163,11 +169,19 @@ def _may_gain(scores: Scores) -> bool:
 
 
 def _answer(
-    cell: AttackJob, env: Environment, dataset: Dataset, attack: Attack, seen: Seen, *, budget: int
+    cell: AttackJob,
+    env: Environment,
+    dataset: Dataset,
+    attack: Attack,
+    seen: Seen,
+    *,
+    budget: int,
+    shared: SharedWork,
 ) -> Reconstruction:
     """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
     defense = registry_for(env.plugins).defense(cell.train.defense, cell.train.settings)
-    answer = attack.run(seen, _context(cell, env, dataset, defense, seen, budget=budget))
+    ctx = _context(cell, env, dataset, defense, seen, budget=budget, shared=shared)
+    answer = attack.run(seen, ctx)
     if not isinstance(answer, Reconstruction):
         raise TypeError(
             f"attack '{cell.attack}' must return a Reconstruction, got {type(answer).__name__}."
@@ -183,6 +197,7 @@ def _context(
     seen: Seen,
     *,
     budget: int,
+    shared: SharedWork | None = None,
 ) -> Context:
     device = torch.device(env.device)
     network = network_of(cell.train, dataset)
@@ -198,6 +213,7 @@ def _context(
         network=network,
         defense=defense,
         shadow=Rehearsals(seen=seen, network=network, defense=defense, rng=rng, device=device),
+        shared=shared,
     )
 
 

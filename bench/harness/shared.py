@@ -1,0 +1,45 @@
+"""What several attacks on one observation need, made once by a worker: behind `Context.once`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from bench.contract.attack import Context
+from bench.seeding import generator
+
+T = TypeVar("T")
+Key = tuple[str | int, ...]
+
+_LAST: dict[tuple[str, ...], dict[Key, Any]] = {}
+"""By observation and key what was made: of one observation alone, the last one, since it takes
+memory and a worker stays with an observation's attacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedWork:
+    """Of one observation; see `Context.once`.
+
+    Attributes:
+        observation: Its place, and what else decides what is made.
+        seed: Of its training.
+        stream: Names its random stream.
+    """
+
+    observation: tuple[str, ...]
+    seed: int
+    stream: tuple[str, ...]
+
+    def __call__(self, ctx: Context, key: Key, make: Callable[[Context], T]) -> T:
+        if self.observation not in _LAST:
+            _LAST.clear()
+            _LAST[self.observation] = {}
+        made = _LAST[self.observation]
+        if key not in made:
+            rng = generator(self.seed, "shared", *self.stream, *key)
+            # `shadow` is a `Rehearsals`, which draws from a stream as the attack itself does.
+            shadow = replace(ctx.shadow, rng=rng)  # type: ignore[type-var]
+            made[key] = make(replace(ctx, rng=rng, shadow=shadow, budget=0))
+        found: T = made[key]
+        return found
