@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import suite as suites
 from bench.errors import UserError
-from bench.harness import launch, runner
+from bench.harness import launch, progress, runner
 from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
@@ -31,6 +31,8 @@ from bench.report.overview import LOSS, legend
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from bench.harness.keys import Keys
 
 
 def run(
@@ -95,7 +97,7 @@ def run(
     store = launch.store_of(plan, None if out is None else Path(out), shard)
     store.prepare()
     shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
-    with _progress(plan, shown) as on_progress:
+    with _progress(plan, keys, shown) as on_progress:
         runner.run(
             plan,
             store,
@@ -456,14 +458,14 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
 
 
 @contextmanager
-def _progress(plan: Plan, shown: bool) -> Iterator[runner.OnProgress]:
+def _progress(plan: Plan, keys: Keys, shown: bool) -> Iterator[runner.OnProgress]:
     if not shown:
         yield lambda progress: None
         return
     from rich.console import Console
 
     # In a notebook rich's live bar needs a package of its own; lines do as well.
-    with launch.live(plan, Console(force_jupyter=False)) as on_progress:
+    with progress.live(plan, keys, Console(force_jupyter=False)) as on_progress:
         yield on_progress
 
 

@@ -237,11 +237,3 @@ def test_a_folder_without_records_is_refused(tiny: Callable[..., Path], tmp_path
     result = CliRunner().invoke(app, [str(tiny()), "--costs", str(tmp_path)])
     assert result.exit_code == 2
     assert "holds no records" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("hours", "text"),
-    [(0.0, "0 min"), (0.001, "1 min"), (0.1, "6 min"), (3.66, "3 h 40 min"), (50.4, "2.1 days")],
-)
-def test_a_duration_is_read_in_minutes_hours_or_days(hours: float, text: str) -> None:
-    assert planning.duration(hours) == text

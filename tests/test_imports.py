@@ -18,7 +18,7 @@ LAYERS = (
     ("conformance",),
     ("submission", "results", "outside", "tuning", "harness.merge"),
     ("report",),
-    ("harness.launch",),
+    ("harness.launch", "harness.progress"),
     ("harness.runner",),
     ("harness.executors",),
     ("harness.train", "harness.attack"),

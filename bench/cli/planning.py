@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from bench.harness.keys import Keys
     from bench.harness.plan import Plan
     from bench.harness.store import Store
+    from bench.records import AttackJob, TrainJob
 
 _UNITS = {"cpu": "core-hours", "cuda": "GPU-hours"}
 _COLUMNS = {"cpu": "core-h", "cuda": "GPU-h"}
@@ -128,12 +128,11 @@ def learned(store: Store, folders: Sequence[Path]) -> tuple[Table, Finished]:
 
 def forecast(made: Plan, keys: Keys, table: Table, settled: Finished) -> Forecast:
     """Counts of a checked plan, and what is not cached, by each device that was measured."""
-    from bench.harness.environment import dataset_of
+    from bench.harness.costs.prices import Prices
 
     devices = sorted(table.devices())
     kind = keys.env.device.split(":")[0]
-    sizes: dict[str, int] = {}
-    references: dict[str, bool] = {}
+    prices = Prices(table=table, keys=keys)
     told = Forecast(rows={}, whole=Sum())
     for job, attacks in made.by_training().items():
         sums = (told.rows.setdefault(made.suite.tasks.index(job.task), Sum()), told.whole)
@@ -153,22 +152,11 @@ def forecast(made: Plan, keys: Keys, table: Table, settled: Finished) -> Forecas
             total.cached_trainings += trained
             total.cells += len(done)
             total.cached_cells += sum(done)
-        if not trained:
-            samples = 0
-            if job.protocol.local_epochs:
-                split = f"{job.task.dataset} {job.task.dataset_settings}"
-                if split not in sizes:
-                    sizes[split] = len(dataset_of(job, keys.env).train_y)
-                samples = sizes[split]
+        missing: list[TrainJob | AttackJob] = [] if trained else [job]
+        missing += [a for a, finished in zip(attacks, done, strict=True) if not finished]
+        for one in missing:
             for name in devices:
-                add(name, table.training(job, device=name, samples=samples))
-        if job.defense not in references:
-            built = keys.registry.defense(job.defense, job.settings)
-            references[job.defense] = built.is_reference
-        for attack, finished in zip(attacks, done, strict=True):
-            for name in [] if finished else devices:
-                reference = references[job.defense]
-                add(name, table.attack(attack, device=name, reference=reference))
+                add(name, prices.of(one, name))
     return told
 
 
@@ -275,19 +263,12 @@ def _share(part: int, whole: int) -> str:
 
 
 def _wall(whole: Sum, workers: int, env: Environment) -> Iterable[str]:
+    from bench.harness.progress import duration
+
     kind = env.device.split(":")[0]
     if kind in whole.hours:
-        hours = whole.hours[kind] / workers
-        yield f"With --jobs {workers} on {kind}: {duration(hours)}, if nothing else runs."
-
-
-def duration(hours: float) -> str:
-    """6 min, 3 h 40 min or 2.1 days."""
-    minutes = math.ceil(60 * hours)
-    if minutes >= 48 * 60:
-        return f"{_short(hours / 24)} days"
-    whole, rest = divmod(minutes, 60)
-    return f"{whole} h {rest} min" if whole else f"{rest} min"
+        seconds = 3600 * whole.hours[kind] / workers
+        yield f"With --jobs {workers} on {kind}: {duration(seconds)}, if nothing else runs."
 
 
 def _disk(whole: Sum, store: Store) -> Iterable[str]:

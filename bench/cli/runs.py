@@ -111,9 +111,9 @@ def carry_out(
     loss: float = 5.0,
 ) -> Report:
     """Run a plan with progress shown, write its leaderboard and print that too (`show`)."""
-    from bench.harness import launch, runner
+    from bench.harness import progress, runner
 
-    with launch.live(plan, options.console) as on_progress:
+    with progress.live(plan, keys, options.console) as on_progress:
         try:
             report = runner.run(
                 plan,

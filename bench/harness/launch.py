@@ -1,15 +1,13 @@
-"""How a suite is run, whether the command line or `bench.run` asks: environment, plan, workers,
-progress."""
+"""How a suite is run, whether the command line or `bench.run` asks: environment, plan, workers."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench import suite as suites
 from bench.errors import UserError
@@ -22,9 +20,6 @@ from bench.harness.executors.task import Executor, Outcome, Task, run_here
 from bench.harness.keys import Keys, plugins_of
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _LINUX = sys.platform == "linux"
 
@@ -213,50 +208,3 @@ def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
         yield from run_here(tasks)
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def live(plan: Plan, console: Console) -> Iterator[runner.OnProgress]:
-    """Progress with time left on a terminal, a line every tenth of the way elsewhere."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.table import Column
-
-    view = Progress(
-        TextColumn("[bold]{task.fields[suite]}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        TextColumn(
-            "{task.fields[label]}",
-            style="dim",
-            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
-        ),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-        expand=True,
-    )
-    total = len(plan.trainings) + len(plan.cells)
-    last = 0
-    with view:
-        bar = view.add_task("", total=total, suite=plan.suite.name, failed=0, label="starting")
-
-        def on_progress(progress: runner.Progress) -> None:
-            nonlocal last
-            view.update(bar, completed=progress.done, failed=progress.failed, label=progress.label)
-            tenth = 10 * progress.done // progress.total
-            if not console.is_terminal and tenth > last:
-                last = tenth
-                console.print(f"{progress.done} of {progress.total} done, {progress.failed} failed")
-
-        yield on_progress

@@ -47,13 +47,17 @@ class Progress:
         total: Jobs of the plan.
         done: Those that ended, or were finished before.
         failed: Of these, those that failed or ran out of time.
-        label: The last one.
+        label: The last one's.
+        job: The last one.
+        cached: Whether it was finished before.
     """
 
     total: int
     done: int
     failed: int
     label: str
+    job: TrainJob | AttackJob
+    cached: bool
 
 
 OnProgress = Callable[[Progress], None]
@@ -220,11 +224,11 @@ class _Run:
         if missing and not self.store.intact(key, record):
             return False  # its observations are gone or cut short, as by a full disk
         self.report.cached += 1
-        self._advance(label_of(job), record)
+        self._advance(job, record, cached=True)
         for cell, done in found:
             if done is not None and settled(done):
                 self.report.cached += 1
-                self._advance(cell_label(cell), done)
+                self._advance(cell, done, cached=True)
         self.queue.extend(self._attack(cell, record) for cell in missing)
         return True
 
@@ -244,7 +248,7 @@ class _Run:
                 self.keys.attack(job),
                 replace(record, inputs=AttackInputs.of(job), train=trained),
             )
-        self._advance(outcome.task.label, record)
+        self._advance(job, record, cached=False)
 
     def _task(self, job: TrainJob) -> Task:
         place = self.store.scratch(self.keys.train(job))
@@ -266,13 +270,26 @@ class _Run:
         self.jobs[task.id] = job
         return task
 
-    def _advance(self, label: str, record: TrainOutcome | AttackOutcome) -> None:
+    def _advance(
+        self,
+        job: TrainJob | AttackJob,
+        record: TrainOutcome | AttackOutcome,
+        *,
+        cached: bool,
+    ) -> None:
         report = self.report
+        label = label_of(job) if isinstance(job, TrainJob) else cell_label(job)
         if not settled(record):
             report.failures.append((label, f"{record.status}: {record.reason}"))
-        done = report.ran + report.cached
         self.on_progress(
-            Progress(total=self.total, done=done, failed=len(report.failures), label=label)
+            Progress(
+                total=self.total,
+                done=report.ran + report.cached,
+                failed=len(report.failures),
+                label=label,
+                job=job,
+                cached=cached,
+            )
         )
 
 
