@@ -119,6 +119,8 @@ def publish(
         else:
             hint = f"Every row and attack: leakbench report {folder} --details"
             say(hint, style="dim")
+    if show and found.pending:
+        say(found.pending, style="yellow")
     if figures:
         from bench.report.figures import write_figures
 

@@ -27,6 +27,7 @@ class FlagCode(StrEnum):
     BELOW_FLOOR = "below_floor"  # subject: the attack
     ATTACK_FAILED = "attack_failed"  # subject: the attack
     ATTACK_TIMEOUT = "attack_timeout"  # subject: the attack
+    ATTACK_PENDING = "attack_pending"  # subject: the attack
     BY_BOUND = "by_bound"
     CONTROL_FAILED = "control_failed"  # values: leak, of the undefended row
     OTHER = "other"  # values: text, of an older version
@@ -39,6 +40,7 @@ _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.OTHER: "info",
     FlagCode.CLAIMED_NOT_PROVEN: "warn",
     FlagCode.AUDIT_FAILED: "warn",
+    FlagCode.ATTACK_PENDING: "warn",
     FlagCode.CUT_SHORT: "warn",
     FlagCode.BELOW_FLOOR: "warn",
 }

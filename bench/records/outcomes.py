@@ -17,7 +17,7 @@ from bench.records.jobs import AttackJob, TrainJob
 from bench.records.text import numbers
 
 Kind = Literal["train", "attack"]
-Status = Literal["done", "failed", "timeout", "not_applicable"]
+Status = Literal["done", "failed", "timeout", "not_applicable", "pending"]
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 VictimScores = Mapping[str, list[float]]
@@ -115,14 +115,15 @@ class NoResult(Record):
     """A training or attack without figures.
 
     Attributes:
-        status: failed (an error, a dead worker), timeout, or not_applicable.
+        status: failed (an error, a dead worker), timeout, not_applicable, or pending (the run has
+            not come to it; such a record is never written).
         reason: Why.
         traceback: Of an error.
         inputs: Of the job; None in older records.
         train: Key of an attack's training.
     """
 
-    status: Literal["failed", "timeout", "not_applicable"]
+    status: Literal["failed", "timeout", "not_applicable", "pending"]
     reason: str
     traceback: str | None = None
     inputs: TrainJob | AttackInputs | None = None

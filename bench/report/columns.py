@@ -215,7 +215,7 @@ def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
         status = "n/a" if entry.status == "not_applicable" else entry.status
         if entry.status == "done":  # it answers with something else
             return replace(NOTHING, full=status, brief=status)
-        style = "none" if entry.status == "not_applicable" else "bad"
+        style = "none" if entry.status in ("not_applicable", "pending") else "bad"
         return Shown(text=status, full=status, brief=status, style=style, reason=str(entry.reason))
 
     return shown
@@ -226,6 +226,10 @@ def _scored(entry: AttackEntry, metric: str) -> Shown:
         shown_interval(entry.scores[metric], metric),
         style=_shade(entry, entry.scores[metric], metric),
     )
+    if entry.status == "pending":
+        return replace(
+            found, mark="pending", full=f"{found.full} (pending)", brief=f"{found.brief}…"
+        )
     if not entry.failed:
         return found
     lost = f"{entry.failed} failed"

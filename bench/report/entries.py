@@ -21,13 +21,14 @@ from bench.records import (
     DoubledRun,
     DoubledScore,
     NoResult,
+    Status,
     WorstCase,
 )
 
 LeakMetric = Literal["ssim", "mse"]
 LEAK_METRICS: tuple[LeakMetric, ...] = ("ssim", "mse")
 """By which a worst case is taken, the first that there is."""
-LOST = NoResult(status="failed", reason="no record: the run was stopped before it")
+PENDING = NoResult(status="pending", reason="the run has not come to it; run it again to go on")
 """Stands for a record that is missing."""
 Observed = Mapping[int, Mapping[str, AttackRecord]]
 """Seed -> attack -> its record, under one threat."""
@@ -41,10 +42,12 @@ def values_of(record: AttackRecord | DoubledRun, metric: str) -> np.ndarray:
 def entry_of(found: Sequence[AttackOutcome | None], threat: ThreatSettings) -> AttackEntry:
     """One attack's entry: figures over all finished seeds, failures counted beside them; its
     `convergence` is what its own records (None: there is none) say."""
-    records = [LOST if r is None else r for r in found]
+    records = [PENDING if r is None else r for r in found]
     done = [r for r in records if isinstance(r, AttackRecord)]
     broken = [r for r in records if r.status in ("failed", "timeout")]
-    status = broken[0].status if broken else ("done" if done else "not_applicable")
+    pending = any(r.status == "pending" for r in records)
+    rest: Status = "pending" if pending else "done" if done else "not_applicable"
+    status = broken[0].status if broken else rest
     scores = {
         metric: interval
         for metric in METRICS

@@ -76,6 +76,7 @@ LETTERS = {
     "V": "the audit refutes a claim or proof",
     "X": "something failed",
     "T": "over the time limit",
+    "P": "an attack has not run yet",
 }
 """At a row's end in the terminal."""
 FLAGS: Mapping[FlagCode, Meaning] = {
@@ -165,6 +166,13 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "{subject} timeout",
         "The attack ran into the time limit: its victims are missing from the row.",
         letter="T",
+    ),
+    FlagCode.ATTACK_PENDING: Meaning(
+        "{subject} pending",
+        "{subject} has not run yet",
+        "The run was stopped before this attack: the row may leak more. Run the same command to go"
+        " on.",
+        letter="P",
     ),
     FlagCode.BY_BOUND: Meaning(
         "by upper bound",

@@ -35,6 +35,11 @@ class Files:
         return leaderboard.load(self.folder)
 
     @cached_property
+    def pending(self) -> str | None:
+        """See `leaderboard.pending_words`."""
+        return leaderboard.pending_words(self.folder)
+
+    @cached_property
     def pictures(self) -> dict[str, Any]:
         from bench.report import pictures
 
@@ -57,7 +62,9 @@ class Files:
         if format_ == "csv":
             return text.to_csv(self.rows)
         if format_ == "md":
-            return text.markdown(self.rows, self.run)
+            return text.markdown(self.rows, self.run, pending=self.pending)
         from bench.report import html
 
-        return html.page(self.rows, self.run, self.pictures, as_json=self._json)
+        return html.page(
+            self.rows, self.run, self.pictures, as_json=self._json, pending=self.pending
+        )

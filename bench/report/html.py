@@ -39,8 +39,16 @@ class Gap:
     where: tuple[tuple[str, str], ...]
 
 
-def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | None = None) -> str:
-    """The whole page as text. as_json: the rows as leaderboard.json, where that is at hand."""
+def page(
+    rows: Sequence[Row],
+    run: Run,
+    pictures: Pictures,
+    *,
+    as_json: str | None = None,
+    pending: str | None = None,
+) -> str:
+    """The whole page as text. as_json: the rows as leaderboard.json, where that is at hand.
+    pending: what is told of a run that was stopped."""
     as_json = as_json or text.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
     found = boards(rows)
@@ -63,6 +71,7 @@ def page(rows: Sequence[Row], run: Run, pictures: Pictures, *, as_json: str | No
             script=Markup(script),
             at_once=AT_ONCE,
             run=run,
+            pending=pending,
             made_by=run.versions.get("leakbench", bench.__version__),
             digest=digest,
             boards=shown,

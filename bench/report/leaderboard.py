@@ -21,6 +21,7 @@ from bench.records import (
     AuditSummary,
     Cell,
     Convergence,
+    Kind,
     LedgerEntry,
     LedgerWords,
     PlannedTraining,
@@ -31,7 +32,7 @@ from bench.records import (
     canonical,
     read_rows,
 )
-from bench.report.entries import LEAK_METRICS, LOST, entry_of, worst_case
+from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.pairs import Contender, Found, apart
 from bench.report.verdicts import Trained, flags_of, ranked, with_bound_flag
 
@@ -52,6 +53,20 @@ def load(folder: Path) -> list[Row]:
         return list(map(with_bound_flag, read_rows(folder / LEADERBOARD)))
     except FileNotFoundError as error:
         raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
+
+
+def pending_words(folder: Path) -> str | None:
+    """That a folder's run was stopped, and how far it is; None where every job has a record, and
+    of published results."""
+    if not (folder / "records").is_dir():
+        return None
+    run, store = Run.read(folder), Store(folder)
+    keys: list[tuple[Kind, str]] = [("train", t.key) for t in run.trainings]
+    keys += [("attack", c.key) for t in run.trainings for c in t.cells]
+    missing = sum(not store.path(kind, key).exists() for kind, key in keys)
+    if not missing:
+        return None
+    return f"{missing} of {len(keys)} jobs have not run yet: the same command goes on with them."
 
 
 def row_id(row: Row) -> str:
@@ -159,7 +174,7 @@ def contender(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Con
         for cell in training.cells:
             if cell.checkpoint == row.checkpoint:
                 by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
-                by_attack[cell.seed] = read("attack", cell.key) or LOST
+                by_attack[cell.seed] = read("attack", cell.key) or PENDING
     found = {t.job.seed: read("train", t.key) for t in trainings}
     done = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
     return Contender(row=row, trainings=done, cells=cells)

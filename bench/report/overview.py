@@ -20,7 +20,12 @@ LOSSES = (0.01, 0.05, 0.1)
 LOSS = 0.05
 """The one that is shown first."""
 _NOT_RUN = "not run"
-_DOUBTS = (FlagCode.ATTACK_FAILED, FlagCode.ATTACK_TIMEOUT, FlagCode.CUT_SHORT)
+_DOUBTS = (
+    FlagCode.ATTACK_FAILED,
+    FlagCode.ATTACK_TIMEOUT,
+    FlagCode.ATTACK_PENDING,
+    FlagCode.CUT_SHORT,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,8 @@ class Verdict:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the leak may be more: an attack failed, ran out of time or was cut short."""
+        """Whether the leak may be more: an attack failed, ran out of time, was cut short or has not
+        run."""
         return self.row is not None and any(f.code in _DOUBTS for f in self.row.flags)
 
     @property
@@ -299,9 +305,9 @@ COSTS = (
 
 SIGNS = (
     "*: of several defenses none leaks less there that a paired test tells apart. ?: an attack "
-    "failed or was cut short, so it may leak more. −7.3pt: its settings lose at least that much. "
-    "no use: they do not learn, or attacks fail there without a defense. –: not run. Beside the "
-    "leaks the worst over the tables, as multiples of the undefended run."
+    "failed, was cut short or has not run yet, so it may leak more. −7.3pt: its settings lose at "
+    "least that much. no use: they do not learn, or attacks fail there without a defense. –: not "
+    "run. Beside the leaks the worst over the tables, as multiples of the undefended run."
 )
 """What the signs in an overview mean."""
 

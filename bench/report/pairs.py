@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.metrics.named import sign_of
 from bench.metrics.paired import ALPHA, Paired, SampleSize, paired, victims_needed
 from bench.records import AttackOutcome, AttackRecord, Row, TrainRecord
-from bench.report.entries import LOST, taken, values_of
+from bench.report.entries import PENDING, taken, values_of
 
 CHOICE, BOUND = "attacker's choice", "upper bound"
 """What is compared where no single attack is asked for."""
@@ -73,7 +73,7 @@ def leaks_of(
 
 
 def _done(found: Found, seed: int, names: frozenset[str]) -> dict[str, AttackRecord]:
-    records = {n: by_seed.get(seed, LOST) for n, by_seed in found.items() if n in names}
+    records = {n: by_seed.get(seed, PENDING) for n, by_seed in found.items() if n in names}
     return {n: r for n, r in records.items() if isinstance(r, AttackRecord)}
 
 
@@ -298,7 +298,7 @@ def _leaks_by(found: Found, seed: int, metric: str, attack: str) -> np.ndarray |
 
 def _is_lost(found: Found, attack: str, seed: int) -> bool:
     """Whether an attack that was planned has no answer in a seed, for technical reasons."""
-    record = found.get(attack, {}).get(seed, LOST)
+    record = found.get(attack, {}).get(seed, PENDING)
     return record.status not in ("done", "not_applicable")
 
 
@@ -328,7 +328,7 @@ def _floors(row: Contender, threat: str, seed: int) -> dict[str, np.ndarray]:
     """The floors of every record of one observation, which all hold the same ones."""
     found: dict[str, np.ndarray] = {}
     for by_seed in row.cells[threat].values():
-        record = by_seed.get(seed, LOST)
+        record = by_seed.get(seed, PENDING)
         if isinstance(record, AttackRecord):
             for name, values in record.floors.items():
                 found.setdefault(name, np.array(values, dtype=np.float64))

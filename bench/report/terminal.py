@@ -69,7 +69,9 @@ def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
             table.add_row(name, *itertools.islice(cells, some))
         made.append(_titled(title if first == 0 else "and on", table))
         first += some
-    return [*made, _titled("What that costs, and with which settings", _costs(found))]
+    if any(line.rows for line in found.lines):
+        made.append(_titled("What that costs, and with which settings", _costs(found)))
+    return made
 
 
 def _titled(title: str, table: Table) -> Group:

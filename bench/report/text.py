@@ -49,8 +49,9 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 # --- Markdown ---------------------------------------------------------------------------------
 
 
-def markdown(rows: Sequence[Row], run: Run) -> str:
-    """One section per table, and how the numbers were made."""
+def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> str:
+    """One section per table, and how the numbers were made; `pending` tells of a run that was
+    stopped."""
     legends = [legend(rows), *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
     legends += [PERSONAL_LEGEND] if any_personalised(rows) else []
     lines = [
@@ -62,6 +63,7 @@ def markdown(rows: Sequence[Row], run: Run) -> str:
         f"Device: {run.device}, seeds {run.seeds}  ",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()),
         "",
+        *([f"**Stopped**: {pending}", ""] if pending else []),
         *_markdown_overview(rows),
         "## How to read the tables",
         "",

@@ -90,7 +90,7 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
         if isinstance(found.audit, AuditFailure):
             yield Flag(code=FlagCode.AUDIT_FAILED, values={"reason": found.audit.reason})
     for name, entry in row.attacks.items():
-        if entry.status in ("failed", "timeout"):
+        if entry.status in ("failed", "timeout", "pending"):
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.ranking and _below_floor(row.ranking, row.attacks[row.ranking.attack]):
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)

@@ -1,0 +1,74 @@
+"""A run that was stopped: what has not run is called pending, never failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.harness.store import Store
+from bench.records import FlagCode, read_json
+from bench.report import leaderboard
+from bench.report.files import Files
+from bench.report.overview import overview
+from tests.conftest import Run
+
+
+def _forget(store: Store, kind: str, label: str = "") -> None:
+    """Remove the records of a kind, or of one attack, of the last setting."""
+    run = read_json(store.folder / "run.json")
+    training = run["trainings"][-1]
+    keys = [training["key"]] if kind == "train" else []
+    keys += [c["key"] for c in training["cells"] if label in ("", c["label"])]
+    for key in keys:
+        for kind_ in ("train", "attack"):
+            Store(store.folder).path(kind_, key).unlink(missing_ok=True)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def finished(tiny: Callable[..., Path], run: Run) -> Store:
+    return run(tiny(**{'["init", "final"]': '["final"]'}))[0]
+
+
+def test_a_finished_run_says_nothing_of_it(finished: Store) -> None:
+    assert leaderboard.pending_words(finished.folder) is None
+    assert "pending" not in Files(finished.folder).text("html")
+
+
+def test_an_attack_that_has_not_run_is_pending_and_not_failed(finished: Store) -> None:
+    _forget(finished, "attack", "ilrg")
+    row = next(r for r in leaderboard.rows(finished.folder) if r.settings == {"epsilon": 2.0})
+    entry = row.attacks["ilrg"]
+    assert (entry.status, entry.failed) == ("pending", 0)
+    codes = [f.code for f in row.flags]
+    assert FlagCode.ATTACK_PENDING in codes
+    assert FlagCode.ATTACK_FAILED not in codes
+    lines = overview([row], 1.0).lines
+    assert all(v.doubtful for line in lines for v in line.verdicts if v.row is not None)
+
+
+def test_every_form_of_a_report_says_how_far_a_stopped_run_is(finished: Store) -> None:
+    _forget(finished, "train")
+    jobs = len(list(finished.folder.glob("records/*/*.json")))
+    words = f"3 of {jobs + 3} jobs have not run yet: the same command goes on with them."
+    assert leaderboard.pending_words(finished.folder) == words
+    found = Files(finished.folder)
+    assert words in found.text("html")
+    assert f"**Stopped**: {words}" in found.text("md")
+    result = CliRunner().invoke(app, ["report", str(finished.folder)])
+    assert result.exit_code == 0
+    assert words in result.stdout
+
+
+def test_published_results_are_not_called_stopped(finished: Store, tmp_path: Path) -> None:
+    _forget(finished, "train")
+    published = tmp_path / "published"
+    published.mkdir()
+    for name in ("run.json", "leaderboard.json"):
+        text = Files(finished.folder).text("json") if name != "run.json" else None
+        (published / name).write_text(text or json.dumps(read_json(finished.folder / name)))
+    assert leaderboard.pending_words(published) is None
