@@ -48,6 +48,11 @@ GivenName = Annotated[str, AfterValidator(partial(file_name, most=200))]
 """What a user calls a suite or a threat: files are named after it, with more before and behind."""
 
 
+def close_name(name: str, known: Sequence[str]) -> str | None:
+    """The known name nearest to one that is not, None where none is near."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+
+
 def did_you_mean(what: str, name: str, known: Sequence[str], *, where: str = "") -> str:
     """One sentence: the unknown name, the nearest known one, and all known ones.
 
@@ -57,7 +62,7 @@ def did_you_mean(what: str, name: str, known: Sequence[str], *, where: str = "")
         known: What could have been.
         where: In what file or suite it was read.
     """
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = close_name(name, known)
     place = f" in {where}" if where else ""
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    hint = f" Did you mean '{near}'?" if near else ""
     return f"Unknown {what} '{name}'{place}.{hint} Known: {', '.join(sorted(known)) or 'none'}."

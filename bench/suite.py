@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from bench.errors import UserError
-from bench.names import GivenName, did_you_mean
+from bench.names import GivenName, close_name, did_you_mean
 from bench.protocols.settings import (
     LEAST_DRAWS,
     Checkpoint,
@@ -30,6 +30,9 @@ from bench.protocols.settings import (
     TaskSettings,
     ThreatSettings,
 )
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECORDED = {"recorded": True}
@@ -260,23 +263,45 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     try:
         return Suite.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{place}: {_first_problem(error)}") from error
+        raise UserError(f"{place}: {_problems(error)}") from error
 
 
 load = read_suite  # scripts that use this module may call it so
 
 
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
+def _problems(error: ValidationError) -> str:
+    """All that is wrong with a suite, a sentence each."""
+    return " ".join(map(_problem, error.errors()))
+
+
+def _problem(problem: ErrorDetails) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     path = ".".join(str(p) for p in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{path}'."
+        near = close_name(str(problem["loc"][-1]), _keys_beside(problem["loc"]))
+        return f"unknown key '{path}'." + (f" Did you mean '{near}'?" if near else "")
     if problem["type"] == "missing":
         return f"the key '{path}' is missing."
     if not path:
         return message
     return f"{path}: {message[:1].lower()}{message[1:]}, got {_SHOWN.repr(problem['input'])}."
+
+
+def _keys_beside(place: Sequence[int | str]) -> list[str]:
+    """The keys that a suite may have where `place` is."""
+    model: type[BaseModel] = Suite
+    for part in place[:-1]:
+        if isinstance(part, str) and part in model.model_fields:
+            inner = _models_in(model.model_fields[part].annotation)
+            model = inner[0] if inner else model
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Models in a type such as `tuple[TaskSettings, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for part in get_args(annotation) for m in _models_in(part)]
 
 
 def parse_value(text: str) -> Any:

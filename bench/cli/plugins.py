@@ -12,6 +12,8 @@ import typer
 from bench.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bench.sandbox.conformance.findings import Conformance
     from bench.submission.figures import Comparison
 
@@ -38,6 +40,9 @@ def new(
 def check(
     target: Target,
     set_: options.DefenseSet = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Leave out what takes longest, while you write it.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Play a defense or attack in tiny rounds and say where it breaks the contract."""
@@ -47,7 +52,7 @@ def check(
         from bench.sandbox.conformance.plugins import check_plugins
 
         found = []
-        for conformance in check_plugins(target, suite.parse_pairs(set_ or (), "--set")):
+        for conformance in check_plugins(target, suite.parse_pairs(set_ or (), "--set"), fast=fast):
             found.append(conformance)
             if not as_json:
                 _show(conformance)
@@ -123,6 +128,9 @@ def verify(
     device: options.Device = "auto",
     data_dir: options.DataDir = None,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="0: run in this process.")] = 1,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print every figure that was compared.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Check a submission's files, rerun a random sample of its cells, and compare."""
@@ -189,7 +197,7 @@ def verify(
             )
         )
     else:
-        _show_comparisons(found)
+        _show_comparisons(found, details=details)
         expected = "equal figures are expected" if same else "figures may differ by rounding"
         options.say(
             f"Versions and device are {'those' if same else 'not those'} of the submission: "
@@ -225,13 +233,39 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _show_comparisons(found: list[Comparison]) -> None:
+_SHOWN = 12
+"""Figures that are shown one by one, unless all are asked for."""
+
+
+def _show_comparisons(found: Sequence[Comparison], *, details: bool) -> None:
+    """A line per training and attack; below it the figures that differ, or all (`details`)."""
+    from collections import Counter
+
     from rich.text import Text
 
-    table = options.open_table()
-    for name in ("cell", "figure", "submitted", "rerun", "verdict"):
-        table.add_column(name, overflow="fold")
+    counts: dict[str, Counter[str]] = {}
     for entry in found:
-        told = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
-        table.add_row(*told, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
+        counts.setdefault(entry.what, Counter())[entry.verdict] += 1
+    table = options.open_table()
+    table.add_column("rerun", overflow="fold")
+    for verdict in _VERDICTS:
+        table.add_column(verdict, justify="right")
+    for what, verdicts in counts.items():
+        shown = (
+            Text(str(verdicts[v] or "-"), style=style if verdicts[v] else "")
+            for v, style in _VERDICTS.items()
+        )
+        table.add_row(Text(what), *shown)
     options.console.print(table)
+    chosen = [c for c in found if details or c.verdict == "differs"]
+    single = options.open_table()
+    for name in ("of", "figure", "submitted", "rerun", "verdict"):
+        single.add_column(name, overflow="fold")
+    for entry in chosen if details else chosen[:_SHOWN]:
+        told = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
+        single.add_row(*told, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
+    if chosen:
+        options.console.print()
+        options.console.print(single)
+    if len(chosen) > _SHOWN and not details:
+        options.say(f"and {len(chosen) - _SHOWN} more that differ: add --details.")

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from bench.sandbox.hooked import HookError, WrongAnswer, named
 
 Status = Literal["passed", "failed", "skipped"]
+LEFT_OUT = "left out by --fast"
+"""Why a check is skipped by who asked for a fast examination."""
 
 
 class Broken(Exception):

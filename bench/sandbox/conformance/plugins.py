@@ -44,31 +44,45 @@ def _of(registry: Registry, origin: str) -> list[Plugin]:
     return [p for p in registry.usable.values() if p.origin == origin]
 
 
-def check_plugins(target: str, settings: Mapping[str, Any]) -> Iterator[Conformance]:
+def check_plugins(
+    target: str, settings: Mapping[str, Any], *, fast: bool = False
+) -> Iterator[Conformance]:
     """The conformance of every plugin that the name or file stands for.
 
-    settings: of the constructor. Raises UserError for bad ones, or for settings of a file that
-    defines several plugins that do not all have them.
+    settings: of the constructor. fast: what takes longest is left out. Raises UserError for bad
+    settings, or for those of a file that defines several plugins that do not all have them.
     """
     registry, found = find(target)
     for kind, name in found:
-        yield check(registry, kind, name, settings)
+        yield check(registry, kind, name, settings, fast=fast)
 
 
 def check(
-    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any]
+    registry: Registry,
+    kind: PluginKind,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    fast: bool = False,
 ) -> Conformance:
-    """The conformance of one plugin with one setting. Raises UserError for bad settings."""
+    """The conformance of one plugin with one setting; fast: see `check_plugins`.
+
+    Raises UserError for bad settings."""
     began = time.perf_counter()
     if kind == "defense":
         built = registry.defense(name, settings)
         cls = None if "+" in name else registry.get("defense", name).cls
         findings = check_defense(
-            fresh(built), settings=settings, rebuild=None if cls is None else lambda s: cls(**s)
+            fresh(built),
+            settings=settings,
+            rebuild=None if cls is None else lambda s: cls(**s),
+            fast=fast,
         )
     else:
         registry.attack(name, settings)
-        findings = check_attack(lambda: registry.attack(name, settings), settings=settings)
+        findings = check_attack(
+            lambda: registry.attack(name, settings), settings=settings, fast=fast
+        )
     return Conformance(
         kind=kind,
         name=name,
