@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,12 @@ from typer.testing import CliRunner
 
 from bench.cli import plugins, runs
 from bench.harness.runner import cell_label
-from bench.records import AuditSummary, DoubledRun, to_json
+from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
 from bench.report.files import Files
 from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
 from bench.submission.figures import Comparison, compare
+from bench.submission.marks import marks
 from bench.submission.packing import Request, _without_paths, submit
 from bench.submission.page import plain
 from bench.submission.verification import (
@@ -35,6 +37,7 @@ from bench.submission.verification import (
     sources,
     trainings_of,
 )
+from tests import made_rows as made_up
 from tests.made_records import attacked, trained
 
 APP = typer.Typer()
@@ -91,7 +94,7 @@ def quick_check(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Passed:
         findings: tuple[object, ...] = ()
 
-    def check(registry: object, kind: str, name: str, settings: object) -> Passed:
+    def check(registry: object, kind: str, name: str, settings: object, **_: object) -> Passed:
         asked.append(name)
         return Passed()
 
@@ -786,3 +789,49 @@ def test_a_folder_that_is_none_is_bad_input() -> None:
     code, text = leakbench("verify", "/no/such/folder")
     assert code == 2
     assert "no such submission folder" in text
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def _marked(rows: list[Any], *, victims: int = 8) -> list[str]:
+    suite = SimpleNamespace(threats=(SimpleNamespace(victims=victims),))
+    return marks(rows, SimpleNamespace(suite=suite), kind="defense", name="spm")  # type: ignore[arg-type]
+
+
+def test_rows_that_can_be_cited_have_no_mark() -> None:
+    assert _marked([made_up.row("spm", seeds=(0, 1, 2))]) == []
+
+
+def test_too_few_seeds_and_victims_and_rows_of_no_use_are_marked() -> None:
+    chance = (Flag(code=FlagCode.AT_CHANCE),)
+    told = " ".join(_marked([made_up.row("spm", seeds=(0,), flags=chance)], victims=2))
+    assert "1 seed where 3 are asked for" in told
+    assert "2 victims per training where 8 are asked for" in told
+    assert "No row of spm is of use" in told
+    good = made_up.row("spm", seeds=(0, 1, 2))
+    assert (
+        "1 of 2 rows of spm are at chance"
+        in _marked([good, made_up.row("spm", seeds=(0, 1, 2), flags=chance)])[0]
+    )
+    failed = (Flag(code=FlagCode.CONTROL_FAILED, values={"leak": 0.1}),)
+    assert (
+        "Attacks do not work without a defense"
+        in _marked([made_up.row("spm", seeds=(0, 1, 2), flags=failed)])[0]
+    )
+
+
+def test_undefended_rows_beside_a_defense_are_not_marked() -> None:
+    other = made_up.row("none", seeds=(0,))
+    assert _marked([made_up.row("spm", seeds=(0, 1, 2)), other]) == []
+
+
+def test_marks_and_flags_stand_in_the_readme_and_in_what_submit_and_verify_say(
+    submitted: Path,
+) -> None:
+    text = (submitted / "README.md").read_text()
+    assert "**Mark**: 1 seed where 3 are asked for" in text
+    assert "accuracy at chance" in text
+    code, said = leakbench("verify", submitted, "--sample", "1", "--jobs", "0", "--device", "cpu")
+    assert code == 0, said
+    assert "Mark: 1 seed where 3 are asked for" in said

@@ -101,6 +101,7 @@ def submit(
 ) -> None:
     """Pack a plugin's source, rows and records into a folder that others can verify."""
     with options.plain_errors():
+        from bench.submission.marks import marks_of
         from bench.submission.packing import Request, submit
 
         request = Request(
@@ -115,6 +116,8 @@ def submit(
         )
         folder = submit(request, tell=options.say)
         options.say(f"Written: {folder}")
+        for mark in marks_of(folder):
+            options.say(f"Mark: {mark}", style="yellow")
         options.say(f"Next: leakbench verify {folder}")
 
 
@@ -138,6 +141,7 @@ def verify(
         from bench.errors import UserError
         from bench.harness.runner import cell_label
         from bench.submission import verification
+        from bench.submission.marks import marks_of
 
         try:
             code = verification.sources(folder)
@@ -156,6 +160,9 @@ def verify(
 
             torch.set_num_threads(1)  # as in a worker, so that figures do not depend on --jobs
         opened = verification.open_submission(folder)
+        marks = marks_of(folder)
+        for mark in marks:
+            options.say(f"Mark: {mark}", aside=as_json, style="yellow")
         drawn = verification.sample(opened, count=sample, seed=seed)
         trainings = len(verification.trainings_of(drawn))
         tell(
@@ -191,6 +198,7 @@ def verify(
                     "cells_with_figures": len(drawn) - bare,
                     "differing": differing,
                     "within_tolerance": near,
+                    "marks": marks,
                     "comparisons": [asdict(c) for c in found],
                 },
                 indent=1,
@@ -248,8 +256,8 @@ def _show_comparisons(found: Sequence[Comparison], *, details: bool) -> None:
         counts.setdefault(entry.what, Counter())[entry.verdict] += 1
     table = options.open_table()
     table.add_column("rerun", overflow="fold")
-    for verdict in _VERDICTS:
-        table.add_column(verdict, justify="right")
+    for heading in ("equal", "close", "off"):  # the verdicts, shorter
+        table.add_column(heading, justify="right")
     for what, verdicts in counts.items():
         shown = (
             Text(str(verdicts[v] or "-"), style=style if verdicts[v] else "")

@@ -43,6 +43,7 @@ from bench.submission.documents import (
     Submission,
     write_manifest,
 )
+from bench.submission.marks import marks
 from bench.submission.page import page
 from bench.submission.selection import Choice, check_suite, check_unchanged, choose
 
@@ -293,7 +294,8 @@ def _fill(
     made = Files(stage)
     _text(stage / LEADERBOARD, made.text("json"))
     _text(stage / SUBMISSION, json.dumps(submission.model_dump(by_alias=True), indent=1))
-    _text(stage / "README.md", page(submission, made.rows))
+    told = marks(made.rows, part, kind=submission.kind, name=submission.name)
+    _text(stage / "README.md", page(submission, made.rows, told))
     _text(stage / MANIFEST, write_manifest(stage))
 
 

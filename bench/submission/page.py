@@ -11,8 +11,8 @@ from bench.report.columns import board_columns
 from bench.submission.documents import Submission
 
 
-def page(submission: Submission, rows: Sequence[Row]) -> str:
-    """Markdown: what was submitted, a table of its rows, how to check them."""
+def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:
+    """Markdown: what was submitted, its marks, a table of its rows, how to check them."""
     text = (files("bench") / "submission" / "templates" / "readme.md.txt").read_text()
     failed = "\n".join(f"- {plain(c)}" for c in submission.failed_cells)
     return Template(text).substitute(
@@ -23,6 +23,8 @@ def page(submission: Submission, rows: Sequence[Row]) -> str:
         leakbench=plain(submission.leakbench),
         command=submission.command.replace("\n", " "),
         environment=", ".join(f"{plain(k)} {plain(v)}" for k, v in submission.environment.items()),
+        marks="".join(f"- **Mark**: {plain(m)}\n" for m in marks)
+        or "No marks: enough seeds and victims, and rows that are of use.\n",
         table=table(rows),
         failed=f"\nCells without a result:\n\n{failed}\n" if failed else "",
     )
@@ -38,8 +40,8 @@ def plain(text: object) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """One line per row, undefended ones among them: utility, epsilons, and what each attack
-    recovered, as the leaderboard has them."""
-    wanted = ("accuracy", "eps claimed", "eps proven")
+    recovered, as the leaderboard has them; and its flags."""
+    wanted = ("accuracy", "leak", "eps claimed", "eps proven", "flags")
     columns = [c for c in board_columns(rows, whole=True) if c.name in wanted or c.attack]
     head = ["table", "defense", *(plain(c.name) for c in columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
