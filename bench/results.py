@@ -137,11 +137,6 @@ class Results:
         return found
 
     @property
-    def _published(self) -> bool:
-        """Whether it is a leaderboard that came without its records, as those in results/ do."""
-        return not (self.folder / "records").is_dir()
-
-    @property
     def failures(self) -> list[tuple[str, str]]:
         """(what, why) of trainings and cells that failed or ran out of time. Raises UserError
         for a leaderboard that came without its records."""
@@ -332,7 +327,7 @@ class Results:
         return paths
 
     def _need_records(self) -> None:
-        if self._published:
+        if not Store(self.folder).has_records:
             raise UserError(f"{self.folder} holds a leaderboard without its records.")
 
     def _rows(self, **wanted: str | None) -> list[Row]:
@@ -367,7 +362,8 @@ class Results:
         return found[0][1]
 
     def __repr__(self) -> str:
-        failed = "no records" if self._published else f"{len(self.failures)} failed"
+        known = Store(self.folder).has_records
+        failed = f"{len(self.failures)} failed" if known else "no records"
         return (
             f"Results({self._run.label}: {len(self._run.trainings)} "
             f"trainings, {len(self._cells)} cells, {failed}, in {self.folder})"

@@ -82,15 +82,21 @@ def compare(
 # --- each row against the next ----------------------------------------------------------------
 
 
+_ROW = 20
+"""Width of a row's name, so that a table fits 80 columns."""
+
+
 def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
     from rich.text import Text
+
+    from bench.report.terminal import folded
 
     made = {id(c.first): c for c in ladder.comparisons}
     before = {id(c.second): c for c in ladder.comparisons}
     title = Text(f"{ladder.table.title}{_what(ladder.comparisons)}")
     shown = open_table(title, padding=(0, 1, 0, 0))
     shown.add_column("#", justify="right")
-    shown.add_column("row", overflow="fold", min_width=17)
+    shown.add_column("row", no_wrap=True)
     for name in ("score", "minus next [95 %]", "p", "accuracy"):
         shown.add_column(name, justify="right", no_wrap=name in ("score", "p"))
     shown.add_column("verdict,\n80 % power" if power else "verdict", min_width=15 if power else 9)
@@ -98,7 +104,7 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
         found, last = made.get(id(row)), before.get(id(row))
         # Wrapped between settings, not within one.
         words = row.name.removesuffix(")").replace("(", " ", 1).replace(", ", " ")
-        cells: list[RenderableType] = [str(row.rank), Text(words)]
+        cells: list[RenderableType] = [str(row.rank), Text(folded(words, _ROW))]
         if found is None:
             leak = "-" if last is None else _number(last.means[1], last.metric)
             shown.add_row(*cells, leak, *["-"] * 4)

@@ -35,6 +35,10 @@ def report(
     figures: Annotated[
         str, typer.Option("--figures", help="Figures for a paper, into DIR/figures: pdf,png.")
     ] = "",
+    publish_: Annotated[
+        Path | None,
+        typer.Option("--publish", help="Write what can be published and cited into this folder."),
+    ] = None,
     details: options.Details = False,
     loss: options.Loss = 5.0,
 ) -> None:
@@ -60,6 +64,14 @@ def report(
             details=details,
             loss=loss,
         )
+        if publish_ is not None:
+            from bench.report.publishing import write_published
+
+            try:
+                paths += write_published(folder, publish_)
+            except OSError as error:
+                reason = error.strerror or error
+                raise UserError(f"cannot write to {publish_} ({reason}).") from error
         for path in paths:
             say(f"Written: {path}")
 

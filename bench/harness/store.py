@@ -5,6 +5,8 @@ DIR/records/train/KEY.json    accuracy, cost, ledger, where the observations lie
 DIR/records/attack/KEY.json   scores per victim, floors
 DIR/artifacts/KEY/            observations and truth, or reconstructions (safetensors)
 DIR/scratch/                  files of jobs that are under way
+
+Published results have all records in DIR/records.jsonl.gz, and no artifacts.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from bench.errors import UserError
 from bench.records import (
+    ARCHIVE,
     AttackOutcome,
     DoneRecord,
     Kind,
     Record,
     TrainOutcome,
+    check_sum,
     read_outcome,
     to_json,
+    unpacked,
 )
 
 
@@ -39,13 +45,13 @@ def key_of(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader finds the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -93,7 +99,8 @@ def _to_disk(path: Path) -> None:
 
 
 class Store:
-    """A result folder. Raises UserError if it cannot be written."""
+    """A result folder, or a published one, whose records lie in one file. Raises UserError if it
+    cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,6 +129,19 @@ class Store:
                     "another --out."
                 ) from error
             yield
+
+    @property
+    def has_records(self) -> bool:
+        """Whether it holds records, be it in one file."""
+        return (self.folder / "records").is_dir() or (self.folder / ARCHIVE).is_file()
+
+    @cached_property
+    def _archived(self) -> Mapping[tuple[Kind, str], Any]:
+        """The records of published results; none of a run's own folder."""
+        if (self.folder / "records").is_dir() or not (self.folder / ARCHIVE).is_file():
+            return {}
+        check_sum(self.folder, ARCHIVE)
+        return unpacked(self.folder / ARCHIVE)
 
     def artifacts(self, key: str) -> Path:
         return self.folder / "artifacts" / key
@@ -190,7 +210,7 @@ class Store:
         try:
             return read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
-            return None
+            return self._archived.get((kind, key))
         except UserError:
             if lenient:
                 return None

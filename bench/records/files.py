@@ -119,11 +119,16 @@ def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
         except ValidationError:
             continue
         return found
-    value = read_json(path)  # also holds what the quick way cannot: halves of characters
+    # This also holds what the quick way cannot: halves of characters.
+    return outcome_of_json(read_json(path), kind, path)
+
+
+def outcome_of_json(value: Any, kind: Kind, place: Path | str) -> TrainOutcome | AttackOutcome:
+    """The record that a value of JSON stands for. Raises UserError, naming the place, if none."""
     if not isinstance(value, dict) or "status" not in value:
-        raise UserError(f"{path} is no record of leakbench.")
+        raise UserError(f"{place} is no record of leakbench.")
     adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
-    return checked(adapter, value, path)
+    return checked(adapter, value, place)
 
 
 def problem(error: ValidationError) -> str:

@@ -42,10 +42,10 @@ def read(
         UserError: For a folder without records, or a filter that nothing fits.
     """
     run = Run.read(folder)
-    if not (folder / "records").is_dir():
+    if not Store(folder).has_records:
         raise UserError(
-            f"comparing needs the records of every victim, which {folder} does not hold "
-            "(published results come without them): give a folder that leakbench run wrote."
+            f"comparing needs the records of every victim, which {folder} does not hold: give a "
+            "folder that leakbench run or leakbench report --publish wrote."
         )
     checkpoints = run.suite.checkpoints
     check_wanted("checkpoint", checkpoint, checkpoints)

@@ -1,0 +1,46 @@
+"""A folder to publish: small, and all that others need to cite, compare and rank anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bench.errors import UserError
+from bench.harness.store import Store, write_whole
+from bench.records import ARCHIVE, RUN, SUMS, Kind, NoResult, packed, sums, to_json
+from bench.records.archive import Outcome
+from bench.report.files import FILES, Files
+
+PICTURES = "pictures.json"
+
+
+def write_published(folder: Path, out: Path) -> list[Path]:
+    """Write the leaderboard of a result folder in every form but HTML, its run, pictures, all
+    records in one file, and the hashes of these; their paths.
+
+    Tracebacks, which name files of the machine that ran it, stay behind.
+
+    Raises:
+        UserError: For a folder without records of all its jobs, or if `out` is that folder.
+    """
+    if out.resolve() == folder.resolve():
+        raise UserError(f"{out} is the result folder itself; publish into another.")
+    found, store = Files(folder), Store(folder)
+    records: list[tuple[Kind, Outcome]] = []
+    for kind, key in found.run.record_names:
+        record = store.read(kind, key)
+        if record is None:
+            raise UserError(
+                f"{folder} has no {kind} record {key}: finish the run, then publish it."
+            )
+        if isinstance(record, NoResult):
+            record = replace(record, traceback=None)
+        records.append((kind, record))
+    texts = {FILES[name]: found.text(name) for name in ("json", "csv", "md")}
+    texts[RUN] = (folder / RUN).read_text()
+    texts[PICTURES] = to_json(found.pictures) + "\n"
+    contents = {name: text.encode() for name, text in texts.items()} | {ARCHIVE: packed(records)}
+    for name, content in contents.items():
+        write_whole(out / name, content)
+    write_whole(out / SUMS, sums(contents))
+    return [out / name for name in (*contents, SUMS)]

@@ -1,0 +1,155 @@
+"""What is published says all that the run's own folder does, and shows if it was changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import bench
+from bench.cli import app
+from bench.errors import UserError
+from bench.harness.store import Store
+from bench.records import ARCHIVE, SUMS, NoResult, Run, packed, sums, unpacked
+from bench.report import contenders, leaderboard
+from bench.report.publishing import write_published
+from tests.conftest import Run as Runs
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.conftest import TINY
+
+    folder = tmp_path_factory.mktemp("published")
+    suite = folder / "tiny.toml"
+    text = TINY.replace('["init", "final"]', '["final"]').replace("rounds = 1", "rounds = 12")
+    text = text.replace("lr = 0.1", "lr = 0.5").replace("local_steps = 1", "local_steps = 8")
+    suite.write_text(text + '\n[[attacks]]\nname = "analytic"\n')
+    bench.run(str(suite), out=folder / "run", jobs=0, device="cpu")
+    return folder / "run"
+
+
+@pytest.fixture
+def published(finished: Path, tmp_path: Path) -> Path:
+    write_published(finished, tmp_path / "published")
+    return tmp_path / "published"
+
+
+def test_every_record_comes_back_as_it_was(finished: Path, published: Path) -> None:
+    own, other = Store(finished), Store(published)
+    names = Run.read(finished).record_names
+    assert names
+    assert [own.read(*n) for n in names] == [other.read(*n) for n in names]  # type: ignore[call-overload]
+    assert leaderboard.rows(published) == leaderboard.rows(finished)
+
+
+def test_published_results_are_compared_as_the_runs_own_folder_is(
+    finished: Path, published: Path
+) -> None:
+    said = []
+    for folder in (finished, published):
+        result = CliRunner().invoke(app, ["compare", str(folder)])
+        assert result.exit_code == 0, result.output
+        said.append(result.stdout)
+    assert said[0] == said[1]
+    assert "separated" in said[0] or "no two ranked rows" in said[0]
+    victims = [bench.load(f).victims() for f in (finished, published)]
+    assert victims[0].equals(victims[1])
+    assert "0 failed" in repr(bench.load(published))
+
+
+def test_the_sums_are_those_that_sha256sum_checks(published: Path) -> None:
+    program = shutil.which("sha256sum")
+    if program is None:
+        pytest.skip("sha256sum is not installed")
+    done = subprocess.run([program, "--check", SUMS], cwd=published, check=False)
+    assert done.returncode == 0
+
+
+def test_the_same_records_are_packed_to_the_same_bytes(finished: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_published(finished, tmp_path / name)
+    assert (tmp_path / "a" / ARCHIVE).read_bytes() == (tmp_path / "b" / ARCHIVE).read_bytes()
+
+
+def test_a_changed_score_is_noticed(published: Path) -> None:
+    lines = gzip.decompress((published / ARCHIVE).read_bytes()).decode().splitlines()
+    value = json.loads(lines[-1])
+    value["record"]["seconds"] = 0.0
+    lines[-1] = json.dumps(value)
+    (published / ARCHIVE).write_bytes(gzip.compress("\n".join(lines).encode()))
+    with pytest.raises(UserError, match="it was changed"):
+        contenders.read(published)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no gzip", "no readable gzip file"),
+        (gzip.compress(b"{")[:-9], "no readable gzip file"),
+        (gzip.compress(b"{\n"), "no JSON"),
+        (gzip.compress(b"[]\n"), "no record of leakbench"),
+        (gzip.compress(b'{"kind": "train", "record": {}}\n'), "no record of leakbench"),
+        (gzip.compress(b'{"kind": "x", "record": {}}\n'), "no record of leakbench"),
+    ],
+    ids=["text", "cut short", "no JSON", "list", "empty", "another kind"],
+)
+def test_a_broken_file_is_one_sentence(published: Path, content: bytes, message: str) -> None:
+    (published / ARCHIVE).write_bytes(content)
+    (published / SUMS).write_text(sums({ARCHIVE: content}))
+    with pytest.raises(UserError, match=message):
+        contenders.read(published)
+
+
+def test_tracebacks_stay_behind(tiny: Callable[..., Path], run: Runs, tmp_path: Path) -> None:
+    store, _ = run(tiny())
+    kind, key = Run.read(store.folder).record_names[-1]
+    broken = NoResult(
+        status="failed", reason="boom", traceback='File "/home/me/attack.py"', key=key
+    )
+    store.write(kind, key, broken)
+    write_published(store.folder, tmp_path / "elsewhere")
+    assert Store(tmp_path / "elsewhere").read(kind, key) == replace(broken, traceback=None)  # type: ignore[call-overload]
+
+
+def test_a_run_that_is_not_finished_and_its_own_folder_are_refused(
+    tiny: Callable[..., Path], run: Runs, tmp_path: Path
+) -> None:
+    store, _ = run(tiny())
+    with pytest.raises(UserError, match="publish into another"):
+        write_published(store.folder, store.folder)
+    store.path(*Run.read(store.folder).record_names[-1]).unlink()
+    with pytest.raises(UserError, match="finish the run"):
+        write_published(store.folder, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_report_writes_what_can_be_published(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["report", str(finished), "--publish", str(out)])
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in out.iterdir()} == {
+        "leaderboard.json", "leaderboard.csv", "leaderboard.md", "run.json", "pictures.json",
+        ARCHIVE, SUMS,
+    }  # fmt: skip
+
+
+def test_an_archive_of_no_records_is_empty(tmp_path: Path) -> None:
+    (tmp_path / ARCHIVE).write_bytes(packed([]))
+    assert unpacked(tmp_path / ARCHIVE) == {}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(p.parent for p in RESULTS.rglob(ARCHIVE)), ids=lambda p: p.name
+)
+def test_committed_leaderboards_follow_from_the_records_beside_them(folder: Path) -> None:
+    assert leaderboard.rows(folder) == leaderboard.load(folder)
