@@ -25,6 +25,7 @@ _DOUBTS = (
     FlagCode.ATTACK_TIMEOUT,
     FlagCode.ATTACK_PENDING,
     FlagCode.CUT_SHORT,
+    FlagCode.BELOW_FLOOR,
 )
 
 
@@ -68,7 +69,7 @@ class Verdict:
     @property
     def doubtful(self) -> bool:
         """Whether the leak may be more: an attack failed, ran out of time, was cut short or has not
-        run."""
+        run, or the strongest rebuilds less than what looks at nothing."""
         return self.row is not None and any(f.code in _DOUBTS for f in self.row.flags)
 
     @property
@@ -305,9 +306,10 @@ COSTS = (
 
 SIGNS = (
     "*: of several defenses none leaks less there that a paired test tells apart. ?: an attack "
-    "failed, was cut short or has not run yet, so it may leak more. −7.3pt: its settings lose at "
-    "least that much. no use: they do not learn, or attacks fail there without a defense. –: not "
-    "run. Beside the leaks the worst over the tables, as multiples of the undefended run."
+    "failed, was cut short or has not run, or all stay below the floor, so it may leak more. "
+    "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail there "
+    "without a defense. –: not run. Beside the leaks the worst over the tables, as multiples of the "
+    "undefended run."
 )
 """What the signs in an overview mean."""
 
