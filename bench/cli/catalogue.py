@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.cli.options import AsJson, PluginFile, console, open_table, plain_errors
+from bench.cli.remembered import Listing, remembered
 from bench.errors import UserError
 
 LISTS = ("defenses", "attacks", "datasets", "models", "suites")
@@ -25,7 +26,8 @@ def list_(
 
         if what is not None and what not in LISTS:
             raise UserError(did_you_mean("list", what, LISTS))
-        listing = _listing(tuple(p.resolve() for p in plugin or ()))
+        files = tuple(p.resolve() for p in plugin or ())
+        listing = _listing(files) if files else remembered(lambda: _listing(()))
         chosen = {k: v for k, v in listing.items() if what in (None, k)}
     if as_json:
         typer.echo(json.dumps(chosen, indent=1))
@@ -41,7 +43,7 @@ def list_(
         console.print()
 
 
-def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
+def _listing(files: tuple[Path, ...]) -> Listing:
     import inspect
 
     from bench import data, models, suite
