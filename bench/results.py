@@ -249,7 +249,15 @@ class Results:
         """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
         from bench.report import figures
 
-        return figures.pareto(self._table(dataset, model, protocol, checkpoint), width=width)
+        table = self._table(dataset, model, protocol, checkpoint)
+        return figures.pareto(table, among=self._files.rows, width=width)
+
+    def plot_trade(self, *, width: str = "page") -> Figure:
+        """Leak, of the observed round in which it is most, against points of accuracy lost, of all
+        tables. Raises UserError if too few settings are of use."""
+        from bench.report import figures
+
+        return figures.trade(self._files.rows, width=width)
 
     def plot_overview(self, *, loss: float = LOSS, width: str = "page") -> Figure:
         """The overview's leaks as a map of defenses by tables. Raises as `overview`."""
@@ -287,7 +295,7 @@ class Results:
         from bench.report import figures
 
         rows = self._table(dataset, model, protocol, checkpoint)
-        return figures.epsilon(rows, which=which, width=width)
+        return figures.epsilon(rows, which=which, among=self._files.rows, width=width)
 
     def plot_budget(
         self,

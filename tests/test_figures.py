@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,15 +238,50 @@ def test_a_folders_figures_have_telling_names(results: Results) -> None:
     assert [p.name for p in paths] == ["overview.png"] + [
         f"fedavg-digits-mlp_spm-{name}.png"
         for name in (
-            "init-attacks", "init-epsilon_proven", "init-epsilon_claimed", "init-pareto",
-            "init-budget", "init-pictures", "final-epsilon_proven", "final-epsilon_claimed",
-            "final-pareto",
-            "final-pictures",
-        )
+            "init-attacks", "init-budget", "init-pictures", "final-pictures",
+        )  # two settings are too few for a plot of their own
     ]  # fmt: skip
     assert sorted(p.name for p in (results.folder / "figures").iterdir()) == sorted(
         p.name for p in paths
     )
+
+
+def test_three_settings_have_plots_and_an_epsilon_that_none_has_is_not_drawn() -> None:
+    few = [row("none", 0.9, 0.9), row("b", 0.4, 0.8)]
+    more = [*few, row("c", 0.3, 0.7)]
+    assert not plots.scatter(few, "leak").tells
+    assert plots.scatter(more, "leak").tells
+    assert not plots.scatter([replace(r, eps_record=math.inf) for r in more], "proven").tells
+
+
+def test_a_defense_has_one_colour_in_all_plots_of_a_report() -> None:
+    one, other = [row("none", 0.9, 0.9), row("z", 0.4, 0.8)], [row("a", 0.4, 0.8)]
+    alone = {s.row.defense: s.group for s in plots.scatter(one, "leak").spots}
+    among = {s.row.defense: s.group for s in plots.scatter(one, "leak", [*one, *other]).spots}
+    assert alone == {"z": 0, "none": plots.GREY}
+    assert among == {"z": 1, "none": plots.GREY}
+    many = plots.groups([row(f"d{i:02}", 0.5, 0.5) for i in range(30)])
+    own = [g for d, g in many.items() if d != "none"]
+    assert len(set(own)) == 30
+    assert all(g % len(figures.COLOURS) != plots.GREY for g in own)
+
+
+def test_all_tables_are_drawn_by_their_worst_round_and_what_they_lose() -> None:
+    accuracies = {"none": 0.9, "b": 0.8, "c": 0.7, "d": 0.85}
+    rows = [
+        row(d, leak, a, checkpoint=c)
+        for c, leak in (("init", 0.8), ("final", 0.5))
+        for d, a in accuracies.items()
+    ]
+    shown = plots.trade(rows)
+    assert shown is not None
+    assert {s.row.checkpoint for s in shown.spots} == {"final"}
+    assert {s.x.mean for s in shown.spots} == {rows[0].leak}  # of the first round
+    assert [round(s.y.mean) for s in shown.spots] == [10, 20, 5]
+    assert figures.trade(rows).axes
+    assert plots.trade(rows[:2]) is None
+    with pytest.raises(UserError, match="too few settings"):
+        figures.trade(rows[:2])
 
 
 def test_a_table_without_rebuilt_images_has_no_pareto_nor_pictures(tmp_path: Path) -> None:
@@ -253,8 +289,7 @@ def test_a_table_without_rebuilt_images_has_no_pareto_nor_pictures(tmp_path: Pat
     bench.run(suite, only={"defense": "none"}, out=tmp_path, jobs=0, progress=False)
     paths = figures.write_figures(leaderboard.load(tmp_path), tmp_path, ("png",))
     assert [p.name for p in paths] == ["overview.png"] + [
-        f"fedavg-digits-mlp_spm-init-{name}.png"
-        for name in ("attacks", "epsilon_proven", "epsilon_claimed")
+        f"fedavg-digits-mlp_spm-init-{name}.png" for name in ("attacks",)
     ]
 
 
@@ -285,8 +320,7 @@ def test_a_folder_of_records_has_every_figure_but_pictures(tmp_path: Path) -> No
     )
     assert ended.exit_code == 0, ended.output
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
-        f"fedavg-breast_cancer-logistic-init-{name}.png"
-        for name in ("attacks", "epsilon_claimed", "epsilon_proven", "pareto")
+        f"fedavg-breast_cancer-logistic-init-{name}.png" for name in ("attacks",)
     ] + ["overview.png"]
 
 

@@ -384,8 +384,8 @@ def test_hostile_names_run_nothing_and_ask_for_nothing(browser: Any, tmp_path: P
             dataset=HOSTILE,
             attacks={HOSTILE: bad, "dlg": attack(notes=(HOSTILE,))},
             ledger=LedgerWords(words=(HOSTILE,), reasons=(HOSTILE,))),
-        row("b", 2, dataset=HOSTILE, threat=HOSTILE, attacks={HOSTILE: attack()},
-            worst=worst(interval(0.5), attack_=HOSTILE)),
+        *(row(d, 2, dataset=HOSTILE, threat=HOSTILE, attacks={HOSTILE: attack()},
+              worst=worst(interval(0.5), attack_=HOSTILE)) for d in "bcd"),
     ]  # fmt: skip
     album = toy_pictures(rows + rows)
     for cell in album["cells"] + album["records"]:

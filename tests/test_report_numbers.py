@@ -108,7 +108,7 @@ def record(name: str, rank: int, error: float, accuracy: float, floor: float = 1
 
 def drawing(name: str, *rows: Any) -> tuple[str, charts.View]:
     (board,) = boards.boards(rows)
-    view = next(v for v in charts.views(board) if v.name == name)
+    view = next(v for v in charts.views(board, board.rows) if v.name == name)
     return str(view.drawing), view
 
 

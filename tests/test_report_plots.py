@@ -44,7 +44,7 @@ from tests.made_rows import (
 
 def chart(view: str, *rows: Any) -> charts.View:
     (board,) = boards.boards(rows)
-    return next(v for v in charts.views(board) if v.name == view)
+    return next(v for v in charts.views(board, board.rows) if v.name == view)
 
 
 def labelled(drawing: str) -> list[str]:

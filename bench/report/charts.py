@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -25,6 +25,7 @@ class View:
     Attributes:
         legend: (mark, name).
         table: Header and body of its figures, where they stand in no other table.
+        tells: See `Scatter.tells`.
     """
 
     name: str
@@ -33,20 +34,31 @@ class View:
     notes: tuple[str, ...]
     legend: tuple[tuple[Markup, str], ...]
     table: tuple[tuple[str, ...], ...] = ()
+    tells: bool = True
+
+
+HOLLOW = "Hollow: no common model; the clients' own accuracy stands in."
 
 
 # --- utility, leakage, epsilon ----------------------------------------------------------------
 
 
-def views(board: Board) -> list[View]:
-    """The plots of one table; none where no row has both accuracy and leakage."""
+def views(board: Board, rows: Sequence[Row]) -> list[View]:
+    """The plots of one table; none where no row has both accuracy and leakage. rows: of the whole
+    page, for the colours."""
     try:
-        shown = plots.scatter(board.rows, "leak")
+        shown = plots.scatter(board.rows, "leak", rows)
     except UserError:
         return []
-    rest = [plots.scatter(board.rows, name) for name in plots.KINDS if name != "leak"]
+    rest = [plots.scatter(board.rows, name, rows) for name in plots.KINDS if name != "leak"]
     told = {s.place for s in shown.spots}
     return [_view(board, shown, frozenset()), *(_view(board, s, frozenset(told)) for s in rest)]
+
+
+def telling(board: Board, rows: Sequence[Row]) -> list[View]:
+    """Those of `views` that tell more than the table above them."""
+    found = views(board, rows)
+    return [v for v in found if v.tells] if found and found[0].tells else []
 
 
 def _view(board: Board, shown: Scatter, told: frozenset[int]) -> View:
@@ -69,6 +81,7 @@ def _view(board: Board, shown: Scatter, told: frozenset[int]) -> View:
         choice=shown.choice,
         drawing=plot.draw(drawn, unnamed=told),
         notes=_notes(shown),
+        tells=shown.tells,
         legend=tuple((svg.key(g), d) for g, d in names.items()),
     )
 
@@ -103,7 +116,7 @@ def _notes(shown: Scatter) -> tuple[str, ...]:
     if shown.name != "leak" and any(s.x.mean == 0 for s in shown.spots):
         notes.append("ε = 0 stands at the left edge.")
     if any(s.hollow for s in shown.spots):
-        notes.append("Hollow: no common model; the clients' own accuracy stands in.")
+        notes.append(HOLLOW)
     if any(s.muted for s in shown.spots):
         notes.append("Pale: without rank; the flags say why.")
     return tuple(notes)
@@ -127,6 +140,48 @@ def _words(row: Row) -> str:
     parts.append(f"ε claimed {claim} per {row.unit}" if row.unit else "no ε claimed")
     parts.append(f"ε proven {epsilon_text(row.eps_record)}")
     return "; ".join(parts)
+
+
+# --- all tables ---------------------------------------------------------------------------------
+
+
+def trade_view(rows: Sequence[Row]) -> View | None:
+    """Leak against accuracy lost over all tables; None where it would tell nothing."""
+    shown = plots.trade(rows)
+    if shown is None:
+        return None
+    plot = svg.Plot(
+        shown.x,
+        shown.y,
+        name="trade",
+        title="Leak against accuracy lost, all tables",
+        description=f"{len(shown.spots)} settings. The tables below have the same figures.",
+    )
+    marks = [
+        replace(
+            _mark(s),
+            tag=s.row.defense,
+            words=f"{_words(s.row)}; {s.y.mean:.1f} points of accuracy lost; in {_place(s.row)}",
+        )
+        for s in shown.spots
+    ]
+    drawn = sorted(marks, key=lambda m: (m.x.mean, m.y.mean))
+    names = {s.group: s.row.defense for s in sorted(shown.spots, key=lambda s: s.group)}
+    return View(
+        name=shown.name,
+        choice="Leak against accuracy lost, all tables",
+        drawing=plot.draw(drawn),
+        notes=(
+            "Every setting of every table, by the observed round in which it leaks most; the lower "
+            "left corner is best. Settings of no use are left out.",
+            *([HOLLOW] if any(s.hollow for s in shown.spots) else []),
+        ),
+        legend=tuple((svg.key(g), d) for g, d in names.items()),
+    )
+
+
+def _place(row: Row) -> str:
+    return f"{row.protocol} {row.dataset} {row.model} {row.checkpoint}"
 
 
 # --- budget -----------------------------------------------------------------------------------

@@ -26,9 +26,13 @@ from bench.report.paper import Paper, inches, styled, write
 from bench.report.plots import SIDES, TOLD, Band, Curves, Heat, Scale, Scatter, Spot
 from bench.report.tables import tables
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"),
+    "#777777",
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
-"""Seven colours of Okabe and Ito, told apart by colour-blind readers, and twelve shapes."""
+"""Seven colours of Okabe and Ito, told apart by colour-blind readers, the grey of undefended rows
+(`plots.GREY`), and twelve shapes."""
 _GREY: Mapping[str, Any] = {"color": "#888888", "linewidth": 0.8, "zorder": 0}
 _AXES_HEIGHT = 2.1
 _LINE_HEIGHT = 0.155
@@ -36,19 +40,28 @@ EPSILONS = {"eps_record": "proven", "eps_claimed": "claimed"}
 """What epsilons there are, and the plots that show them."""
 
 
-def pareto(rows: Sequence[Row], *, width: str = "column") -> Figure:
+def pareto(
+    rows: Sequence[Row], *, among: Sequence[Row] | None = None, width: str = "column"
+) -> Figure:
     """Accuracy against worst-case leakage of one table's rows, with 95 % intervals, the floors,
     and the front: settings that no other one beats in both.
 
-    Hollow: no rank (diverged or at chance). Rows without a figure are named below.
+    Hollow: no rank (diverged or at chance). Rows without a figure are named below. among: rows of
+    the whole report, by which a defense has its colour.
 
     Raises:
         UserError: If no row has both figures.
     """
-    return _drawn(plots.scatter(rows, "leak"), width)
+    return _drawn(plots.scatter(rows, "leak", among), width)
 
 
-def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "column") -> Figure:
+def epsilon(
+    rows: Sequence[Row],
+    *,
+    which: str = "eps_record",
+    among: Sequence[Row] | None = None,
+    width: str = "column",
+) -> Figure:
     """Accuracy against an epsilon on a logarithmic axis; infinite and absent ones in a strip of
     their own at the right. Units of claims stand in the legend.
 
@@ -57,7 +70,20 @@ def epsilon(rows: Sequence[Row], *, which: str = "eps_record", width: str = "col
     """
     if which not in EPSILONS:
         raise UserError(f"which must be {' or '.join(EPSILONS)}, got '{which}'.")
-    return _drawn(plots.scatter(rows, EPSILONS[which]), width)
+    return _drawn(plots.scatter(rows, EPSILONS[which], among), width)
+
+
+def trade(rows: Sequence[Row], *, width: str = "page") -> Figure:
+    """Leak, of the round in which it is most, against points of accuracy lost, of all tables of a
+    report.
+
+    Raises:
+        UserError: If too few settings are of use.
+    """
+    shown = plots.trade(rows)
+    if shown is None:
+        raise UserError("too few settings of these tables are of use: nothing to draw.")
+    return _drawn(shown, width)
 
 
 def budget(spent: Curves | None, *, width: str = "column") -> Figure:
@@ -149,6 +175,8 @@ def write_figures(
         paths += write(
             heat(plots.overview_map(overview(rows))), folder / "figures" / "overview", formats
         )
+    if plots.trade(rows) is not None:
+        paths += write(trade(rows), folder / "figures" / "trade", formats)
     for _, members in tables(rows):
         same = ("protocol", "dataset", "model", "checkpoint")
         name = "-".join(re.sub(r"[^\w.]+", "_", str(getattr(members[0], k))) for k in same)
@@ -158,11 +186,15 @@ def write_figures(
         drawn: dict[str, Figure] = {}
         if (by_attack := plots.attacks_map(members)) is not None:
             drawn["attacks"] = heat(by_attack)
-        if any(plots.utility(r) for r in members):
-            drawn["epsilon_proven"] = epsilon(members, width=width)
-            drawn["epsilon_claimed"] = epsilon(members, which="eps_claimed", width=width)
-        if any(plots.utility(r) and r.worst for r in members):
-            drawn["pareto"] = pareto(members, width=width)
+        for which, what in EPSILONS.items():
+            if any(plots.utility(r) for r in members) and (
+                plots.scatter(members, what, rows).tells
+            ):
+                drawn[f"epsilon_{what}"] = epsilon(members, which=which, among=rows, width=width)
+        if any(plots.utility(r) and r.worst for r in members) and (
+            plots.scatter(members, "leak", rows).tells
+        ):
+            drawn["pareto"] = pareto(members, among=rows, width=width)
         if spent := plots.budgets(members, members[0]):
             drawn["budget"] = budget(spent, width=width)
         if strongest := grids.strongest(folder, cells, members):

@@ -80,6 +80,7 @@ def page(
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
             gaps=_gaps(found),
+            trade=charts.trade_view(rows),
             overviews=[overview.overview(rows, loss) for loss in overview.LOSSES],
             costs=overview.COSTS,
             signs=overview.SIGNS,
@@ -94,7 +95,7 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
     own = _own(pictures, ids)
     return {
         "board": board,
-        "views": charts.views(board),
+        "views": charts.telling(board, rows),
         "budget": charts.budget_view(board, rows),
         "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,

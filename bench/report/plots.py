@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import FLOOR_SUFFIX, TITLES, leak, sign_of
-from bench.records import Row
-from bench.report.overview import Overview
-from bench.report.tables import attack_metrics, idle
-from bench.report.verdicts import is_reference, network
+from bench.records import Row, canonical
+from bench.report.overview import LOSSES, Overview, overview
+from bench.report.tables import attack_metrics, idle, tables
+from bench.report.verdicts import (
+    UNDEFENDED,
+    has_use,
+    is_reference,
+    lost_accuracy,
+    network,
+    undefended,
+)
 
 TOLD = "told the labels"
 """Label of the second floor."""
 SIDES = {"inf": "inf", "none": "no claim"}
 """Columns beside a logarithmic axis, for epsilons that are infinite or absent: their labels."""
+GREY = 7
+"""Number of the undefended rows' colour, which is grey in every plot."""
+LEAST_SPOTS = 3
+"""Settings from which a plot tells more than the table above it."""
+MOST_SPOTS = 150
+"""Of more settings in all tables, those that an overview chooses are drawn."""
 _TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
 """Where in such a column points stand, so that equal heights do not hide each other."""
 
@@ -129,6 +142,13 @@ class Scatter:
     floors: tuple[Band, ...]
     missing: tuple[Row, ...]
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is enough to see: a few settings, and where the axis is an epsilon's, a
+        finite one."""
+        finite = not self.x.log or any(not s.side for s in self.spots)
+        return len(self.spots) >= LEAST_SPOTS and finite
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -217,8 +237,81 @@ KINDS = {
 """Plots by name: what they show, and the measures along x and y."""
 
 
-def scatter(rows: Sequence[Row], name: str) -> Scatter:
-    """One plot, by its key of KINDS, of all rows of one table.
+def groups(rows: Sequence[Row]) -> dict[str, int]:
+    """Numbers of defenses, from which colours and shapes follow. With all rows of a report a
+    defense looks alike in each of its plots."""
+    names = sorted({r.defense for r in rows} - {UNDEFENDED})
+    return {**{d: i + i // GREY for i, d in enumerate(names)}, UNDEFENDED: GREY}
+
+
+def trade(rows: Sequence[Row]) -> Scatter | None:
+    """Leak against points of accuracy lost, of the defended settings of all tables; None where no
+    setting is of use, or too few are to tell anything. A setting's leak is the worst of the
+    observed rounds, the accuracy that of the last one."""
+    final = [r for r in rows if r.checkpoint == "final"] or rows
+    worst: dict[str, float] = {}
+    for row in rows:
+        if row.leak is not None and has_use(row):
+            worst[_training(row)] = max(row.leak, worst.get(_training(row), 0.0))
+    found = [
+        (row, max(leak_, worst[_training(row)]), lost)
+        for _, members in tables(final)
+        for row, leak_, lost in _traded(members)
+    ]
+    if len(found) > MOST_SPOTS:
+        chosen = {id(row) for line in overview(final, LOSSES[-1]).lines for row in line.rows}
+        found = [one for one in found if id(one[0]) in chosen]
+    number = groups(rows)
+    spots = tuple(
+        Spot(
+            row=row,
+            place=place,
+            x=_exact(leak_),
+            y=_exact(lost),
+            group=number[row.defense],
+            front=False,
+            aside=0.0,
+        )
+        for place, (row, leak_, lost) in enumerate(found)
+    )
+    lost = [s.y.mean for s in spots]
+    shown = Scatter(
+        name="trade",
+        choice="leak against accuracy lost",
+        x=Scale(label="leak, worst observed round (safer ←)", lo=0.0, hi=1.0),
+        y=Scale(
+            label="points of accuracy lost (better ↓)",
+            lo=min(0.0, *lost, 0.0) - 0.5,
+            hi=max(2.0, *lost, 0.0) + 0.5,
+        ),
+        spots=spots,
+        front=(),
+        floors=(),
+        missing=(),
+    )
+    return shown if shown.tells else None
+
+
+def _training(row: Row) -> str:
+    """What rows of one setting have in common that differ in the round alone."""
+    data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
+    own = (row.suite, row.defense, row.settings)
+    return canonical([row.protocol_settings, *data, *model, *own])
+
+
+def _traded(table: Sequence[Row]) -> Iterator[tuple[Row, float, float]]:
+    """The settings of use of one table: row, leak, points of accuracy lost."""
+    bare = undefended(table)
+    for row in table:
+        lost = None if bare is None else lost_accuracy(row, bare)
+        useful = row.defense != UNDEFENDED and has_use(row)
+        if useful and row.leak is not None and lost is not None:
+            yield row, row.leak, 100 * lost
+
+
+def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) -> Scatter:
+    """One plot, by its key of KINDS, of all rows of one table. among: those of the whole report,
+    for the colours.
 
     Raises:
         UserError: If no row has both figures.
@@ -238,7 +331,7 @@ def scatter(rows: Sequence[Row], name: str) -> Scatter:
         for key, along in zip(keys, values, strict=True)
     ]
     leading = _leading(found, keys, metric)
-    groups = {d: i for i, d in enumerate(sorted({r.defense for r in rows}))}
+    number = groups(among or rows)
     asides = _asides([(x, y) for *_, x, y in found])
     spots = tuple(
         Spot(
@@ -246,7 +339,7 @@ def scatter(rows: Sequence[Row], name: str) -> Scatter:
             place=i,
             x=x,
             y=y,
-            group=groups[r.defense],
+            group=number[r.defense],
             front=n in leading,
             aside=asides[n],
         )
