@@ -31,6 +31,7 @@ def chromium() -> str | None:
     return named or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
+RESULTS = Path(__file__).parents[1] / "results"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -476,3 +477,60 @@ def test_a_figure_of_the_overview_leads_to_its_row(browser: Any, report: Path) -
     box = page.locator("tr:target").bounding_box()
     assert 0 <= box["y"] <= 900
     visit.clean()
+
+
+# --- for everybody ----------------------------------------------------------------------------
+
+
+WIDTHS = (390, 1280, 1600)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A made-up report with every kind of row, the report of `results/quick`, and a site."""
+    from bench.report import site
+    from bench.report.files import Files
+
+    folder, quick = tmp_path_factory.mktemp("pages"), RESULTS / "quick"
+    toy = toy_rows()
+    (folder / "toy.html").write_text(html.page(toy, run_of("toy", "made up"), toy_pictures(toy)))
+    (folder / "quick.html").write_text(Files(quick).text("html"))
+    shutil.copytree(quick, folder / "results" / "quick")
+    site.write(folder / "results", folder / "site")
+    return {
+        "toy": folder / "toy.html",
+        "quick": folder / "quick.html",
+        "site": folder / "site" / "index.html",
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["toy", "quick", "site"])
+def test_axe_finds_nothing_wrong_in_light_and_dark_at_any_width(
+    browser: Any, pages: dict[str, Path], name: str, scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for width in WIDTHS:
+        visit = Visit(
+            browser, pages[name], viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        visit.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+        opened = visit.page.locator("#t1 .open").first
+        if name != "site":
+            opened.click()
+        found = axe.run(visit.page).response["violations"]
+        told = [f"{v['id']} at {width}: {v['nodes'][0]['html'][:200]}" for v in found]
+        assert told == []
+        visit.clean()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_overview_is_in_view_and_no_page_is_wider_than_the_screen(
+    browser: Any, pages: dict[str, Path], width: int
+) -> None:
+    for name, path in pages.items():
+        visit = Visit(browser, path, viewport={"width": width, "height": 900})
+        assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        box = visit.page.locator(".overview table").first.bounding_box()
+        assert box["y"] < 900 or name == "site"  # which says first what it holds
+        visit.clean()

@@ -419,7 +419,7 @@
       body.push(rebuiltOf(pictures, cell, name));
     }
     const count = cells[0].scores.length;
-    $(".grid", details).replaceWith(album(body, { count, each: cells[0].samples }, `${attack}: all settings`));
+    $(".grid", details).replaceWith(album(body, { count, each: cells[0].samples }, `${attack}: all settings of ${$("h2", details.closest(".board")).textContent}`));
   }
 
   // ---- plots -----------------------------------------------------------------------------------
