@@ -29,6 +29,7 @@ from bench.records import (
     to_json,
 )
 from bench.report import (
+    gallery,
     leaderboard,
     pictures,
 )
@@ -38,6 +39,7 @@ from tests.made_rows import (
     as_json,
     blocks,
     page,
+    row,
 )
 
 # --- pictures ---------------------------------------------------------------------------------
@@ -278,3 +280,36 @@ def test_rows_made_from_records_carry_ledger_budget_and_doubled_and_follow_the_s
     assert all(r.ledger and len(r.ledger.words) == 3 and r.ledger.reasons for r in rows)
     assert {r.attacks["analytic"].budget for r in rows} == {5}
     assert len({leaderboard.row_id(r) for r in rows}) == len(rows)
+
+
+# --- the wall of strips -----------------------------------------------------------------------
+
+
+def _album(rows: list[Any], attacks: list[str], truths: list[int]) -> Any:
+    sprites = [f"data:image/png;base64,{c}" for c in "ABCDEF"]
+    cells = [
+        {"row": leaderboard.row_id(r), "attack": a, "samples": 1, "metric": "ssim",
+         "scores": [0.5, 0.6], "truth": t, "images": 2 + i}
+        for i, (r, a, t) in enumerate(zip(rows, attacks, truths, strict=True))
+    ]  # fmt: skip
+    return pictures.none("") | {"victims": 2, "sprites": sprites, "cells": cells}
+
+
+def test_a_wall_has_the_truth_once_and_each_defenses_least_leaking_setting() -> None:
+    rows = [
+        row("a", 1, 0.3, checkpoint="final", settings={"x": 1}),
+        row("a", 2, 0.6, checkpoint="final", settings={"x": 2}),
+        row("none", 3, 0.95, checkpoint="final"),
+    ]
+    (wall,) = gallery.walls(rows, _album(rows, ["dlg"] * 3, [0, 0, 0]))
+    assert [s.name for s in wall.strips] == ["truth", "a", "none"]
+    assert [s.source[-1] for s in wall.strips] == ["A", "C", "E"]
+    assert [s.count for s in wall.strips] == [2, 2, 2]
+    assert wall.strips[1].leak == rows[0].leak
+
+
+def test_strips_of_other_victims_and_of_attacks_without_pictures_are_left_out() -> None:
+    rows = [row(d, i + 1, 0.3 + i / 10, checkpoint="final") for i, d in enumerate("abc")]
+    (wall,) = gallery.walls(rows, _album(rows, ["dlg", "idlg", "dlg"], [0, 0, 1]))
+    assert [s.name for s in wall.strips] == ["truth", "a"]
+    assert gallery.walls(rows, pictures.none("none at all")) == []

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 import bench
 from bench.records import FlagCode, Row, Run
-from bench.report import charts, explain, overview, text
+from bench.report import charts, explain, gallery, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
@@ -80,6 +80,7 @@ def page(
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
             gaps=_gaps(found),
+            walls=gallery.walls(rows, pictures),
             trade=charts.trade_view(rows),
             overviews=[overview.overview(rows, loss) for loss in overview.LOSSES],
             costs=overview.COSTS,

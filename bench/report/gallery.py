@@ -1,0 +1,67 @@
+"""What an attacker rebuilds, in one look: a strip of pictures per defense, the truth above them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.records import Row
+from bench.report.leaderboard import row_id
+from bench.report.overview import Overview, overview
+from bench.report.pictures import Pictures
+
+MOST_WALLS = 6
+"""Tables that are shown: a page that opens with more is no look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """Pictures side by side. count: how many. attack: Who rebuilt them, "" for the truth."""
+
+    name: str
+    source: str
+    count: int
+    attack: str = ""
+    leak: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wall:
+    """One table's strips, the truth first."""
+
+    title: str
+    strips: tuple[Strip, ...]
+
+
+def walls(rows: Sequence[Row], pictures: Pictures) -> list[Wall]:
+    """One per table at its last round that has pictures: of each defense the setting that leaks
+    least, whatever it costs, rebuilt by the attack that ranks it. Strips of other victims than the
+    first one's are left out."""
+    final = [r for r in rows if r.checkpoint == "final"] or list(rows)
+    shown = overview(final, 1.0)
+    found = [
+        Wall(title=head.title, strips=_strips(shown, place, pictures))
+        for place, head in enumerate(shown.heads)
+    ]
+    return [wall for wall in found if wall.strips][:MOST_WALLS]
+
+
+def _strips(shown: Overview, place: int, pictures: Pictures) -> tuple[Strip, ...]:
+    cells = {(c["row"], c["attack"]): c for c in pictures["cells"]}
+    sprites, truth = pictures["sprites"], None
+    strips: list[Strip] = []
+    for line in shown.lines:
+        row = line.verdicts[place].row
+        case = None if row is None else row.ranking
+        cell = None if row is None or case is None else cells.get((row_id(row), case.attack))
+        if cell is None or row is None or case is None or truth not in (None, cell["truth"]):
+            continue
+        count = len(cell["scores"])
+        if truth is None:
+            truth = cell["truth"]
+            strips.append(Strip(name="truth", source=sprites[truth], count=count))
+        source = sprites[cell["images"]]
+        strips.append(
+            Strip(name=line.defense, source=source, count=count, attack=case.attack, leak=row.leak)
+        )
+    return tuple(strips)
