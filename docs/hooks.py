@@ -15,12 +15,14 @@ fact that has no line, or a line that belongs to none, ends the build.
     commands             every command with its arguments and options
     catalogue KIND       what `leakbench list KIND` says
     others KIND          sections, from their docstrings, of plugins that no page has settings of
+    formulas             lines `what | LaTeX or "words" | equation of the paper`, as MathML
     cuts                 stages after which each network may be cut
     hooks                every hook of a defense, when it is called and how those of a+b chain
 """
 
 from __future__ import annotations
 
+import html
 import inspect
 import io
 import json
@@ -444,6 +446,24 @@ def hooks(_: Sequence[str], __: str) -> str:
     return table(["hook", "when", "by", "role", "members of `a+b`"], rows)
 
 
+def formulas(_: Sequence[str], body: str) -> str:
+    """A table of formulas, or of words in quotation marks; MathML, so that no script and no font is
+    loaded."""
+    from latex2mathml.converter import convert
+
+    lines = []
+    for line in body.strip().splitlines():
+        what, formula, *source = (part.strip() for part in f"{line} ".split(" | "))
+        if not formula:
+            raise ValueError(f"formulas: '{line}' has no formula.")
+        of = f"({source[0]})" if source else ""
+        words = re.fullmatch('"(.*)"', formula)
+        drawn = convert(formula).replace("<math ", '<math displaystyle="true" ', 1)
+        shown = html.escape(words[1]) if words else drawn
+        lines.append(f"<tr><th>{what}</th><td>{shown}</td><td>{of}</td></tr>")
+    return f'<table class="formulas"><tbody>{"".join(lines)}</tbody></table>\n'
+
+
 MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "settings": settings,
     "keys": keys,
@@ -456,6 +476,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "board": board,
     "commands": commands,
     "catalogue": catalogue,
+    "formulas": formulas,
     "cuts": cuts,
     "hooks": hooks,
 }

@@ -341,3 +341,15 @@ def test_a_stated_range_is_the_one_that_the_constructor_keeps(
         if not math.isnan(value):
             with pytest.raises(ValueError, match=name):
                 cls(**{**base, name: value})
+
+
+def test_formulas_are_drawn_without_script_or_font_and_a_line_without_one_is_refused() -> None:
+    page = hooks.rendered(
+        "```formulas\nupload | s \\cdot |v| \\cdot t | Eq. 3\nserver | \\sum_i s_i\n```\n"
+    )
+    assert page.count("<math") == 2
+    assert "(Eq. 3)" in page
+    assert "```" not in page
+    assert "<script" not in page
+    with pytest.raises(ValueError, match="has no formula"):
+        hooks.rendered("```formulas\nupload |\n```\n")
