@@ -495,7 +495,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     toy = toy_rows()
     (folder / "toy.html").write_text(html.page(toy, run_of("toy", "made up"), toy_pictures(toy)))
     (folder / "quick.html").write_text(Files(quick).text("html"))
-    shutil.copytree(quick, folder / "results" / "quick")
+    for name in ("quick", "curves/rounds"):
+        shutil.copytree(RESULTS / name, folder / "results" / name)
     site.write(folder / "results", folder / "site")
     return {
         "toy": folder / "toy.html",

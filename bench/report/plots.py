@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.errors import UserError
@@ -240,7 +240,12 @@ KINDS = {
 def groups(rows: Sequence[Row]) -> dict[str, int]:
     """Numbers of defenses, from which colours and shapes follow. With all rows of a report a
     defense looks alike in each of its plots."""
-    names = sorted({r.defense for r in rows} - {UNDEFENDED})
+    return numbers_of(r.defense for r in rows)
+
+
+def numbers_of(defenses: Iterable[str]) -> dict[str, int]:
+    """The same by their names; undefended rows are grey everywhere."""
+    names = sorted(set(defenses) - {UNDEFENDED})
     return {**{d: i + i // GREY for i, d in enumerate(names)}, UNDEFENDED: GREY}
 
 

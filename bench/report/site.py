@@ -13,14 +13,17 @@ import bench
 from bench.errors import UserError
 from bench.harness.store import write_whole
 from bench.records import RUN, Row, Run
+from bench.report import curves as curves_
 from bench.report import files as reports
 from bench.report import html, tables
+from bench.report.charts import View
 from bench.report.overview import COSTS, LOSS, LOSSES, SIGNS, Overview, overview
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
 FILES = (*(reports.FILES[f] for f in _FORMATS[1:]), "run.json")
 """Beside the report."""
+SWEEP = "sweep.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,41 @@ def _entry(folder: Path, source: Path) -> Published:
     )
 
 
-def index(entries: Sequence[Published]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What `leakbench sweep` wrote: a plot per table, and its table as text. name: as of
+    `Published`."""
+
+    name: str
+    over: str
+    views: Sequence[View]
+    text: str
+
+    @property
+    def address(self) -> str:
+        return quote(self.name)
+
+
+def sweeps(source: Path) -> list[Swept]:
+    """Every sweep at or below `source` over numbers, by name. Raises UserError for a sweep.csv that
+    is none."""
+    found = []
+    for number, file in enumerate(sorted(source.rglob(SWEEP))):
+        lines = curves_.read(file)
+        if lines:
+            name = file.parent.relative_to(source).as_posix()
+            found.append(
+                Swept(
+                    name=file.parent.name if name == "." else name,
+                    over=lines[0].over,
+                    views=curves_.views(lines, name=f"sweep-{number}"),
+                    text=file.read_text(),
+                )
+            )
+    return found
+
+
+def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
     """The overview page."""
     style = html.source("report.css") + "\n" + html.source("site.css")
     return (
@@ -89,6 +126,7 @@ def index(entries: Sequence[Published]) -> str:
             style=Markup(style),
             mark=Markup(_MARK),
             entries=entries,
+            curves=curves,
             costs=COSTS,
             signs=SIGNS,
             loss=LOSS,
@@ -111,11 +149,13 @@ def write(source: Path, out: Path) -> list[Path]:
         raise UserError(f"--out must be a new folder, an empty one or an earlier site, got {out}.")
     if out.resolve().is_relative_to(source.resolve()):
         raise UserError(f"--out must lie outside of the results {source}, got {out}.")
-    entries = collect(source)
+    entries, curves = collect(source), sweeps(source)
     pages = []
     for entry in entries:
         for name, text in entry.files.items():
             write_whole(out / entry.name / name, text)
         pages.append(out / entry.name / "report.html")
-    write_whole(front, index(entries))
+    for curve in curves:
+        write_whole(out / curve.name / SWEEP, curve.text)
+    write_whole(front, index(entries, curves))
     return [front, *pages]
