@@ -34,6 +34,7 @@ class DepthFL(Defense):
     """
 
     owns = frozenset({"gradient"})
+    strength = None  # it protects nothing
     source = "Kim et al., ICLR 2023 (DepthFL)"
 
     def __init__(self, *, weight: float = 1.0, distillation: float = 1.0) -> None:

@@ -22,6 +22,7 @@ from bench.api import (
     Sealed,
     Stage,
     State,
+    Strength,
     Unprotected,
 )
 from bench.toolkit.per_sample import per_sample_gradients
@@ -104,6 +105,7 @@ class FedMLHE(EncryptedZone):
     Source: Jin et al., arXiv:2303.10837, Sec. 2.4.
     """
 
+    strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Jin et al., arXiv:2303.10837 (FedML-HE)"
 
     def __init__(self, *, share: float = 0.1, parameters: str = "additive") -> None:

@@ -39,6 +39,7 @@ class LGFedAvg(Defense):
     Source: Liang et al., arXiv:2001.01523, Algorithm 1.
     """
 
+    strength = None  # which stages are kept is no number
     source = "Liang et al., arXiv:2001.01523 (LG-FedAvg)"
 
     def __init__(self, *, keep: float | str = 1.0) -> None:

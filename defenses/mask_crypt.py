@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bench.api import Client, Encrypted, Event, Facts, Local, Part, Unprotected
+from bench.api import Client, Encrypted, Event, Facts, Local, Part, Strength, Unprotected
 from defenses.encrypted_zone import EncryptedZone, Masks
 from defenses.fedml_he import largest, ranks
 
@@ -27,6 +27,7 @@ class MaskCrypt(EncryptedZone):
     Source: Hu, Li, MaskCrypt, IEEE TDSC 2024 (gradient-guided mask selection, mask consensus).
     """
 
+    strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Hu, Li 2024 (MaskCrypt)"
 
     def __init__(self, *, share: float = 0.1, parameters: str = "additive") -> None:

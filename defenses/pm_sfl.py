@@ -36,6 +36,7 @@ from bench.api import (
     Part,
     Server,
     State,
+    Strength,
     Unprotected,
     as_kind,
 )
@@ -64,6 +65,7 @@ class PMSFL(Defense):
     """
 
     owns = frozenset({"variables", "aggregate"})
+    strength: Strength | None = None  # masks are drawn: there is no noise to choose
     source = "PM-SFL, Sec. 4, Algorithm 1"
 
     def __init__(

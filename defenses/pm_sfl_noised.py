@@ -27,6 +27,7 @@ from bench.api import (
     RandomisedResponse,
     Round,
     State,
+    Strength,
     Unprotected,
 )
 from bench.privacy.gaussian import exact_gaussian_epsilon
@@ -103,6 +104,8 @@ class NoisedPMSFL(PMSFL):
         self.delta = delta
         self.local_steps = local_steps
         self.clip_norm = clip_norm
+        if noise != "none":
+            self.strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
         if noise == "local":
             self.owns = PMSFL.owns | {"gradient"}
         if noise == "smashed":

@@ -310,6 +310,15 @@ class Broken(Defense):
         return [replace_values(m, {n: p.values * 0.5 for n, p in m.parts.items()})
                 for m in messages]
 '''),
+    "has settings but says nothing of its strength": ("strength", "", '''
+class Broken(Defense):
+    """Does nothing at all.
+
+    scale: a number.
+    """
+    def __init__(self, *, scale: float = 1.0) -> None:
+        self.scale = scale
+'''),
     "has a strength that is no setting": ("strength", "", '''
 class Broken(Defense):
     """Does nothing at all."""

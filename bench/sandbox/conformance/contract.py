@@ -212,11 +212,18 @@ def check_strength(
     settings: Mapping[str, Any],
     rebuild: Callable[[Mapping[str, Any]], Defense] | None,
 ) -> str:
-    """Whether what `leakbench tune` searches is a setting that can be set to both ends."""
-    strength = defense.strength
+    """Whether a defense with settings says which of them `leakbench tune` searches, and whether
+    that can be set to both ends."""
+    strength, own = defense.strength, type(defense).__mro__
+    advice = "Declare a Strength of one of its settings, or strength = None."
+    declared = any("strength" in vars(cls) for cls in own[: own.index(Defense)])
+    if strength is None and _parameters(type(defense)) and not declared:
+        raise Broken(
+            "it has settings, but does not say which of them trades accuracy for protection.",
+            advice,
+        )
     if strength is None:
         return "none declared: leakbench tune leaves the settings as they are"
-    advice = "Declare a Strength of one of its settings, or strength = None."
     if strength.setting not in _parameters(type(defense)):
         raise Broken(f"it has no setting '{strength.setting}' to be its strength.", advice)
     if not (strength.weak > 0 and strength.strong > 0 and strength.weak != strength.strong):
