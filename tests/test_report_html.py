@@ -343,6 +343,30 @@ def test_a_foreign_leaderboard_is_refused_with_what_it_lacks(
         leaderboard.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("digits", "digits"),
+        ("folder:/home/me/faces", "folder:faces"),
+        ("folder:faces/", "folder:faces"),
+        ("npz:C:\\me\\sensors.npz", "npz:sensors.npz"),
+    ],
+)
+def test_titles_have_no_paths(dataset: str, name: str) -> None:
+    ((title, _),) = tables.tables([row("none", dataset=dataset)])
+    assert f" · {name} · " in title
+    assert "me" not in title.replace(name, "")
+
+
+def test_tables_of_two_folders_of_one_name_are_kept_apart() -> None:
+    rows = [row("none", dataset=f"folder:/{place}/faces") for place in "ab"]
+    titles = [title for title, _ in tables.tables(rows)]
+    assert [t.rpartition(" · ")[2] for t in titles] == [
+        "dataset=folder:/a/faces",
+        "dataset=folder:/b/faces",
+    ]
+
+
 def test_tables_of_one_title_are_kept_apart_by_what_differs() -> None:
     settings = PROTOCOL.model_copy(update={"lr": 0.2})
     differing = row(rank=1, model_settings={"init": 0.5}, protocol_settings=settings)

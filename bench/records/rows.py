@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -226,6 +226,12 @@ class Row:
     def interval_over(self) -> str:
         """What the row's intervals are over: with one seed the victims of one training."""
         return "victims" if len(self.seeds) == 1 else "seeds and victims"
+
+    @property
+    def data(self) -> str:
+        """The data set as titles have it: of a folder or file its last part, folder:faces."""
+        kind, colon, path = self.dataset.partition(":")
+        return f"{kind}:{PureWindowsPath(path).name}" if colon else kind
 
     @property
     def setting(self) -> str:

@@ -181,7 +181,7 @@ def trade_view(rows: Sequence[Row]) -> View | None:
 
 
 def _place(row: Row) -> str:
-    return f"{row.protocol} {row.dataset} {row.model} {row.checkpoint}"
+    return f"{row.protocol} {row.data} {row.model} {row.checkpoint}"
 
 
 # --- budget -----------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
         for i, name in enumerate(names)
     ]
     lines.sort(key=lambda line: (line.defense == UNDEFENDED, line.mean_leak))
-    short = [(r.protocol, r.dataset, r.model, r.checkpoint) for r in (m[0] for _, m in found)]
+    short = [(r.protocol, r.data, r.model, r.checkpoint) for r in (m[0] for _, m in found)]
     heads = (Head(title=title, words=_apart(short, i)) for i, (title, _) in enumerate(found))
     return Overview(loss=loss, heads=tuple(heads), lines=tuple(lines))
 

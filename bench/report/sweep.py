@@ -146,4 +146,4 @@ class Sweep:
 
 
 def _title(row: Row) -> str:
-    return " · ".join((row.protocol, row.dataset, row.model, row.checkpoint))
+    return " · ".join((row.protocol, row.data, row.model, row.checkpoint))

@@ -13,7 +13,7 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     titles: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         title = (
-            f"{row.protocol} of {row.protocol_settings.clients} clients · {row.dataset} · "
+            f"{row.protocol} of {row.protocol_settings.clients} clients · {row.data} · "
             f"{row.model} · {row.checkpoint} round"
         )
         table = canonical(_circumstances(row))
@@ -38,6 +38,7 @@ def _circumstances(row: Row) -> Mapping[str, Any]:
     """What a table's rows have in common beside its title, by telling names."""
     return {
         "suite": row.suite,
+        "dataset": row.dataset,
         **{f"data {k}": v for k, v in row.dataset_settings.items()},
         **{f"model {k}": v for k, v in row.model_settings.items()},
         **row.protocol_settings.model_dump(),
