@@ -477,7 +477,7 @@ def test_bad_input_ends_with_one_sentence(
     assert problem in text
 
 
-def test_a_published_leaderboard_has_no_victims_to_compare() -> None:
-    code, text = compare(str(Path(__file__).parents[1] / "results" / "quick"), columns=300)
+def test_a_leaderboard_without_records_has_no_victims_to_compare() -> None:
+    code, text = compare(str(Path(__file__).parents[1] / "results" / "attacks"), columns=300)
     assert code == 2
     assert "comparing needs the records of every victim" in text
