@@ -535,3 +535,18 @@ def test_the_overview_is_in_view_and_no_page_is_wider_than_the_screen(
         box = visit.page.locator(".overview table").first.bounding_box()
         assert box["y"] < 900 or name == "site"  # which says first what it holds
         visit.clean()
+
+
+def test_an_overview_of_thirty_defenses_fits_one_screen(browser: Any, tmp_path: Path) -> None:
+    rows = [
+        row(f"defense_{i:02}", i + 1, 0.3 + i / 50, checkpoint=c)
+        for c in ("init", "final")
+        for i in range(30)
+    ]
+    path = tmp_path / "many.html"
+    path.write_text(html.page(rows, run_of("many", "made up"), pictures.none("")))
+    visit = Visit(browser, path, viewport={"width": 1280, "height": 900})
+    box = visit.page.locator(".overview table").bounding_box()
+    assert box["height"] <= 900
+    assert box["width"] <= 1280
+    visit.clean()
