@@ -429,6 +429,7 @@ def test_several_steps_and_epochs_hide_nothing_of_an_undefended_split(
     assert similarity(attack, seen, context(digits, network, Defense(), seen), truth) > 0.98
 
 
+@pytest.mark.slow
 def test_patches_of_several_states_unite(digits: Dataset) -> None:
     """Half of the patches are sent in each round; after six rounds hardly any is missing."""
     network = network_for(digits)
