@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
 from bench.errors import UserError
 
+PluginKind = Literal["defense", "attack"]
+GROUPS: Mapping[PluginKind, str] = {"defense": "leakbench.defenses", "attack": "leakbench.attacks"}
+"""Groups of entry points by which plugins are found."""
 _RESERVED = frozenset('/\\:*?"<>|')
 """What separates folders or is no part of a name, here or where a result folder is copied to."""
 
@@ -46,6 +49,11 @@ FileName = Annotated[str, AfterValidator(file_name)]
 """The name of a file in a known folder."""
 GivenName = Annotated[str, AfterValidator(partial(file_name, most=200))]
 """What a user calls a suite or a threat: files are named after it, with more before and behind."""
+
+
+def counted(number: int, what: str) -> str:
+    """1 seed, 3 seeds."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def close_name(name: str, known: Sequence[str]) -> str | None:

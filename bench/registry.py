@@ -18,17 +18,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bench.arguments import checked_arguments
 from bench.contract.attack import Attack, Judge
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.errors import UserError
-from bench.names import did_you_mean
+from bench.names import GROUPS, PluginKind, did_you_mean
 
-PluginKind = Literal["defense", "attack"]
-GROUPS: Mapping[PluginKind, str] = {"defense": "leakbench.defenses", "attack": "leakbench.attacks"}
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
 JUDGES = "leakbench.judges"
 FILE_MODULE = "leakbench_plugin_"

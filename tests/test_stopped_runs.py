@@ -35,7 +35,7 @@ def finished(tiny: Callable[..., Path], run: Run) -> Store:
 
 
 def test_a_finished_run_says_nothing_of_it(finished: Store) -> None:
-    assert leaderboard.pending_words(finished.folder) is None
+    assert Files(finished.folder).pending is None
     assert "pending" not in Files(finished.folder).text("html")
 
 
@@ -55,7 +55,7 @@ def test_every_form_of_a_report_says_how_far_a_stopped_run_is(finished: Store) -
     _forget(finished, "train")
     jobs = len(list(finished.folder.glob("records/*/*.json")))
     words = f"3 of {jobs + 3} jobs have not run yet: the same command goes on with them."
-    assert leaderboard.pending_words(finished.folder) == words
+    assert Files(finished.folder).pending == words
     found = Files(finished.folder)
     assert words in found.text("html")
     assert f"**Stopped**: {words}" in found.text("md")
@@ -71,4 +71,4 @@ def test_published_results_are_not_called_stopped(finished: Store, tmp_path: Pat
     for name in ("run.json", "leaderboard.json"):
         text = Files(finished.folder).text("json") if name != "run.json" else None
         (published / name).write_text(text or json.dumps(read_json(finished.folder / name)))
-    assert leaderboard.pending_words(published) is None
+    assert Files(published).pending is None

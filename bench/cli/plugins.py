@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli import options
+from bench.names import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,9 +167,9 @@ def verify(
         drawn = verification.sample(opened, count=sample, seed=seed)
         trainings = len(verification.trainings_of(drawn))
         tell(
-            f"Sample of {_count(len(drawn), 'cell')} out of {len(verification.candidates(opened))},"
-            f" seed {seed}. To rerun: {_count(trainings, 'training')} and "
-            f"{_count(len(drawn), 'attack')}."
+            f"Sample of {counted(len(drawn), 'cell')} out of "
+            f"{len(verification.candidates(opened))}, seed {seed}. To rerun: "
+            f"{counted(trainings, 'training')} and {counted(len(drawn), 'attack')}."
         )
         for cell in drawn:
             tell(f"  {cell_label(cell.job)}")
@@ -214,13 +215,13 @@ def verify(
         )
         if same and near:
             options.say(
-                f"Note: {_count(near, 'figure')} not bit-equal although versions and device are "
+                f"Note: {counted(near, 'figure')} not bit-equal although versions and device are "
                 "the same. Another kind of processor or a GPU explains that; otherwise ask how "
                 "the submitted figures were made."
             )
         if bare:
             options.say(
-                f"Note: {bare} of {_count(len(drawn), 'sampled cell')} gave no "
+                f"Note: {bare} of {counted(len(drawn), 'sampled cell')} gave no "
                 "figures to compare, only a status; a larger --sample compares more."
             )
         options.say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
@@ -231,14 +232,10 @@ def verify(
 def _conclusion(differing: int, near: int, compared: int, *, scored: bool) -> str:
     """differing, near: figures beyond and within the tolerance. scored: whether a cell had any."""
     if differing:
-        return f"{differing} of {_count(compared, 'figure')} differ."
+        return f"{differing} of {counted(compared, 'figure')} differ."
     if not scored:
         return "Nothing differs, but no score was compared: nothing is verified but the statuses."
     return f"Verified within the tolerance ({near} not bit-equal)." if near else "Verified."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 _SHOWN = 12

@@ -16,8 +16,9 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from bench.names import GROUPS
+
 Listing = dict[str, list[dict[str, Any]]]
-GROUPS = ("leakbench.defenses", "leakbench.attacks")
 _SOURCES = ("*.py", "*.toml")
 
 
@@ -54,7 +55,7 @@ def _keep(file: Path, value: dict[str, Any]) -> None:
 
 def _fingerprint() -> str:
     """Hash of the entry points and of place, time and size of every source file behind them."""
-    points = [p for group in GROUPS for p in entry_points(group=group)]
+    points = [p for group in GROUPS.values() for p in entry_points(group=group)]
     lines = sorted(f"{p.group} {p.name} {p.value} {p.dist and p.dist.version}" for p in points)
     packages = {"bench", *(p.module.partition(".")[0] for p in points)}
     lines += [line for name in sorted(packages) for line in _files_of(name)]

@@ -39,6 +39,7 @@ from bench.records.rows import (
     LedgerWords,
     Row,
     WorstCase,
+    data_title,
     read_rows,
     rows_to_json,
 )

@@ -230,13 +230,23 @@ class Row:
     @property
     def data(self) -> str:
         """The data set as titles have it: of a folder or file its last part, folder:faces."""
-        kind, colon, path = self.dataset.partition(":")
-        return f"{kind}:{PureWindowsPath(path).name}" if colon else kind
+        return data_title(self.dataset)
+
+    @property
+    def where(self) -> str:
+        """The table that it stands in, in a few words: fedavg digits lenet final."""
+        return f"{self.protocol} {self.data} {self.model} {self.checkpoint}"
 
     @property
     def setting(self) -> str:
         """spm(epsilon=1.5, variant=printed)."""
         return setting_text(self.defense, self.settings)
+
+
+def data_title(dataset: str) -> str:
+    """See `Row.data`."""
+    kind, colon, path = dataset.partition(":")
+    return f"{kind}:{PureWindowsPath(path).name}" if colon else kind
 
 
 Sentence = Callable[[Flag], str]

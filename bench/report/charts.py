@@ -75,15 +75,19 @@ def _view(board: Board, shown: Scatter, told: frozenset[int]) -> View:
         plot.floor(band)
     plot.front([marks[i] for i in shown.front])
     drawn = sorted(sorted(marks, key=lambda m: m.y.mean), key=lambda m: plot.at(m)[0])
-    names = {s.group: s.row.defense for s in sorted(shown.spots, key=lambda s: s.group)}
     return View(
         name=shown.name,
         choice=shown.choice,
         drawing=plot.draw(drawn, unnamed=told),
         notes=_notes(shown),
         tells=shown.tells,
-        legend=tuple((svg.key(g), d) for g, d in names.items()),
+        legend=_legend(shown),
     )
+
+
+def _legend(shown: Scatter) -> tuple[tuple[Markup, str], ...]:
+    names = {s.group: s.row.defense for s in sorted(shown.spots, key=lambda s: s.group)}
+    return tuple((svg.key(g), d) for g, d in names.items())
 
 
 def _mark(spot: Spot) -> svg.Mark:
@@ -161,12 +165,11 @@ def trade_view(rows: Sequence[Row]) -> View | None:
         replace(
             _mark(s),
             tag=s.row.defense,
-            words=f"{_words(s.row)}; {s.y.mean:.1f} points of accuracy lost; in {_place(s.row)}",
+            words=f"{_words(s.row)}; {s.y.mean:.1f} points of accuracy lost; in {s.row.where}",
         )
         for s in shown.spots
     ]
     drawn = sorted(marks, key=lambda m: (m.x.mean, m.y.mean))
-    names = {s.group: s.row.defense for s in sorted(shown.spots, key=lambda s: s.group)}
     return View(
         name=shown.name,
         choice="Leak against accuracy lost, all tables",
@@ -176,12 +179,8 @@ def trade_view(rows: Sequence[Row]) -> View | None:
             "left corner is best. Settings of no use are left out.",
             *([HOLLOW] if any(s.hollow for s in shown.spots) else []),
         ),
-        legend=tuple((svg.key(g), d) for g, d in names.items()),
+        legend=_legend(shown),
     )
-
-
-def _place(row: Row) -> str:
-    return f"{row.protocol} {row.data} {row.model} {row.checkpoint}"
 
 
 # --- budget -----------------------------------------------------------------------------------

@@ -10,13 +10,10 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.records import read_bytes
+from bench.records import data_title, read_bytes
 from bench.report import svg
 from bench.report.charts import View
-from bench.report.plots import Scale, numbers_of
-
-_WIDE = 8.0
-"""Ratio of largest to smallest value from which their axis is logarithmic."""
+from bench.report.plots import Scale, far_apart, numbers_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,8 @@ def _line(found: dict[str, str]) -> SweptRow:
     value, leak = float(found["value"]), float(found["leak"])
     if not (math.isfinite(value) and 0 <= leak <= 1):
         raise ValueError("no number that can be drawn")
-    table = " · ".join(found[k] for k in ("protocol", "dataset", "model", "checkpoint"))
+    data = data_title(found["dataset"])
+    table = " · ".join((found["protocol"], data, found["model"], found["checkpoint"]))
     return SweptRow(
         over=found["over"], table=table, setting=found["setting"], value=value, leak=leak
     )
@@ -109,7 +107,7 @@ def _mark(line: SweptRow, number: dict[str, int], *, last: bool) -> svg.Mark:
 
 def _axis(label: str, values: Sequence[float]) -> Scale:
     low, high = min(values), max(values)
-    if low > 0 and high >= _WIDE * low:
+    if far_apart(values):
         ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
         return Scale(label=label, lo=10.0 ** ends[0], hi=10.0 ** ends[1], log=True)
     room = 0.05 * (high - low) or 0.5

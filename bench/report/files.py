@@ -37,7 +37,7 @@ class Files:
     @cached_property
     def pending(self) -> str | None:
         """See `leaderboard.pending_words`."""
-        return leaderboard.pending_words(self.folder)
+        return leaderboard.pending_words(self.folder, self.run)
 
     @cached_property
     def pictures(self) -> dict[str, Any]:

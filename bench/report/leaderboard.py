@@ -21,7 +21,6 @@ from bench.records import (
     AuditSummary,
     Cell,
     Convergence,
-    Kind,
     LedgerEntry,
     LedgerWords,
     PlannedTraining,
@@ -55,18 +54,16 @@ def load(folder: Path) -> list[Row]:
         raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
 
 
-def pending_words(folder: Path) -> str | None:
+def pending_words(folder: Path, run: Run) -> str | None:
     """That a folder's run was stopped, and how far it is; None where every job has a record, and
     of published results."""
     if not (folder / "records").is_dir():
         return None
-    run, store = Run.read(folder), Store(folder)
-    keys: list[tuple[Kind, str]] = [("train", t.key) for t in run.trainings]
-    keys += [("attack", c.key) for t in run.trainings for c in t.cells]
-    missing = sum(not store.path(kind, key).exists() for kind, key in keys)
+    store, names = Store(folder), run.record_names
+    missing = sum(not store.path(kind, key).exists() for kind, key in names)
     if not missing:
         return None
-    return f"{missing} of {len(keys)} jobs have not run yet: the same command goes on with them."
+    return f"{missing} of {len(names)} jobs have not run yet: the same command goes on with them."
 
 
 def row_id(row: Row) -> str:

@@ -26,6 +26,8 @@ TOLD = "told the labels"
 """Label of the second floor."""
 SIDES = {"inf": "inf", "none": "no claim"}
 """Columns beside a logarithmic axis, for epsilons that are infinite or absent: their labels."""
+_WIDE = 8.0
+"""Ratio of largest to smallest value from which their axis is logarithmic."""
 GREY = 7
 """Number of the undefended rows' colour, which is grey in every plot."""
 LEAST_SPOTS = 3
@@ -34,6 +36,11 @@ MOST_SPOTS = 150
 """Of more settings in all tables, those that an overview chooses are drawn."""
 _TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
 """Where in such a column points stand, so that equal heights do not hide each other."""
+
+
+def far_apart(values: Sequence[float]) -> bool:
+    """Whether an axis of these values is better logarithmic."""
+    return min(values) > 0 and max(values) >= _WIDE * min(values)
 
 
 def side_of(value: float) -> str:
@@ -258,11 +265,7 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
     for row in rows:
         if row.leak is not None and has_use(row):
             worst[_training(row)] = max(row.leak, worst.get(_training(row), 0.0))
-    found = [
-        (row, max(leak_, worst[_training(row)]), lost)
-        for _, members in tables(final)
-        for row, leak_, lost in _traded(members)
-    ]
+    found = [one for _, members in tables(final) for one in _traded(members)]
     if len(found) > MOST_SPOTS:
         chosen = {id(row) for line in overview(final, LOSSES[-1]).lines for row in line.rows}
         found = [one for one in found if id(one[0]) in chosen]
@@ -271,13 +274,13 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
         Spot(
             row=row,
             place=place,
-            x=_exact(leak_),
+            x=_exact(worst[_training(row)]),
             y=_exact(lost),
             group=number[row.defense],
             front=False,
             aside=0.0,
         )
-        for place, (row, leak_, lost) in enumerate(found)
+        for place, (row, lost) in enumerate(found)
     )
     lost = [s.y.mean for s in spots]
     shown = Scatter(
@@ -286,8 +289,8 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
         x=Scale(label="leak, worst observed round (safer ←)", lo=0.0, hi=1.0),
         y=Scale(
             label="points of accuracy lost (better ↓)",
-            lo=min(0.0, *lost, 0.0) - 0.5,
-            hi=max(2.0, *lost, 0.0) + 0.5,
+            lo=min([0.0, *lost]) - 0.5,
+            hi=max([2.0, *lost]) + 0.5,
         ),
         spots=spots,
         front=(),
@@ -304,14 +307,14 @@ def _training(row: Row) -> str:
     return canonical([row.protocol_settings, *data, *model, *own])
 
 
-def _traded(table: Sequence[Row]) -> Iterator[tuple[Row, float, float]]:
-    """The settings of use of one table: row, leak, points of accuracy lost."""
+def _traded(table: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """The settings of use of one table that have a leak, and the points of accuracy they lose."""
     bare = undefended(table)
     for row in table:
         lost = None if bare is None else lost_accuracy(row, bare)
         useful = row.defense != UNDEFENDED and has_use(row)
         if useful and row.leak is not None and lost is not None:
-            yield row, row.leak, 100 * lost
+            yield row, 100 * lost
 
 
 def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) -> Scatter:

@@ -20,14 +20,13 @@ from bench.records.jobs import setting_text
 from bench.report import leaderboard
 from bench.report.figures import COLOURS, MARKERS, bars, frame, legend
 from bench.report.paper import styled, write
+from bench.report.plots import far_apart
 from bench.report.tables import tables
 
 COLUMNS = (
     *("over", "value", "protocol", "dataset", "model", "checkpoint", "setting", "observed"),
     *("attack", "metric", "mean", "lo", "hi", "floor", "leak", "accuracy", "eps_record"),
 )
-_WIDE = 8.0
-"""Ratio of largest to smallest value from which their axis is logarithmic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,7 @@ class Sweep:
                     elinewidth=0.6,
                 )
                 handles.append(drawn[0])
-            if numeric and min(values) > 0 and max(values) >= _WIDE * min(values):
+            if numeric and far_apart(values):
                 axes.set_xscale("log")
             axes.set_xticks(values if numeric else range(len(values)), [str(v) for v in values])
             axes.xaxis.set_minor_locator(NullLocator())

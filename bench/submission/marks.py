@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench.names import counted
 from bench.records import FlagCode, Row, Run
 from bench.report.files import Files
 from bench.report.verdicts import has_use
@@ -43,18 +44,16 @@ def marks_of(folder: Path) -> list[str]:
 def _size(own: Sequence[Row], run: Run) -> Iterator[str]:
     seeds = min(len(r.seeds) for r in own)
     if seeds < LEAST_SEEDS:
-        few = _count(seeds, "seed")
+        few = counted(seeds, "seed")
         yield f"{few} where {LEAST_SEEDS} are asked for: other trainings may differ."
     victims = min(t.victims for t in run.suite.threats)
     if victims < LEAST_VICTIMS:
-        yield f"{_count(victims, 'victim')} per training where {LEAST_VICTIMS} are asked for."
+        yield f"{counted(victims, 'victim')} per training where {LEAST_VICTIMS} are asked for."
 
 
 def _use(own: Sequence[Row], name: str) -> Iterator[str]:
     control = [r for r in own if any(f.code == FlagCode.CONTROL_FAILED for f in r.flags)]
-    for table in dict.fromkeys(
-        f"{r.protocol} {r.dataset} {r.model} {r.checkpoint}" for r in control
-    ):
+    for table in dict.fromkeys(r.where for r in control):
         yield f"Attacks do not work without a defense in {table}: a small leak says nothing there."
     useless = [r for r in own if not has_use(r) and r not in control]
     if len(useless) == len(own):
@@ -62,7 +61,3 @@ def _use(own: Sequence[Row], name: str) -> Iterator[str]:
     elif useless:
         some = f"{len(useless)} of {len(own)} rows of {name}"
         yield f"{some} are at chance, diverged or without a result."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -46,7 +46,7 @@ def table(rows: Sequence[Row]) -> str:
     head = ["table", "defense", *(plain(c.name) for c in columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
-        cells = [f"{row.protocol} {row.dataset} {row.model} {row.checkpoint}", row.setting]
+        cells = [row.where, row.setting]
         cells += [c.of(row).full for c in columns]
         lines.append("| " + " | ".join(map(plain, cells)) + " |")
     return "\n".join(lines)
