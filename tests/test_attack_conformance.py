@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from bench.cli import plugins
-from bench.registry import Registry
+from bench.registry import Registry, discover
 from bench.sandbox.conformance.plugins import check
 from tests.broken_plugins import BROKEN_DEFENSES, HEAD, check_text, failures
 
@@ -164,3 +164,10 @@ def test_global_generators_are_left_as_they_were(registry: Registry) -> None:
     before = torch.get_rng_state()
     check(registry, "attack", "prior_only", {})
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_fast_check_runs_on_one_round_and_says_what_it_left_out() -> None:
+    found = check(discover(), "attack", "prior_only", {}, fast=True).findings
+    ran = [f for f in found if f.name.startswith("runs on ")]
+    assert [f.status for f in ran] == ["passed"] + ["skipped"] * (len(ran) - 1)
+    assert {f.reason for f in ran[1:]} == {"left out by --fast"}

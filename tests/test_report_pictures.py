@@ -38,6 +38,7 @@ from tests.made_rows import (
     SCHEMA,
     as_json,
     blocks,
+    interval,
     page,
     row,
 )
@@ -306,6 +307,15 @@ def test_a_wall_has_the_truth_once_and_each_defenses_least_leaking_setting() -> 
     assert [s.source[-1] for s in wall.strips] == ["A", "C", "E"]
     assert [s.count for s in wall.strips] == [2, 2, 2]
     assert wall.strips[1].leak == rows[0].leak
+
+
+def test_a_defense_is_on_the_wall_whatever_accuracy_it_loses() -> None:
+    rows = [
+        row("a", 1, 0.3, checkpoint="final", accuracy=interval(0.3)),
+        row("none", 2, 0.95, checkpoint="final", accuracy=interval(0.9)),
+    ]
+    (wall,) = gallery.walls(rows, _album(rows, ["dlg"] * 2, [0, 0]))
+    assert [s.name for s in wall.strips] == ["truth", "a", "none"]
 
 
 def test_strips_of_other_victims_and_of_attacks_without_pictures_are_left_out() -> None:

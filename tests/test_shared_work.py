@@ -13,6 +13,7 @@ import torch
 
 from attacks.engine import inverter
 from bench.api import Context
+from bench.harness import shared
 from bench.harness.shared import SharedWork
 from tests.conftest import Run
 
@@ -27,12 +28,12 @@ class _Shadow:
         return float(torch.rand(1, generator=self.rng))
 
 
-def _context(seed: int, shared: SharedWork | None) -> Context:
+def _context(seed: int, own: SharedWork | None) -> Context:
     rng = torch.Generator().manual_seed(seed)
     nothing = torch.zeros(1, 1)
     return Context(
         rng=rng, device=torch.device("cpu"), budget=7, aux_x=nothing, aux_y=nothing[0].long(),
-        network=None, defense=None, shadow=_Shadow(rng), shared=shared,  # type: ignore[arg-type]
+        network=None, defense=None, shadow=_Shadow(rng), shared=own,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def test_who_asks_first_and_what_was_asked_before_decide_nothing() -> None:
     other = _context(9, _shared("order"))
     back = [other.once(key, _drawn) for key in (("b",), ("a",))]
     assert forth == back[::-1]
+    assert list(shared._LAST) == [("order",)]  # of one observation alone: it takes memory
     assert forth[0] != forth[1]
 
 

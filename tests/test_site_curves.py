@@ -38,6 +38,7 @@ def test_a_plot_has_a_line_per_setting_in_its_defenses_colour(tmp_path: Path) ->
     assert view.drawing.count(f'class="ln c{plots.GREY}"') == 1
     assert [name for _, name in view.legend] == ["spm", "none"]
     assert "spm(epsilon=1); threat.batch 8; leak 0.50" in view.drawing
+    assert view.drawing.count('class="tg"') == 2  # a line's name stands at its end alone
     assert view.drawing.index("threat.batch 1;") < view.drawing.index("threat.batch 2;")
 
 

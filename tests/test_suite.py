@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import suite as suites
+from bench.errors import UserError
 from bench.harness.plan import expand
 
 
@@ -138,3 +139,12 @@ def test_wrong_names_filters_and_overrides_are_refused(tiny: Callable[..., Path]
         expand(suite, {"defence": "spm"})
     with pytest.raises(ValueError, match=r"leaves nothing of suite tiny"):
         expand(suite, {"defense": "gaussian"})
+
+
+def test_all_problems_of_a_suite_are_told_at_once_with_the_nearest_keys(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('name = "bad"\nversion = 1\nbugdet = 3\n[protocol]\nname = "fedavg"\nl_r = 1\n')
+    with pytest.raises(UserError) as told:
+        suites.read_suite(str(path))
+    for words in ("'bugdet'. Did you mean 'budget'?", "'protocol.l_r'. Did you mean 'lr'?"):
+        assert words in str(told.value)
