@@ -14,6 +14,8 @@ from bench.errors import UserError
 PluginKind = Literal["defense", "attack"]
 GROUPS: Mapping[PluginKind, str] = {"defense": "leakbench.defenses", "attack": "leakbench.attacks"}
 """Groups of entry points by which plugins are found."""
+MODELS, DATASETS = "leakbench.models", "leakbench.datasets"
+"""Groups of entry points of models and of data sets."""
 _RESERVED = frozenset('/\\:*?"<>|')
 """What separates folders or is no part of a name, here or where a result folder is copied to."""
 

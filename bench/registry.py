@@ -6,12 +6,8 @@ no other.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.machinery
-import importlib.util
 import inspect
 import re
-import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,12 +21,11 @@ from bench.contract.attack import Attack, Judge
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.errors import UserError
+from bench.extensions import BrokenFile, in_one_line, load_file, origin_of
 from bench.names import GROUPS, PluginKind, did_you_mean
 
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
 JUDGES = "leakbench.judges"
-FILE_MODULE = "leakbench_plugin_"
-"""How the module of a plugin that is given by its file is named, with the file's name after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +137,7 @@ def discover(files: tuple[Path, ...] = ()) -> Registry:
     registry = Registry()
     for kind, group in GROUPS.items():
         for point in sorted(entry_points(group=group), key=lambda p: p.name):
-            origin = f"{point.value} of {point.dist.name if point.dist else 'unknown package'}"
-            registry.add(_load(kind, point.name, origin, point.load))
+            registry.add(_load(kind, point.name, origin_of(point), point.load))
     for path in files:
         for plugin in _from_file(path):
             registry.add(plugin)
@@ -162,42 +156,25 @@ def _load(kind: PluginKind, name: str, origin: str, load: typing.Callable[[], An
     try:
         cls = load()
     except Exception as error:  # whatever a foreign module raises at import is its own defect
-        return Plugin(name=name, kind=kind, origin=origin, broken=_one_line(error))
+        return Plugin(name=name, kind=kind, origin=origin, broken=in_one_line(error))
     if not (inspect.isclass(cls) and issubclass(cls, _BASES[kind])):
         reason = f"it must be a subclass of bench.api.{_BASES[kind].__name__}, got {cls!r}."
         return Plugin(name=name, kind=kind, origin=origin, broken=reason)
     return Plugin(name=name, kind=kind, origin=origin, cls=cls)
 
 
-class _FromSource(importlib.machinery.SourceFileLoader):
-    """Compiles the file that is there: a cached .pyc beside it may hold other code than its reader
-    and its hash see, and none is written."""
-
-    def get_code(self, fullname: str) -> Any:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
 def _from_file(path: Path) -> list[Plugin]:
     if not path.is_file():
         raise UserError(f"no such plugin file: {path}.")
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    module_name = f"{FILE_MODULE}{path.stem}_{place}"
-    loader = _FromSource(module_name, str(path)) if path.suffix == ".py" else None
-    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # as above: a broken file is listed, not fatal
-        del sys.modules[module_name]
-        plugin = Plugin(name=path.stem, kind="defense", origin=str(path), broken=_one_line(error))
+        module = load_file(path)
+    except BrokenFile as error:
+        plugin = Plugin(name=path.stem, kind="defense", origin=str(path), broken=str(error))
         return [plugin, replace(plugin, kind="attack")]
     found = []
     for kind, base in _BASES.items():
         for cls in vars(module).values():
-            if inspect.isclass(cls) and issubclass(cls, base) and cls.__module__ == module_name:
+            if inspect.isclass(cls) and issubclass(cls, base) and cls.__module__ == module.__name__:
                 name = snake_case(cls.__name__)
                 if not name.startswith("_"):
                     found.append(Plugin(name=name, kind=kind, origin=str(path), cls=cls))
@@ -210,8 +187,3 @@ def snake_case(name: str) -> str:
     """MyDefense -> my_defense, DPCutMix -> dp_cut_mix."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
     return spaced.lower()
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:400]

@@ -29,7 +29,7 @@ LAYERS = (
     ("suite", "registry", "records"),
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "contract.compose"),
-    ("toolkit", "seeding", "arguments"),
+    ("toolkit", "seeding", "arguments", "extensions"),
     ("names",),
     ("api", "privacy.events"),
     ("contract.attack", "contract.hooks"),

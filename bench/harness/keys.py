@@ -15,12 +15,13 @@ from functools import cached_property
 from pathlib import Path
 
 from bench import data
+from bench.extensions import FILE_MODULE
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan
 from bench.harness.sources import Sources
 from bench.harness.store import key_of
 from bench.records import SCHEMA, AttackJob, TrainJob
-from bench.registry import FILE_MODULE, PluginKind, Registry, judge
+from bench.registry import PluginKind, Registry, judge
 
 TRAINING = "bench.harness.train"
 ATTACKING = "bench.harness.attack"
