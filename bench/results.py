@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from bench import models
 from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import launch, progress, runner
@@ -31,6 +32,7 @@ from bench.report.overview import LOSS, legend
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+    from torch import nn
 
     from bench.harness.keys import Keys
 
@@ -54,6 +56,7 @@ def run(
     cell_cpus: float = 1.0,
     cell_gpus: float | None = None,
     shard: tuple[int, int] = (1, 1),
+    model: nn.Module | None = None,
 ) -> Results:
     """Run a suite as `leakbench run` does, with the same records, and give its results.
 
@@ -65,13 +68,21 @@ def run(
     executor: `local`, of which jobs and memory (GB that one worker may hold) are settings, or
     `ray`: the cluster at ray_address (None: RAY_ADDRESS, or one is started here), where a job takes
     cell_cpus CPUs and cell_gpus GPUs (None: one with device="cuda"). shard: (i, n), the i-th of n
-    parts, with a folder of its own.
+    parts, with a folder of its own. model: takes the place of every task's model, with the
+    parameters that it has at all seeds; then this process runs the jobs itself.
 
     Worker processes import a script's file again, so a script must call this under
     `if __name__ == "__main__":` or with jobs=0; notebooks need neither. Failed cells raise
     nothing: see `Results.failures`. Raises UserError for bad input, before any work.
     """
     launch.check_executor(executor)
+    chosen_suite = _suite(suite, overrides)
+    if model is not None:
+        name = models.hand(model)
+        own = {"model": name, "model_settings": {}}
+        tasks = [task.model_copy(update=own) for task in chosen_suite.tasks]
+        chosen_suite = chosen_suite.model_copy(update={"tasks": tasks})
+        jobs = 0 if jobs is None else jobs
     env = launch.environment(
         device=device,
         data_dir=None if data_dir is None else Path(data_dir),
@@ -79,7 +90,7 @@ def run(
         plugins=_files(plugins),
         here=executor == "local",
     )
-    plan, keys = launch.planned(_suite(suite, overrides), only or {}, env, shard)
+    plan, keys = launch.planned(chosen_suite, only or {}, env, shard)
     if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
         raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
     chosen = launch.executor_of(

@@ -193,8 +193,8 @@ def _names(layer: Layer) -> list[str]:
 
 
 def _supported(layer: Layer) -> bool:
-    if isinstance(layer.module, nn.Conv2d):
-        return covers(layer.module)
+    if layer.kind == "conv":
+        return covers(layer.module)  # type: ignore[arg-type]
     return layer.kind in ("linear", "affine")
 
 
@@ -223,7 +223,7 @@ def _weight_gradient(traced: Traced, problems: int) -> Tensor:
         return flat.reshape(problems, *layer.module.weight.shape)
     if layer.kind == "affine":
         d, a = (t.unflatten(0, (problems, -1)) for t in (delta, layer.input))
-        return (d * a).sum(dim=(1, 3, 4))
+        return (d * a).sum(dim=[i for i in range(1, d.ndim) if i != 2])
     a = layer.input.reshape(problems, -1, layer.input.shape[-1])
     return delta.reshape(problems, -1, delta.shape[-1]).mT @ a
 

@@ -47,6 +47,8 @@ def _listing(files: tuple[Path, ...]) -> Listing:
     import inspect
 
     from bench import data, models, suite
+    from bench.extensions import installed, origin_of
+    from bench.names import MODELS
     from bench.registry import discover
 
     registry = discover(files)
@@ -80,7 +82,9 @@ def _listing(files: tuple[Path, ...]) -> Listing:
         "attacks": of_kind("attack"),
         "datasets": datasets
         + [made(f"{n}:PATH", f, "your own") for n, f in data.PATH_LOADERS.items()],
-        "models": [made(n, f) for n, f in models.BUILDERS.items()],
+        "models": [made(n, f) for n, f in models.BUILDERS.items()]
+        + [entry(n, origin_of(p)) for n, p in installed(MODELS).items()]
+        + [entry(n, text) for n, text in models.OWN.items()],
         "suites": [entry(n, suite.read_suite(n).description) for n in suite.shipped()],
     }
 

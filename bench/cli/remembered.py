@@ -16,7 +16,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from bench.names import GROUPS
+from bench.names import DATASETS, GROUPS, MODELS
 
 Listing = dict[str, list[dict[str, Any]]]
 _SOURCES = ("*.py", "*.toml")
@@ -55,7 +55,8 @@ def _keep(file: Path, value: dict[str, Any]) -> None:
 
 def _fingerprint() -> str:
     """Hash of the entry points and of place, time and size of every source file behind them."""
-    points = [p for group in GROUPS.values() for p in entry_points(group=group)]
+    groups = (*GROUPS.values(), MODELS, DATASETS)
+    points = [p for group in groups for p in entry_points(group=group)]
     lines = sorted(f"{p.group} {p.name} {p.value} {p.dist and p.dist.version}" for p in points)
     packages = {"bench", *(p.module.partition(".")[0] for p in points)}
     lines += [line for name in sorted(packages) for line in _files_of(name)]

@@ -37,7 +37,7 @@ class Environment:
 
 def versions() -> dict[str, str]:
     """Versions of everything that moves a number."""
-    packages = ("leakbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn")
+    packages = ("leakbench", "torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn")
     return {"python": platform.python_version(), **{p: version(p) for p in packages}}
 
 

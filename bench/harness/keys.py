@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from bench import data
-from bench.extensions import FILE_MODULE
+from bench import data, models
+from bench.extensions import FILE_MODULE, installed
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan
 from bench.harness.sources import Sources
 from bench.harness.store import key_of
+from bench.names import MODELS
 from bench.records import SCHEMA, AttackJob, TrainJob
 from bench.registry import PluginKind, Registry, judge
 
@@ -33,8 +34,10 @@ class Code:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._plugins: dict[tuple[PluginKind, str], str] = {}
+        self._models: dict[str, str] = {}
         modules = [p.cls.__module__ for p in registry.usable.values() if p.cls is not None]
         modules.append(type(judge()).__module__)
+        modules += [point.module for point in installed(MODELS).values()]
         packages = {m.partition(".")[0] for m in modules if not m.startswith(FILE_MODULE)}
         self._sources = Sources({"bench", *packages})
 
@@ -59,6 +62,24 @@ class Code:
             parts = [_hash(self._reached(kind, part)) for part in name.split("+")]
             self._plugins[kind, name] = "+".join(parts)
         return self._plugins[kind, name]
+
+    def model(self, name: str) -> str:
+        """Of a model that is a file or an entry point, with all that it reaches; "" for others,
+        which the training's code holds or a library's version tells.
+
+        Raises:
+            UserError: For a file that cannot be loaded.
+        """
+        if name not in self._models:
+            module, file = models.module_of(name), models.file_of(name)
+            found = {}
+            if module is not None:
+                folder = None if file is None else file.resolve().parent
+                found = self._sources.reached(module, folder=folder)
+            # The module's name tells where the file lies, which decides nothing.
+            own = {"" if m == module and file else m: digest for m, digest in found.items()}
+            self._models[name] = _hash(own) if own else ""
+        return self._models[name]
 
     def package(self, kind: PluginKind, name: str) -> str:
         """Of a plugin with what it reaches outside leakbench: what must be installed to run it."""
@@ -98,6 +119,7 @@ class Keys:
                 "code": self._code.training,
                 "plugin": self._code.plugin("defense", job.defense),
                 "device": self.env.device.split(":")[0],
+                "model": self._code.model(job.task.model),
                 "data": self._fingerprint(job.task.dataset),
                 **job.inputs(),
             }

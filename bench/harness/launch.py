@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import models
 from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import runner
@@ -86,6 +87,21 @@ def store_of(plan: Plan, out: Path | None, shard: tuple[int, int] = (1, 1)) -> S
     return Store(out or Path("leakbench-runs") / f"{plan.suite.name}{part}")
 
 
+def _check_models(plan: Plan, executor: str, jobs: int | None) -> None:
+    """Raises UserError for a model that the jobs' processes would not have."""
+    for model in dict.fromkeys(task.model for task in plan.suite.tasks):
+        if models.is_handed(model) and (executor != "local" or jobs != 0):
+            raise UserError(
+                f"model {model} is held by this process alone, which must run the jobs itself: "
+                "give jobs=0, or write the model into a file and name it FILE.py:Net."
+            )
+        if models.file_of(model) is not None and executor == "ray":
+            raise UserError(
+                f"model {model} is a file of this machine; on a cluster, install a package with an "
+                "entry point leakbench.models on its nodes."
+            )
+
+
 def default_workers(device: str) -> int:
     """One worker per GPU; on a CPU one single-threaded worker per core, up to four, since each
     takes about 0.9 GB."""
@@ -135,6 +151,7 @@ def executor_of(
         UserError: For settings that are out of range, or of the other executor.
     """
     check_executor(name)
+    _check_models(plan, name, jobs)
     device = keys.env.device
     if name == "local":
         workers = default_workers(device) if jobs is None else jobs

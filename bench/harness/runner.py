@@ -105,6 +105,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
             networks[task] = models.build(
                 job.task.model, shape=shape, classes=classes, settings=job.task.model_settings
             )
+            networks[task].check()
         if (task, setting) not in companies:
             companies.add((task, setting))
             if job.protocol.cuts:

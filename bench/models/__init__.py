@@ -1,4 +1,4 @@
-"""Networks by name. Each is a chain of named stages; a split protocol may cut after any."""
+"""Networks by name: leakbench's own, which are chains of named stages, and any torch module."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from torch import nn
 
 from bench.arguments import checked_arguments
 from bench.errors import UserError
+from bench.extensions import installed
 from bench.models import convolutional, dense, transformers
-from bench.models.network import Initial, Network, Stages, uniform
-from bench.names import did_you_mean
+from bench.models.module import ModuleNetwork
+from bench.models.named import file_of, hand, is_handed, is_named, maker_of, module_of
+from bench.models.network import IDENTITY, ChainNetwork, Initial, Network, Stages, uniform
+from bench.names import MODELS, did_you_mean
 
 BUILDERS: Mapping[str, Callable[..., Stages]] = {
     builder.__name__: builder
@@ -28,6 +31,12 @@ INITIAL: Mapping[str, Initial] = {
     "pit_tiny": transformers.PIT_INITIAL,
 }
 """How the networks begin that do not begin with PyTorch's default."""
+OWN: Mapping[str, str] = {
+    "FILE.py:Net": "a class or function in a file of yours that makes a torch.nn.Module",
+    "torchvision:NAME": "an untrained model of torchvision, such as torchvision:resnet18",
+    "timm:NAME": "an untrained model of timm, such as timm:vit_tiny_patch16_224",
+}
+"""Models that are not leakbench's own, by how they are named."""
 
 
 def build(
@@ -36,31 +45,50 @@ def build(
     """Build a network.
 
     Args:
+        name: One of `BUILDERS`, an entry point, FILE.py:Net, torchvision:NAME or timm:NAME.
         settings: The builder's settings, and `init`: absent for the network's own default
             (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see `INITIAL`), or a for U(-a, a).
+            A model that is not leakbench's own also takes `without_dropout`.
 
     Raises:
-        UserError: For an unknown name or setting, or a shape that the network cannot take.
+        UserError: For an unknown name or setting, a shape that the network cannot take, or a
+            module that cannot be used (see `ModuleNetwork`).
     """
-    if name not in BUILDERS:
-        raise UserError(did_you_mean("model", name, list(BUILDERS)))
     given = dict(settings or {})
     init = given.pop("init", None)
+    number = isinstance(init, int | float) and not isinstance(init, bool)
+    if init is not None and not (number and init > 0):
+        raise UserError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
+    common: dict[str, Any] = {
+        "name": name,
+        "settings": dict(settings or {}),
+        "shape": tuple(shape),
+        "classes": classes,
+    }
+    if name not in BUILDERS:
+        if not is_named(name):
+            known = [*BUILDERS, *installed(MODELS), *OWN]
+            raise UserError(did_you_mean("model", name, known))
+        without = given.pop("without_dropout", False)
+        if not isinstance(without, bool):
+            raise UserError(
+                f"without_dropout of model {name} must be true or false, got {without!r}."
+            )
+        return ModuleNetwork(
+            **common,
+            make=maker_of(name, tuple(shape), classes, given),
+            initial=None if init is None else {**IDENTITY, nn.Module: uniform(init)},
+            without_dropout=without,
+        )
     builder = BUILDERS[name]
     given = checked_arguments(
         builder, given, what=f"model {name}", supplied=("shape", "classes"), besides=("init",)
     )
-    number = isinstance(init, int | float) and not isinstance(init, bool)
-    if init is not None and not (number and init > 0):
-        raise UserError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
-    return Network(
-        name=name,
-        settings=dict(settings or {}),
-        shape=tuple(shape),
-        classes=classes,
+    return ChainNetwork(
+        **common,
         build=lambda: builder(shape=tuple(shape), classes=classes, **given),
         initial=INITIAL.get(name) if init is None else {nn.Module: uniform(init)},
     )
 
 
-__all__ = ["BUILDERS", "Network", "build"]
+__all__ = ["BUILDERS", "OWN", "Network", "build", "file_of", "hand", "is_handed", "module_of"]

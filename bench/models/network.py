@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,18 +49,23 @@ def positive(model: str, **settings: int) -> None:
 
 
 class StaticBatchNorm(nn.Module):
-    """Batch normalisation without running estimates (static BN of HeteroFL).
+    """Batch normalisation of [B, C, ...] without running estimates (static BN of HeteroFL).
 
     In mode "train" it normalises by the batch's own statistics, in mode "eval" by `mean` and `var`,
     which `Network.calibrate` computes once from public data, so that no client statistics travel.
     It is written with plain tensor arithmetic, so that double backward and vmap work.
     Source: Diao, Ding, Tarokh, arXiv:2010.01264, Sec. 3; used by PM-SFL and SelectiveShield.
+
+    Args:
+        affine: Whether it has a weight and a bias [C].
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, epsilon: float = _EPSILON, affine: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels))
-        self.bias = nn.Parameter(torch.empty(channels))
+        self.epsilon, self.affine = epsilon, affine
+        if affine:
+            self.weight = nn.Parameter(torch.empty(channels))
+            self.bias = nn.Parameter(torch.empty(channels))
         self.register_buffer("mean", torch.empty(channels))
         self.register_buffer("var", torch.empty(channels))
         self.mean: Tensor
@@ -69,22 +74,29 @@ class StaticBatchNorm(nn.Module):
         self.recorded: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        places = (1,) * (x.ndim - 2)
         if self.mode == "eval":
             mean, var = self.mean, self.var
         else:
-            mean = x.mean(dim=(0, 2, 3))
-            var = (x - mean[:, None, None]).square().mean(dim=(0, 2, 3))
+            over = [d for d in range(x.ndim) if d != 1]
+            mean = x.mean(dim=over)
+            var = (x - mean.unflatten(0, (-1, *places))).square().mean(dim=over)
             if self.mode == "calibrate":
                 self.recorded = (mean.detach(), var.detach())
-        scale = self.weight * torch.rsqrt(var + _EPSILON)
-        return x * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]
+        scale = torch.rsqrt(var + self.epsilon)
+        if self.affine:
+            scale = self.weight * scale
+        shift = (self.bias if self.affine else 0.0) - mean * scale
+        return x * scale.unflatten(0, (-1, *places)) + shift.unflatten(0, (-1, *places))
 
     def normalised(self, x: Tensor) -> Tensor:
         """(x - mean) / sqrt(var + eps) of eval mode, which `weight` multiplies."""
-        return (x - self.mean[:, None, None]) * torch.rsqrt(self.var + _EPSILON)[:, None, None]
+        places = (-1, *(1,) * (x.ndim - 2))
+        inverse = torch.rsqrt(self.var + self.epsilon).unflatten(0, places)
+        return (x - self.mean.unflatten(0, places)) * inverse
 
 
-_KINDS: Mapping[type[nn.Module], LayerKind] = {
+KINDS: Mapping[type[nn.Module], LayerKind] = {
     nn.Linear: "linear",
     nn.Conv2d: "conv",
     StaticBatchNorm: "affine",
@@ -110,17 +122,24 @@ def _identity(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
     return torch.full(module.get_parameter(name).shape, 1.0 if name == "weight" else 0.0)
 
 
-_INITIAL: Initial = {nn.Module: uniform(), StaticBatchNorm: _identity, nn.LayerNorm: _identity}
+IDENTITY: Initial = {StaticBatchNorm: _identity, nn.LayerNorm: _identity}
+"""Normalisations that begin by changing nothing."""
+_INITIAL: Initial = {nn.Module: uniform(), **IDENTITY}
 
 
 class Network:
     """Named stages, pure in their parameters.
 
-    The modules live on the meta device and hold no numbers: parameters are always passed in.
+    Modules live on the meta device and hold no numbers: parameters are always passed in. Each is
+    named `STAGE.REST`, where the stage's own name has no dot. `ChainNetwork` runs stages that
+    follow each other, `ModuleNetwork` any module.
 
     Args:
-        initial: How kinds of modules begin where that is not PyTorch's default,
-            U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a normalisation, weight 1 and bias 0.
+        stages: All stages in order; the last is the head, a linear layer with weight [C, F] and
+            bias [C].
+        parameters: Names of all parameters, and what they are called in `module`.
+        norms: The same of batch normalisations.
+        overwritten: Layers, by the prefix of their parameters, whose output is changed in place.
 
     Attributes:
         cuts: Stages after which a split protocol may cut.
@@ -134,22 +153,25 @@ class Network:
         settings: Mapping[str, Any],
         shape: Shape,
         classes: int,
-        build: Callable[[], Stages],
-        initial: Initial | None = None,
+        module: nn.Module,
+        stages: Sequence[str],
+        parameters: Mapping[str, str],
+        norms: Mapping[str, str],
+        overwritten: Collection[str] = (),
     ) -> None:
+        self._overwritten = frozenset(overwritten)
         self.name, self.settings, self.shape, self.classes = name, dict(settings), shape, classes
-        self._initial: Initial = {**_INITIAL, **(initial or {})}
-        with torch.device("meta"):
-            self._stages = nn.Sequential(build())
-            width = self._stages[:-1](torch.empty(2, *shape)).shape[-1]
-            self._stages[-1] = nn.Linear(width, classes)
-        self._names = [n for n, _ in self._stages.named_children()]
-        self.cuts = tuple(self._names[:-1])
-        self.head = (f"{self._names[-1]}.weight", f"{self._names[-1]}.bias")
-        self._own = frozenset(n for n, _ in self._stages.named_parameters())
-        self._norms = {
-            n: m for n, m in self._stages.named_modules() if isinstance(m, StaticBatchNorm)
-        }
+        self.stages = tuple(stages)
+        self.cuts = self.stages[:-1]
+        self.head = (f"{self.stages[-1]}.weight", f"{self.stages[-1]}.bias")
+        self._module, self._inner = module, dict(parameters)
+        self._norms: dict[str, StaticBatchNorm] = {}
+        for known, inner in norms.items():
+            norm = module.get_submodule(inner)
+            assert isinstance(norm, StaticBatchNorm)
+            self._norms[known] = norm
+            self._inner |= {f"{known}.{n}": f"{inner}.{n}" for n in ("mean", "var")}
+        self._own = frozenset(parameters)
 
     @property
     def normalises(self) -> bool:
@@ -157,13 +179,8 @@ class Network:
         return bool(self._norms)
 
     @property
-    def stages(self) -> tuple[str, ...]:
-        """Names of all stages in order; the last is the head."""
-        return tuple(self._names)
-
-    @property
     def n_parameters(self) -> int:
-        return sum(p.numel() for p in self._stages.parameters())
+        return sum(p.numel() for p in self._module.parameters())
 
     def describe(self) -> dict[str, Any]:
         """What is needed to build it again, and the names of the head's tensors."""
@@ -175,14 +192,23 @@ class Network:
             "head": list(self.head),
         }
 
+    def check(self) -> None:
+        """Raises UserError for a network of which the needed derivatives cannot be taken."""
+
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters, drawn in the order of `named_parameters`."""
-        params: dict[str, Tensor] = {}
-        for prefix, module in self._stages.named_modules():
-            draw = next(self._initial[t] for t in type(module).__mro__ if t in self._initial)
-            for name, _ in module.named_parameters(recurse=False):
-                params[f"{prefix}.{name}"] = draw(module, name, rng)
-        return params
+        """Initial parameters by name."""
+        raise NotImplementedError
+
+    def _segment(self, tensors: State, x: Tensor, low: int, high: int) -> Tensor:
+        """Run the stages with numbers low to high - 1 on the input of the first of them.
+
+        tensors: Those stages' parameters and, in eval mode, buffers of normalisation by name.
+        """
+        raise NotImplementedError
+
+    def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
+        """Every module with parameters of its own, by the prefix of their names."""
+        raise NotImplementedError
 
     def apply(
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
@@ -194,7 +220,7 @@ class Network:
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
     ) -> Tensor:
         """The head's input [B, F] of samples x [B, *shape]."""
-        return self.run(params, x, last=self._names[-2], mode=mode, buffers=buffers)
+        return self.run(params, x, last=self.stages[-2], mode=mode, buffers=buffers)
 
     def run(
         self,
@@ -221,22 +247,21 @@ class Network:
             ValueError: For an unknown stage, or eval mode without buffers where they are needed.
         """
         for stage in (first, last):
-            if stage is not None and stage not in self._names:
+            if stage is not None and stage not in self.stages:
                 raise ValueError(
-                    f"model {self.name} has no stage '{stage}'; it has {', '.join(self._names)}."
+                    f"model {self.name} has no stage '{stage}'; it has {', '.join(self.stages)}."
                 )
         if self._norms and mode == "eval" and buffers is None:
             raise ValueError(f"model {self.name} needs normalisation buffers in eval mode.")
-        low = self._names.index(first) if first else 0
-        high = self._names.index(last) + 1 if last else len(self._names)
-        part = self._stages[low:high]
-        prefixes = tuple(f"{n}." for n in self._names[low:high])
+        low = self.stages.index(first) if first else 0
+        high = self.stages.index(last) + 1 if last else len(self.stages)
+        prefixes = tuple(f"{n}." for n in self.stages[low:high])
         tensors = {k: v for k, v in params.items() if k in self._own and k.startswith(prefixes)}
         for norm in self._norms.values():
             norm.mode = mode
         if self._norms and mode == "eval" and buffers is not None:
             tensors |= {k: v for k, v in buffers.items() if k.startswith(prefixes)}
-        return functional_call(part, tensors, (x,))
+        return self._segment(tensors, x, low, high)
 
     def trace(
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
@@ -253,21 +278,21 @@ class Network:
             raise ValueError(f"model {self.name} cannot be traced in train mode.")
         layers: list[Layer] = []
 
-        def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-            def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                given, kind = inputs[0], _KINDS.get(type(module), "other")
+        def record(name: str, kind: LayerKind) -> Any:
+            def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                given = inputs[0]
                 if isinstance(module, StaticBatchNorm):
                     given = module.normalised(given)
                 layers.append(
                     Layer(name=name, kind=kind, module=module, input=given, output=output)
                 )
+                return output.clone() if name in self._overwritten else output
 
             return hook
 
         handles = [
-            module.register_forward_hook(record(name))
-            for name, module in self._stages.named_modules()
-            if next(module.parameters(recurse=False), None) is not None
+            module.register_forward_hook(record(name, kind))
+            for name, module, kind in self._layers()
         ]
         try:
             return self.run(params, x, mode=mode, buffers=buffers), layers
@@ -287,3 +312,63 @@ class Network:
             buffers[f"{name}.mean"], buffers[f"{name}.var"] = norm.recorded
             norm.recorded = None
         return buffers
+
+
+class ChainNetwork(Network):
+    """A network of stages that follow each other, with a linear layer after them.
+
+    Args:
+        build: Makes the stages; the last one only names the head.
+        initial: How kinds of modules begin where that is not PyTorch's default,
+            U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a normalisation, weight 1 and bias 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        settings: Mapping[str, Any],
+        shape: Shape,
+        classes: int,
+        build: Callable[[], Stages],
+        initial: Initial | None = None,
+    ) -> None:
+        self._initial: Initial = {**_INITIAL, **(initial or {})}
+        with torch.device("meta"):
+            chained = nn.Sequential(build())
+            width = chained[:-1](torch.empty(2, *shape)).shape[-1]
+            chained[-1] = nn.Linear(width, classes)
+        self._chained = chained
+        names = [n for n, m in chained.named_modules() if isinstance(m, StaticBatchNorm)]
+        super().__init__(
+            name=name,
+            settings=settings,
+            shape=shape,
+            classes=classes,
+            module=chained,
+            stages=[n for n, _ in chained.named_children()],
+            parameters={n: n for n, _ in chained.named_parameters()},
+            norms={n: n for n in names},
+        )
+
+    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters, drawn in the order of `named_parameters`."""
+        return drawn(self._chained, self._initial, rng)
+
+    def _segment(self, tensors: State, x: Tensor, low: int, high: int) -> Tensor:
+        return functional_call(self._chained[low:high], dict(tensors), (x,))
+
+    def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
+        for name, module in self._chained.named_modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                yield name, module, KINDS.get(type(module), "other")
+
+
+def drawn(module: nn.Module, initial: Initial, rng: torch.Generator) -> dict[str, Tensor]:
+    """Values of all of a module's parameters, drawn in their order."""
+    params: dict[str, Tensor] = {}
+    for prefix, part in module.named_modules():
+        draw = next(initial[t] for t in type(part).__mro__ if t in initial)
+        for name, _ in part.named_parameters(recurse=False):
+            params[f"{prefix}.{name}".lstrip(".")] = draw(part, name, rng)
+    return params

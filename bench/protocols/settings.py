@@ -103,8 +103,10 @@ class ProtocolSettings(BaseModel):
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """Cuts of the clients, in turn; none but under splitfed."""
-        return tuple([self.cut] if isinstance(self.cut, str) else self.cut or ())
+        """Cuts of the clients, in turn; none but under splitfed. Stages that are submodules of a
+        user's model may be written as torch does, layer1.0 for layer1/0."""
+        cuts = [self.cut] if isinstance(self.cut, str) else self.cut or ()
+        return tuple(cut.replace(".", "/") for cut in cuts)
 
     @property
     def work(self) -> str:

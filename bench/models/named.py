@@ -1,0 +1,219 @@
+"""Modules by name that are not leakbench's own: a class in the user's file, models of torchvision
+and timm, entry points of installed packages, and a module that the Python API was handed."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.arguments import checked_arguments
+from bench.errors import UserError
+from bench.extensions import BrokenFile, in_one_line, installed, load_file, origin_of
+from bench.models.network import Shape
+from bench.names import MODELS, did_you_mean
+
+Make = Callable[[], nn.Module]
+LIBRARIES = ("torchvision", "timm")
+_HANDED = "handed:"
+_handed: dict[str, nn.Module] = {}
+"""Modules that this process was handed, by name."""
+
+
+def file_of(name: str) -> Path | None:
+    """The file in a name such as FILE.py:Net, None where the name has none."""
+    path, colon, _ = name.rpartition(":")
+    return Path(path) if colon and path.endswith(".py") else None
+
+
+def is_handed(name: str) -> bool:
+    """Whether it is a module that a process was handed."""
+    return name.startswith(_HANDED)
+
+
+def module_of(name: str) -> str | None:
+    """The Python module that decides what a model is, None for leakbench's own and libraries'.
+
+    Raises:
+        UserError: For a file that cannot be loaded.
+    """
+    path = file_of(name)
+    if path is not None:
+        return _loaded(path).__name__
+    point = installed(MODELS).get(name)
+    return None if point is None else point.module
+
+
+def is_named(name: str) -> bool:
+    """Whether this module knows the model, or who is to be asked for it."""
+    library = name.partition(":")[0] in LIBRARIES
+    return library or file_of(name) is not None or name in installed(MODELS) or is_handed(name)
+
+
+def hand(module: nn.Module) -> str:
+    """Keep a module for this process, with the parameters that it has.
+
+    Returns:
+        A name for it, of its class and of a hash of its structure and numbers.
+    """
+    digest = hashlib.sha256(repr(module).encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    name = f"{_HANDED}{type(module).__name__}-{digest.hexdigest()[:12]}"
+    _handed[name] = deepcopy(module).cpu()
+    return name
+
+
+def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any]) -> Make:
+    """What makes the module of that name for samples of a shape.
+
+    A class or function gets the settings, and of these what its signature has and the settings
+    lack: `shape` or `input_shape`; `classes`, `num_classes` or `n_classes`; `in_channels` or
+    `in_chans`; `img_size` or `image_size`; `in_features` or `input_dim`.
+
+    Raises:
+        UserError: For a name that is none, a setting that it has not, or a class that raises.
+    """
+    what, given = f"model {name}", dict(settings)
+    if is_handed(name):
+        return _of_handed(name, given)
+    library, colon, inner = name.partition(":")
+    if colon and library in LIBRARIES:
+        make, given = _of_library(library, inner, shape, classes, given)
+    else:
+        made_by = _of_file(name) if file_of(name) is not None else _of_entry_point(name)
+        offered = _offered(shape, classes)
+        parameters = inspect.signature(made_by).parameters
+        more = {n: v for n, v in offered.items() if n in parameters and n not in given}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given = checked_arguments(made_by, given, what=what, supplied=tuple(more))
+        given |= more
+        make = made_by
+
+    def made() -> nn.Module:
+        try:
+            module = make(**given)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a foreign class raises for these settings
+            shown = ", ".join(f"{k}={v!r}" for k, v in given.items())
+            raise UserError(f"{what} cannot be made with {shown}: {in_one_line(error)}.") from error
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{what} must give a torch.nn.Module, got {type(module).__name__}.")
+        return module
+
+    return made
+
+
+def _offered(shape: Shape, classes: int) -> dict[str, Any]:
+    """Arguments by the names that models commonly have for them."""
+    found: dict[str, Any] = {"shape": shape, "input_shape": shape}
+    found |= dict.fromkeys(("classes", "num_classes", "n_classes"), classes)
+    found |= dict.fromkeys(("in_features", "input_dim"), prod(shape))
+    if len(shape) == 3:
+        side = shape[1] if shape[1] == shape[2] else shape[1:]
+        found |= dict.fromkeys(("in_channels", "in_chans"), shape[0])
+        found |= dict.fromkeys(("img_size", "image_size"), side)
+    return found
+
+
+def _of_handed(name: str, settings: Mapping[str, Any]) -> Make:
+    if name not in _handed:
+        raise UserError(
+            f"model {name} was handed to another process; give it to bench.run again, or write it "
+            "into a file and name it FILE.py:Net."
+        )
+    if settings:
+        raise UserError(
+            f"model {name} is made already and takes no setting {next(iter(settings))}."
+        )
+    return lambda: deepcopy(_handed[name])
+
+
+def _of_file(name: str) -> Callable[..., Any]:
+    path, _, inner = name.rpartition(":")
+    if not inner.isidentifier():
+        raise UserError(
+            f"a model of a file is FILE.py:NAME, with the name of a class, got '{name}'."
+        )
+    module = _loaded(Path(path))
+    found = getattr(module, inner, None)
+    if found is None:
+        own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UserError(did_you_mean("class or function", inner, own, where=path))
+    if not callable(found) or isinstance(found, nn.Module):
+        raise UserError(
+            f"{name} must be a class or function that makes a torch.nn.Module, got "
+            f"{type(found).__name__}."
+        )
+    return found
+
+
+def _loaded(path: Path) -> ModuleType:
+    try:
+        return load_file(path)
+    except BrokenFile as error:
+        raise UserError(f"{path} cannot be loaded: {error}") from error
+
+
+def _of_entry_point(name: str) -> Callable[..., Any]:
+    point = installed(MODELS)[name]
+    try:
+        found = point.load()
+    except Exception as error:  # whatever a foreign module raises at import is its own defect
+        raise UserError(
+            f"model {name} ({origin_of(point)}) is broken: {in_one_line(error)}"
+        ) from error
+    if not callable(found):
+        raise UserError(f"model {name} ({origin_of(point)}) is neither a class nor a function.")
+    return found
+
+
+def _of_library(
+    library: str, name: str, shape: Shape, classes: int, settings: Mapping[str, Any]
+) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+    """What makes an untrained model of a library, and with what."""
+    given = {"num_classes": classes, **settings}
+    if library == "torchvision":
+        from torchvision import models
+
+        known = models.list_models(module=models)
+        if name not in known:
+            raise UserError(did_you_mean("model of torchvision", name, known))
+        if len(shape) != 3 or shape[0] != 3:
+            raise UserError(
+                f"model torchvision:{name} takes images of 3 channels, got samples of shape "
+                f"{list(shape)}; timm's models take any number."
+            )
+        if name.startswith("vit_"):
+            given = {"image_size": shape[1], **given}
+        return lambda **more: models.get_model(name, weights=None, **more), given
+    import timm
+
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=8, cutoff=0.0)
+        raise UserError(f"Unknown model of timm '{name}'. Nearest: {', '.join(near)}.")
+    if len(shape) != 3:
+        raise UserError(f"model timm:{name} takes images, got samples of shape {list(shape)}.")
+    given = {"in_chans": shape[0], **given}
+    sized = {"img_size": tuple(shape[1:]), **given}
+
+    def made(**more: Any) -> nn.Module:
+        try:
+            return timm.create_model(name, pretrained=False, **more)
+        except TypeError as error:
+            if "img_size" not in str(error) or "img_size" in settings:
+                raise
+            return timm.create_model(name, pretrained=False, **given)
+
+    return made, sized
