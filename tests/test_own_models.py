@@ -191,6 +191,18 @@ def test_dropout_is_left_out_where_the_suite_says_so() -> None:
         brought("dropping", without_dropout="yes")
 
 
+def test_samples_are_standardised_before_a_module_that_expects_it() -> None:
+    plain = brought("Residual")
+    scaled = brought("Residual", mean=[0.4, 0.5], std=0.25)
+    params, x, _ = prepared(plain)
+    by_hand = (x - torch.tensor([0.4, 0.5]).view(2, 1, 1)) / 0.25
+    expected = plain.apply(params, by_hand, mode="train")
+    assert torch.allclose(scaled.apply(params, x, mode="train"), expected, atol=1e-5)
+    for wrong in ({"mean": 0.5}, {"mean": [0.5], "std": 1.0}, {"mean": 0.5, "std": 0}):
+        with pytest.raises(UserError, match=r"mean and std of model .* must be given together"):
+            brought("Residual", **wrong)
+
+
 def test_a_module_that_clients_cannot_run_together_is_refused_before_a_run() -> None:
     with pytest.raises(UserError, match=r"not for several clients at once by torch.func.vmap"):
         brought("Rounded").check()

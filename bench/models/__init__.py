@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,7 @@ from bench.arguments import checked_arguments
 from bench.errors import UserError
 from bench.extensions import installed
 from bench.models import convolutional, dense, transformers
-from bench.models.module import ModuleNetwork
+from bench.models.module import ModuleNetwork, Scale
 from bench.models.named import file_of, hand, is_handed, is_named, maker_of, module_of
 from bench.models.network import IDENTITY, ChainNetwork, Initial, Network, Stages, uniform
 from bench.names import MODELS, did_you_mean
@@ -48,7 +49,8 @@ def build(
         name: One of `BUILDERS`, an entry point, FILE.py:Net, torchvision:NAME or timm:NAME.
         settings: The builder's settings, and `init`: absent for the network's own default
             (PyTorch's U(-1/sqrt(fan_in), 1/sqrt(fan_in)), but see `INITIAL`), or a for U(-a, a).
-            A model that is not leakbench's own also takes `without_dropout`.
+            A model that is not leakbench's own also takes `without_dropout`, and `mean` and `std`
+            of each channel, by which samples in [0, 1] are standardised before it.
 
     Raises:
         UserError: For an unknown name or setting, a shape that the network cannot take, or a
@@ -74,8 +76,10 @@ def build(
             raise UserError(
                 f"without_dropout of model {name} must be true or false, got {without!r}."
             )
+        scale = _scale(name, given.pop("mean", None), given.pop("std", None), shape[0])
         return ModuleNetwork(
             **common,
+            scale=scale,
             make=maker_of(name, tuple(shape), classes, given),
             initial=None if init is None else {**IDENTITY, nn.Module: uniform(init)},
             without_dropout=without,
@@ -89,6 +93,23 @@ def build(
         build=lambda: builder(shape=tuple(shape), classes=classes, **given),
         initial=INITIAL.get(name) if init is None else {nn.Module: uniform(init)},
     )
+
+
+def _scale(name: str, mean: Any, std: Any, channels: int) -> Scale | None:
+    """Both for each channel; one number stands for all channels."""
+    if mean is None and std is None:
+        return None
+    found = []
+    for what, value, least in (("mean", mean, -inf), ("std", std, 0.0)):
+        each = value if isinstance(value, list | tuple) else [value] * channels
+        numbers = all(isinstance(v, int | float) and least < v < inf for v in each)
+        if len(each) != channels or not numbers:
+            raise UserError(
+                f"mean and std of model {name} must be given together, each a number (std > 0) "
+                f"or one for each of {channels} channels; got {what}={value!r}."
+            )
+        found.append(tuple(float(v) for v in each))
+    return found[0], found[1]
 
 
 __all__ = ["BUILDERS", "OWN", "Network", "build", "file_of", "hand", "is_handed", "module_of"]

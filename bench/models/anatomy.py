@@ -94,18 +94,18 @@ class _Pass:
     times: dict[str, int] = field(default_factory=dict)
 
 
-def dissect(module: nn.Module, shape: Shape, classes: int, *, what: str) -> Anatomy:
-    """Read a module's anatomy off a pass of random samples.
+def dissect(module: nn.Module, x: Tensor, classes: int, *, what: str) -> Anatomy:
+    """Read a module's anatomy off a pass of a few samples.
 
     Args:
         module: With parameters that hold numbers; each batch normalisation is static.
-        shape: Of one sample.
+        x: Some `SAMPLES` samples.
         what: What errors call it, as "model net.py:Net".
 
     Raises:
         UserError: For a module that gives no logits [B, classes], or without a linear head.
     """
-    played = _play(module, shape, classes, what)
+    played = _play(module, x.detach().requires_grad_(), classes, what)
     head = _head(module, played, what)
     found = _places(module, played, head)
     parts = _parts(module, played, found)
@@ -135,8 +135,8 @@ def dissect(module: nn.Module, shape: Shape, classes: int, *, what: str) -> Anat
     )
 
 
-def _play(module: nn.Module, shape: Shape, classes: int, what: str) -> _Pass:
-    x = torch.rand(SAMPLES, *shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+def _play(module: nn.Module, x: Tensor, classes: int, what: str) -> _Pass:
+    shape = list(x.shape[1:])
     start = x.view_as(x).grad_fn
     assert start is not None
     played = _Pass(output=x, start=start.next_functions[0][0])
@@ -167,14 +167,14 @@ def _play(module: nn.Module, shape: Shape, classes: int, what: str) -> _Pass:
             output = module(x)
     except Exception as error:  # whatever a foreign module raises
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        raise UserError(f"{what} cannot take samples of shape {list(shape)} ({text}).") from error
+        raise UserError(f"{what} cannot take samples of shape {shape} ({text}).") from error
     finally:
         for handle in handles:
             handle.remove()
     got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != [SAMPLES, classes]:
         raise UserError(
-            f"{what} must give {SAMPLES} samples of shape {list(shape)} logits of shape "
+            f"{what} must give {SAMPLES} samples of shape {shape} logits of shape "
             f"[{SAMPLES}, {classes}], got {got}."
         )
     played.output = output

@@ -18,6 +18,8 @@ from bench.extensions import in_one_line
 from bench.models.anatomy import SAMPLES, Place, dissect
 from bench.models.network import KINDS, Initial, Network, Shape, StaticBatchNorm, drawn
 
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of each channel."""
 _SEEDS = 4
 """Passes by which it is seen whether a module draws random numbers in training."""
 
@@ -35,6 +37,7 @@ class ModuleNetwork(Network):
         initial: How kinds of modules begin instead.
         without_dropout: Whether to run a module that draws random numbers in training as in
             evaluation, which draws none.
+        scale: By which samples are standardised before the module; None: not at all.
 
     Raises:
         UserError: With one sentence for a module that cannot be used.
@@ -50,13 +53,16 @@ class ModuleNetwork(Network):
         make: Callable[[], nn.Module],
         initial: Initial | None = None,
         without_dropout: bool = False,
+        scale: Scale | None = None,
     ) -> None:
         what = f"model {name}"
-        self._make, self._initial = make, initial
+        self._make, self._initial, self._scale = make, initial, scale
+        self._scales: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         module = self._fresh(seed=0)
         with _plain_arithmetic(), torch.random.fork_rng(devices=[]):
-            _check_modes(module, shape, what, without_dropout=without_dropout)
-            self.anatomy = dissect(module.eval(), shape, classes, what=what)
+            x = torch.rand(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
+            _check_modes(module, self._scaled(x), what, without_dropout=without_dropout)
+            self.anatomy = dissect(module.eval(), self._scaled(x), classes, what=what)
         norms = set(self.anatomy.norms.values())
         trained = set(self.anatomy.parameters.values())
         self._constants = {
@@ -128,6 +134,7 @@ class ModuleNetwork(Network):
                         stack.enter_context(self._instead(place, blank))
                 stack.enter_context(self._instead(places[low - 1], x))
                 x = x.new_zeros(len(x), *self.shape)
+            x = x if low else self._scaled(x)
             if high == len(places):
                 return functional_call(self._module, given, (x,))
             stack.enter_context(self._stopping(places[high - 1]))
@@ -136,6 +143,17 @@ class ModuleNetwork(Network):
             except _Reached as reached:
                 return reached.tensor
         raise RuntimeError(f"model {self.name} did not reach {places[high - 1].stage}.")
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Samples [B, *shape] as the module gets them."""
+        if self._scale is None:
+            return x
+        place = x.device, x.dtype
+        if place not in self._scales:
+            shape = (-1, *(1,) * (x.ndim - 2))
+            self._scales[place] = [x.new_tensor(values).view(shape) for values in self._scale]
+        mean, std = self._scales[place]
+        return (x - mean) / std
 
     def _constants_like(self, x: Tensor) -> dict[str, Tensor]:
         """What is not trained, on the device of x and in its precision."""
@@ -226,10 +244,9 @@ def _prepared(module: nn.Module) -> nn.Module:
     return module
 
 
-def _check_modes(module: nn.Module, shape: Shape, what: str, *, without_dropout: bool) -> None:
+def _check_modes(module: nn.Module, x: Tensor, what: str, *, without_dropout: bool) -> None:
     """Raises UserError for a module that draws random numbers, or that does something else in
     training than in evaluation, but for batch normalisation."""
-    x = torch.rand(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
 
     def played(training: bool, seed: int) -> Any:
         torch.manual_seed(seed)
