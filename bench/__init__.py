@@ -11,14 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bench.outside import open_export
     from bench.results import Results, load, run
 
 __version__ = "0.2.0"
-__all__ = ["Results", "load", "run"]
+__all__ = ["Results", "load", "open_export", "run"]
 
 
 def __getattr__(name: str) -> Any:
     """The Python API, imported when it is first used: `import bench` itself stays light."""
+    if name == "open_export":
+        from bench import outside
+
+        return outside.open_export
     if name in __all__:
         from bench import results
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import shutil
@@ -24,9 +25,9 @@ from bench import outside
 from bench.cli.outside import export as export_command
 from bench.cli.outside import score as score_command
 from bench.harness.environment import Environment, dataset_of
-from bench.harness.store import Store, key_of
+from bench.harness.store import Store, key_of, staged, write_whole
 from bench.metrics.images import ssim
-from bench.protocols.export import load_seen, load_truth
+from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.records import AttackRecord, Run
 from bench.report.choosing import find
 from bench.results import Results
@@ -88,6 +89,26 @@ def test_an_export_holds_what_was_seen_and_public_facts_and_never_the_truth(
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_exports_and_result_folders_are_readable_by_whom_the_umask_says(
+    results: Results, tmp_path: Path, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        outside.export(results.folder, "none/analytic", tmp_path / "x" / "seen", HERE)
+        write_whole(tmp_path / "text.json", "{}")
+        with staged(tmp_path / "folder") as stage:
+            save_tensors({"x": torch.zeros(1)}, stage / "x.safetensors")
+    finally:
+        os.umask(before)
+    made = list(tmp_path.rglob("*"))
+    assert len(made) == 7
+    for path in made:
+        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask, path
+    kept = {p.stat().st_mode & 0o777 for p in results.folder.rglob("*") if p.is_file()}
+    assert kept == {0o666 & ~before}
+
+
 def test_every_key_of_an_export_is_described(results: Results, tmp_path: Path) -> None:
     text = PAGE.read_text()
     paths = outside.export(results.folder, "spm/analytic", tmp_path / "seen", HERE)
@@ -117,12 +138,13 @@ def test_our_own_reconstruction_scores_exactly_as_recorded(
             np.savez(mine, images=images.numpy())
         else:
             save(mine, images=images)
-        found = outside.score_file(results.folder, cell.key, mine, HERE)
-        assert set(found.values) == {"ssim", "mse", "psnr", "success"}
-        for name, values in found.values.items():
+        found = outside.score_files(results.folder, cell.key, [mine], HERE)
+        (answer,) = found.answers
+        assert set(answer.values) == {"ssim", "mse", "psnr", "success"}
+        for name, values in answer.values.items():
             assert values == record.values[name]
             assert found.floors[name] == record.floors[name]
-            assert found.figures[name].own == pytest.approx(found.figures[name].interval.mean)
+            assert found.beside[name].own == pytest.approx(answer.figures[name].mean)
         compared += 1
     assert compared >= 6
 
@@ -137,12 +159,13 @@ def test_labels_and_counts_are_scored_and_samples_may_come_in_any_order(
     counts = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
     mine = save(tmp_path / "mine.safetensors", images=truth.x[:, order], labels=truth.y[:, order],
                 label_counts=counts)  # fmt: skip
-    found = outside.score_file(results.folder, cell.key, mine, HERE)
-    assert found.values["label_accuracy"] == found.values["lnacc"] == [1.0, 1.0]
-    assert min(found.values["ssim"]) > 0.999999
-    assert (found.victims, found.samples, found.failed) == (2, 4, 0)
-    assert found.figures["lnacc"].own is not None
-    assert 0 < (found.figures["lnacc"].floor or 0) < 1
+    found = outside.score_files(results.folder, cell.key, [mine], HERE)
+    (answer,) = found.answers
+    assert answer.values["label_accuracy"] == answer.values["lnacc"] == [1.0, 1.0]
+    assert min(answer.values["ssim"]) > 0.999999
+    assert (found.victims, found.samples, answer.failed) == (2, 4, 0)
+    assert found.beside["lnacc"].own is not None
+    assert 0 < (found.beside["lnacc"].floor or 0) < 1
 
 
 def test_victims_without_an_answer_are_scored_as_the_mean_public_image(
@@ -153,11 +176,82 @@ def test_victims_without_an_answer_are_scored_as_the_mean_public_image(
     images[1] = float("nan")
     mine = save(tmp_path / "mine.safetensors", images=images[:, 0],
                 failed=torch.tensor([False, True]))  # fmt: skip
-    found = outside.score_file(results.folder, "none/analytic", mine, HERE)
-    assert found.failed == 1
-    assert found.values["ssim"][0] == pytest.approx(1)
+    found = outside.score_files(results.folder, "none/analytic", [mine], HERE)
+    (answer,) = found.answers
+    assert answer.failed == 1
+    assert answer.values["ssim"][0] == pytest.approx(1)
     mean = public_mean(results).expand_as(truth.x)
-    assert found.values["ssim"][1] == pytest.approx(float(ssim(mean, truth.x)[1].mean()))
+    assert answer.values["ssim"][1] == pytest.approx(float(ssim(mean, truth.x)[1].mean()))
+
+
+def test_label_counts_of_a_victim_without_an_answer_need_not_add_up_and_name_no_label(
+    results: Results, tmp_path: Path
+) -> None:
+    cell = cell_of(results, "none/ilrg")
+    folder = Store(results.folder).artifacts(cell.train_key)
+    truth = load_truth(folder / "init-batch4-truth.safetensors")
+    counts = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
+    counts[1] = 9
+    mine = save(tmp_path / "mine.safetensors", label_counts=counts,
+                failed=torch.tensor([False, True]))  # fmt: skip
+    (answer,) = outside.score_files(results.folder, cell.key, [mine], HERE).answers
+    assert answer.values["irec"] == [1.0, 0.0]
+    mine = save(tmp_path / "mine.safetensors", label_counts=counts)
+    with pytest.raises(ValueError, match=r"label_counts must lie in 0\.\.4, got 0 to 9"):
+        outside.score_files(results.folder, cell.key, [mine], HERE)
+
+
+def test_answers_are_held_against_our_own_on_the_same_victims(
+    results: Results, tmp_path: Path
+) -> None:
+    truth, cell = _truth(results), cell_of(results, "spm/analytic")
+    perfect = save(tmp_path / "perfect.safetensors", images=truth.x)
+    gray = save(tmp_path / "gray.safetensors", images=torch.full_like(truth.x, 0.5))
+    own = tmp_path / "own.safetensors"
+    kept = Store(results.folder).artifacts(cell.key) / "reconstruction.safetensors"
+    save(own, images=load_file(kept)["images"])
+    labels = save(tmp_path / "labels.safetensors", labels=truth.y)
+    files = [perfect, gray, own, labels]
+    found = outside.score_files(results.folder, cell.key, files, HERE)
+    row = next(r for r in results.rows if r["defense"] == "spm")
+    for name in ("choice", "worst"):
+        shown = getattr(found.row, name)
+        assert (shown.attack, shown.interval.mean) == (
+            row[name]["attack"],
+            row[name]["ssim"]["mean"],
+        )
+    best, worse, same, named = found.answers
+    # The run has one seed and one threat on images, so the row's victims are the cell's.
+    for against in best.against:
+        theirs = {"own": found.beside["ssim"].own, "choice": row["choice"]["ssim"]["mean"],
+                  "worst": row["worst"]["ssim"]["mean"]}[against.rival]  # fmt: skip
+        assert against.metric == "ssim"
+        assert against.difference.mean == pytest.approx(best.figures["ssim"].mean - theirs)
+        assert against.beats
+        assert not against.separated  # two victims cannot
+    assert [a.rival for a in best.against] == ["own", "choice", "worst"]
+    assert not any(a.beats for a in worse.against)
+    assert [(a.difference.mean, a.p) for a in same.against if a.rival == "own"] == [(0.0, 1.0)]
+    assert named.against == ()  # of labels there is no worst case, and analytic's column is SSIM
+
+
+def test_labels_are_held_against_an_attack_on_labels(results: Results, tmp_path: Path) -> None:
+    cell = cell_of(results, "none/ilrg")
+    folder = Store(results.folder).artifacts(cell.train_key)
+    truth = load_truth(folder / "init-batch4-truth.safetensors")
+    wrong = torch.zeros(2, 10, dtype=torch.int64)
+    wrong[:, 0] = 4
+    mine = save(tmp_path / "mine.safetensors", label_counts=wrong)
+    found = outside.score_files(results.folder, cell.key, [mine], HERE)
+    (against,) = found.answers[0].against
+    record = Store(results.folder).read("attack", cell.key)
+    assert isinstance(record, AttackRecord)
+    assert (against.rival, against.attack, against.metric) == ("own", "ilrg", "lnacc")
+    right = [sum(int(c) == (4 if i == 0 else 0) for i, c in enumerate(counts)) / 10
+             for counts in (torch.bincount(y, minlength=10) for y in truth.y)]  # fmt: skip
+    gaps = [a - b for a, b in zip(right, record.values["lnacc"], strict=True)]
+    assert against.difference.mean == pytest.approx(sum(gaps) / 2)
+    assert against.beats == (sum(gaps) > 0)
 
 
 def public_mean(results: Results) -> torch.Tensor:
@@ -191,6 +285,11 @@ GOOD = torch.full((2, 1, 1, 16, 16), 0.5)
         ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels must have shape [2, 1]"),
         ({"label_counts": torch.zeros(2, 9, dtype=torch.int64)}, "shape [2, 10] (victims, classes"),
         ({"label_counts": torch.full((2, 10), -1)}, "label_counts must lie in 0..1, got -1"),
+        (
+            {"label_counts": torch.zeros(2, 10, dtype=torch.int64)},
+            "label_counts of a victim must add up to its 1 sample(s), got 0 of victim 0, 0 of "
+            "victim 1",
+        ),
         ({"image": GOOD}, "Did you mean 'images'?"),
         ({"failed": torch.tensor([True, False])}, "holds no images, labels or label_counts"),
         ({"images": GOOD, "failed": torch.tensor([1, 0])}, "failed must be bool [2]"),
@@ -201,7 +300,7 @@ def test_a_wrong_answer_gets_one_sentence(
 ) -> None:
     mine = save(tmp_path / "mine.safetensors", **arrays)
     with pytest.raises(ValueError, match=re.escape(message)):
-        outside.score_file(results.folder, "none/analytic", mine, HERE)
+        outside.score_files(results.folder, "none/analytic", [mine], HERE)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +322,7 @@ def test_a_file_that_is_no_reconstruction_is_refused(
     results: Results, tmp_path: Path, make: Callable[[Path], Path], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        outside.score_file(results.folder, "none/analytic", make(tmp_path), HERE)
+        outside.score_files(results.folder, "none/analytic", [make(tmp_path)], HERE)
 
 
 def _text(path: Path) -> Path:
@@ -276,7 +375,7 @@ def test_cells_are_found_by_key_prefix_and_words(results: Results) -> None:
         with pytest.raises(ValueError, match=re.escape(message)):
             find(cells, text)
         with pytest.raises(ValueError, match=re.escape(message)):
-            outside.score_file(results.folder, text, Path("mine.npz"), HERE)
+            outside.score_files(results.folder, text, [Path("mine.npz")], HERE)
 
 
 def test_a_cell_without_observation_says_why(results: Results, tmp_path: Path) -> None:
@@ -318,30 +417,40 @@ def test_the_pages_example_rebuilds_the_images_and_the_commands_score_it(
     code, text = leakbench("export", run, "digits/mlp_spm/none/analytic/init", "--out", "seen")
     assert code == 0, text
     assert "seen-public.safetensors: public samples" in text
-    block = PAGE.read_text().split("```python\n")[1].split("```")[0]
-    Path("my_attack.py").write_text(block)
-    runpy.run_path("my_attack.py")
+    for number, name in ((1, "my_attack.py"), (2, "match.py")):
+        block = PAGE.read_text().split("```python\n")[number].split("```")[0]
+        Path(name).write_text(block)
+        runpy.run_path(name)
     assert "loss of the answer" in capsys.readouterr().out
     code, text = leakbench("score", run, "seen", "mine.safetensors")
     assert code == 0, text
-    for word in ("ssim", "label_accuracy", "floor", "own analytic"):
+    for word in ("SSIM", "label_accuracy", "floor", "own: analytic", "the row's upper bound"):
         assert word in text
-    code, text = leakbench("score", run, "seen.json", "mine.safetensors", "--json")
+    answers = ("mine.safetensors", "matched.safetensors")
+    code, text = leakbench("score", run, "seen", *answers)
+    assert code == 0, text
+    assert all(name in text for name in answers)
+    code, text = leakbench("score", run, "seen.json", *answers, "--json")
     found = json.loads(text)
-    assert found["figures"]["ssim"]["mean"] > 0.999
-    assert found["figures"]["label_accuracy"]["mean"] == 1.0
-    assert found["figures"]["ssim"]["own"] > 0.99
+    answer, matched = found["answers"]
+    assert matched["figures"]["ssim"]["mean"] > 0.99
+    for key in (*found, *answer, *answer["against"][0], *found["row"], *found["beside"]["ssim"]):
+        assert f"`{key}`" in PAGE.read_text(), key
+    assert [a["rival"] for a in answer["against"]] == ["own", "choice", "worst"]
+    assert answer["figures"]["ssim"]["mean"] > 0.999
+    assert answer["figures"]["label_accuracy"]["mean"] == 1.0
+    assert found["beside"]["ssim"]["own"] > 0.99
     # Of two victims the floor may be high by chance; it is the one of leakbench's own attack, and
     # all of the way from it to a perfect copy is gone.
     cell = cell_of(results, "digits/mlp_spm/none/analytic/init")
     own = Store(results.folder).read("attack", cell.key)
     assert isinstance(own, AttackRecord)
     floor, told = (sum(own.floors[n]) / 2 for n in ("ssim", "ssim_class_mean"))
-    assert found["figures"]["ssim"]["floor"] == pytest.approx(floor)
-    assert found["figures"]["ssim"]["floor_class_mean"] == pytest.approx(told)
+    assert found["beside"]["ssim"]["floor"] == pytest.approx(floor)
+    assert found["beside"]["ssim"]["floor_class_mean"] == pytest.approx(told)
     assert floor < told < 0.9
-    assert (found["figures"]["ssim"]["mean"] - floor) / (1 - floor) > 0.99
-    assert len(found["values"]["ssim"]) == found["victims"] == 2
+    assert (answer["figures"]["ssim"]["mean"] - floor) / (1 - floor) > 0.99
+    assert len(answer["values"]["ssim"]) == found["victims"] == 2
     Path("mine.json").write_text("{}")
     for arguments, message in (
         (("score", run, "mine", "mine.safetensors"), "it names no cell"),

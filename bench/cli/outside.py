@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bench.cli import options
 from bench.cli.reports import publish
+
+if TYPE_CHECKING:
+    from bench.outside import Against, Scored
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
 
@@ -40,41 +43,93 @@ def export(
 def score(
     folder: Folder,
     cell: Annotated[str, typer.Argument(help="As for export, or the exported FILE.")],
-    reconstruction: Annotated[
-        Path, typer.Argument(help="FILE.safetensors or FILE.npz: images, labels, label_counts.")
+    reconstructions: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECONSTRUCTION...",
+            help="FILE.safetensors or FILE.npz: images, labels, label_counts.",
+        ),
     ],
     as_json: options.AsJson = False,
     data_dir: options.DataDir = None,
     download: options.Download = False,
 ) -> None:
-    """Score an outside attack's reconstruction exactly as leakbench's own attacks are."""
+    """Score outside attacks' answers to a cell, and hold them against leakbench's own."""
     with options.plain_errors():
         from bench import outside
         from bench.records import to_json
 
         env = options.chosen_environment("cpu", data_dir, download, None)
-        found = outside.score_file(folder, cell, reconstruction, env)
+        found = outside.score_files(folder, cell, reconstructions, env)
     if as_json:
-        typer.echo(to_json(found.to_dict()))
-        return
+        typer.echo(to_json(found))
+    else:
+        _print_scores(found)
+
+
+_RIVALS = {"own": "own", "choice": "choice", "worst": "upper bound"}
+
+
+def _print_scores(found: Scored) -> None:
+    """The figures by metric, and which of leakbench's own these beat."""
     from rich.text import Text
 
-    title = f"{found.cell.name}: {found.victims} victims, {found.samples} sample(s) each"
-    table = options.open_table(Text(title))
+    from bench.metrics.named import TITLES
+    from bench.report.columns import figure, interval_text
+
+    head = f"{found.cell.name}: {found.victims} victims, {found.samples} sample(s) each"
+    table = options.open_table(Text(head))
     table.add_column("metric")
-    for head in ("mean [95 % interval]", "floor", "told labels", f"own {found.cell.label}"):
-        table.add_column(Text(head), justify="right")
-    for name, figure in found.figures.items():
-        low = [figure.floor, figure.floor_class_mean, figure.own]
-        i = figure.interval
-        table.add_row(
-            name,
-            Text(f"{i.mean:.4f} [{i.lo:.4f}, {i.hi:.4f}]"),
-            *("-" if v is None else f"{v:.4f}" for v in low),
+    table.add_column("answer", overflow="fold")
+    table.add_column(Text("mean [95 % interval]"), justify="right")
+    row = {"choice": found.row.choice, "worst": found.row.worst}
+    for metric, beside in found.beside.items():
+        lines = [
+            (answer.file, interval_text(answer.figures[metric], metric))
+            for answer in found.answers
+            if metric in answer.figures
+        ]
+        lines += [
+            (f"the row's {_RIVALS[name]}: {case.attack}", interval_text(case.interval, metric))
+            for name, case in row.items()
+            if case is not None and case.metric == metric
+        ]
+        others = (
+            (f"own: {found.cell.label}", beside.own),
+            ("floor", beside.floor),
+            ("floor, told the labels", beside.floor_class_mean),
         )
+        lines += [(name, figure(value, metric)) for name, value in others if value is not None]
+        for number, (name, text) in enumerate(lines):
+            table.add_row(TITLES.get(metric, metric) if number == 0 else "", Text(name), Text(text))
     options.console.print(table)
-    if found.failed:
-        options.console.print(f"{found.failed} victim(s) failed: scored as the mean public image.")
+    against = options.open_table(Text("\nHow much more than leakbench's own, on the same victims"))
+    for name in ("answer", "than", "by", "p", "verdict"):
+        against.add_column(name, overflow="fold")
+    for answer in found.answers:
+        for number, other in enumerate(answer.against):
+            metric = "" if other.metric == "ssim" else f"{TITLES.get(other.metric, other.metric)} "
+            sign = "+" if other.beats else ""
+            against.add_row(
+                Text(answer.file if number == 0 else ""),
+                Text(f"{_RIVALS[other.rival]}: {other.attack}"),
+                Text(f"{metric}{sign}{interval_text(other.difference, other.metric)}"),
+                f"{other.p:.3g}",
+                Text(_verdict(other)),
+            )
+    if against.row_count:
+        options.console.print(against)
+    for answer in found.answers:
+        if answer.failed:
+            lost = f"{answer.failed} victim(s) failed: scored as the mean public image."
+            options.console.print(Text(f"{answer.file}: {lost}"))
+
+
+def _verdict(against: Against) -> str:
+    if not against.difference.mean:
+        return "no more, no less"
+    verdict = "beats it" if against.beats else "less"
+    return verdict if against.separated else f"{verdict}, not separated"
 
 
 def merge(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
@@ -26,7 +25,7 @@ from bench.harness.environment import (
 from bench.harness.shared import SharedWork
 from bench.metrics.floors import floors
 from bench.metrics.score import Scores, score
-from bench.protocols.export import load_seen, load_truth
+from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.records import (
     CONVERGED,
     AttackJob,
@@ -133,8 +132,8 @@ def run_attack(work: Attacking) -> AttackOutcome:
     victims, samples = truth["y"].shape
     if scores.images is not None:
         work.artifacts.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {"images": scores.images.contiguous(), "truth": truth["x"].contiguous()},
+        save_tensors(
+            {"images": scores.images, "truth": truth["x"]},
             work.artifacts / "reconstruction.safetensors",
         )
     return AttackRecord(

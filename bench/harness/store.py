@@ -16,12 +16,12 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal, overload
 
 from bench.errors import UserError
@@ -48,16 +48,15 @@ def key_of(inputs: Mapping[str, Any]) -> str:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader finds the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = _beside(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _to_disk(path.parent)
 
@@ -73,12 +72,12 @@ def staged(place: Path) -> Iterator[Path]:
     """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+        stage = _beside(place)
+        stage.mkdir()
     except OSError as error:
         raise UserError(f"cannot write to {place} ({error.strerror or error}).") from error
     try:
         yield stage
-        stage.chmod(0o755)
         old = stage.with_name(f"{stage.name}.old")
         if place.exists():
             os.replace(place, old)
@@ -87,6 +86,12 @@ def staged(place: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise
+
+
+def _beside(path: Path) -> Path:
+    """A name for what is to become `path`. What is made there is readable by whom the umask says,
+    unlike the files of `tempfile`."""
+    return path.with_name(f".{path.name}.{token_hex(4)}")
 
 
 def _to_disk(path: Path) -> None:

@@ -34,6 +34,15 @@ def earlier_path(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}-earlier-{number}")
 
 
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that is readable by whom the umask says; left alone, safetensors
+    makes one for its owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    path.chmod(mode)
+
+
 def save_seen(seen: Seen, path: Path) -> None:
     """Write an observation with all its releases.
 
@@ -89,7 +98,7 @@ def save_release(seen: Seen, path: Path, *, earlier: int = 0, of_many: bool = Fa
         "messages": messages,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, f"{path}.safetensors")
+    save_tensors(tensors, Path(f"{path}.safetensors"))
     Path(f"{path}.json").write_text(json.dumps(text, indent=1))
 
 
@@ -180,7 +189,7 @@ def _incomplete(path: Path, error: Exception) -> UserError:
 def save_truth(truth: Truth, path: Path) -> None:
     """Write the private samples beside, not inside, what was seen."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"x": truth.x.contiguous(), "y": truth.y.contiguous()}, path)
+    save_tensors({"x": truth.x, "y": truth.y}, path)
 
 
 def load_truth(path: Path) -> Truth:

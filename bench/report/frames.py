@@ -31,20 +31,23 @@ def leaderboard(rows: Sequence[Row]) -> DataFrame:
     leak, the upper bound, and each attack's means as ATTACK_METRIC; intervals end in _lo, _hi."""
     from pandas import DataFrame
 
-    lines = []
-    for row in rows:
-        line = _of_row(row, ("rank", *_SAME, *_FIGURES))
-        line |= {
-            f"{name}_{metric}": score.mean
-            for name, entry in row.attacks.items()
-            for metric, score in entry.scores.items()
-        }
-        lines.append(line | _of_row(row, _LAST))
+    lines = [line_of(row) for row in rows]
     names = dict.fromkeys(n for line in lines for n in line if n not in _LAST)
     frame = DataFrame(lines, columns=[*names, *_LAST] if lines else None)
     if "rank" in frame:
         frame["rank"] = frame["rank"].astype("Int64")
     return frame
+
+
+def line_of(row: Row) -> dict[str, Any]:
+    """A row's figures by their columns in `leaderboard`."""
+    line = _of_row(row, ("rank", *_SAME, *_FIGURES))
+    line |= {
+        f"{name}_{metric}": score.mean
+        for name, entry in row.attacks.items()
+        for metric, score in entry.scores.items()
+    }
+    return line | _of_row(row, _LAST)
 
 
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:

@@ -1,0 +1,169 @@
+"""An outside program's answer: its file, read and checked in one sentence each."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bench.contract.attack import Reconstruction
+from bench.errors import UserError
+from bench.names import did_you_mean
+
+ANSWERS = ("images", "labels", "label_counts", "failed")
+_ROUNDING = 1e-6
+"""By which an image may leave [0, 1]."""
+
+
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    TypeError,
+    ValueError,
+    SafetensorError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What damaged files and foreign ones raise; TypeError: numbers that torch has no type for."""
+
+
+def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruction:
+    """The answer in a file.
+
+    Args:
+        path: A safetensors or npz file; code in it is never run.
+        x: The private samples [V, K, ...], which give the shapes.
+        y: Their labels [V, K].
+        classes: Their number.
+
+    Raises:
+        UserError: For a file that cannot be read or does not answer; it names the file.
+    """
+    found = _tensors(path)
+    try:
+        return _answer(found, x, y, classes)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if path.suffix not in (".safetensors", ".npz"):
+        raise UserError(f"a reconstruction is a .safetensors or .npz file, got {path.name}.")
+    try:
+        if path.suffix == ".safetensors":
+            found: dict[str, Tensor] = load_file(path)
+        else:
+            loaded = np.load(path, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise UserError("it holds one array without a name, not those of numpy.savez.")
+            with loaded as arrays:
+                found = {name: _tensor(name, arrays[name]) for name in arrays.files}
+    except _UNREADABLE as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    for name in found:
+        if name not in ANSWERS:
+            raise UserError(did_you_mean("array", name, ANSWERS, where=str(path)))
+    if not set(found) - {"failed"}:
+        raise UserError(f"{path} holds no images, labels or label_counts.")
+    return found
+
+
+def _tensor(name: str, array: Any) -> Tensor:
+    if not isinstance(array, np.ndarray):  # a zip file's other members are bytes
+        raise UserError(f"{name} is no array.")
+    if array.dtype.kind not in "fiub":
+        raise UserError(f"{name} must hold numbers, got {array.dtype}.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
+
+
+def _answer(found: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -> Reconstruction:
+    victims, samples = y.shape
+    failed = found.get("failed")
+    if failed is not None and (failed.dtype != torch.bool or tuple(failed.shape) != (victims,)):
+        raise UserError(
+            f"failed must be bool [{victims}], got {failed.dtype} {list(failed.shape)}."
+        )
+    lost = torch.zeros(victims, dtype=torch.bool) if failed is None else failed
+    images, labels, counts = (found.get(k) for k in ("images", "labels", "label_counts"))
+    if images is not None:
+        images = _checked_images(_stacked("images", images, x.shape), lost, is_image=x.ndim == 5)
+    if labels is not None:
+        labels = _whole("labels", _stacked("labels", labels, y.shape))
+        if bool(((labels < 0) | (labels >= classes)).any()):
+            raise UserError(
+                f"labels must lie in 0..{classes - 1}, got {int(labels.min())} to "
+                f"{int(labels.max())}."
+            )
+    if counts is not None:
+        if tuple(counts.shape) != (victims, classes):
+            raise UserError(
+                f"label_counts must have shape [{victims}, {classes}] (victims, classes), got "
+                f"{list(counts.shape)}."
+            )
+        counts = _checked_counts(_whole("label_counts", counts), lost, samples)
+    return Reconstruction(images=images, labels=labels, label_counts=counts, failed=failed)
+
+
+def _checked_counts(counts: Tensor, lost: Tensor, samples: int) -> Tensor:
+    """Counts of victims without an answer name no label."""
+    kept = counts[~lost]
+    if bool((kept < 0).any()) or bool((kept > samples).any()):
+        raise UserError(
+            f"label_counts must lie in 0..{samples}, got {int(kept.min())} to {int(kept.max())}."
+        )
+    sums = counts.sum(dim=1)
+    wrong = ((sums != samples) & ~lost).nonzero().flatten().tolist()
+    if wrong:
+        raise UserError(
+            f"label_counts of a victim must add up to its {samples} sample(s), got "
+            f"{', '.join(f'{sums[i]} of victim {i}' for i in wrong)}; mark victims without an "
+            "answer in a bool array 'failed'."
+        )
+    return torch.where(lost[:, None], 0, counts)
+
+
+def _stacked(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+    """[V, K, ...]; K = 1 may have been left out."""
+    if shape[1] == 1 and tuple(value.shape) == (shape[0], *shape[2:]):
+        value = value.unsqueeze(1)
+    if value.shape != shape:
+        raise UserError(
+            f"{name} must have shape {list(shape)} (victims, samples each, one sample), got "
+            f"{list(value.shape)}."
+        )
+    return value
+
+
+def _whole(name: str, value: Tensor) -> Tensor:
+    if value.is_floating_point() or value.dtype == torch.bool:
+        raise UserError(f"{name} must be whole numbers, got {value.dtype}.")
+    return value.long()
+
+
+def _checked_images(images: Tensor, lost: Tensor, *, is_image: bool) -> Tensor:
+    if not images.is_floating_point():
+        hint = " of bytes divided by 255" if images.dtype == torch.uint8 else ""
+        raise UserError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
+    bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~lost
+    if bool(bad.any()):
+        which = ", ".join(str(int(i)) for i in bad.nonzero().flatten())
+        raise UserError(
+            f"images of victim(s) {which} hold NaN or infinities; mark victims without an answer "
+            "in a bool array 'failed'."
+        )
+    kept = images[~lost]
+    if is_image and kept.numel():
+        low, high = float(kept.min()), float(kept.max())
+        if low < -_ROUNDING or high > 1 + _ROUNDING:
+            raise UserError(f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}.")
+    return images

@@ -1,0 +1,263 @@
+"""What the server saw of one cell: written as plain files, and opened as an `nn.Module`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from bench import models
+from bench.contract.attack import Seen
+from bench.contract.messages import State
+from bench.errors import UserError
+from bench.harness.environment import Environment, dataset_of, registry_for
+from bench.harness.store import Store, write_whole
+from bench.models import Network
+from bench.protocols.export import earlier_path, load_seen, load_truth, save_seen, save_tensors
+from bench.records import Cell, Run, read_json, to_json
+from bench.report.choosing import find
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Files of an export.
+
+    Attributes:
+        tensors: What the server saw in the last observed round.
+        text: What the tensors are, and public facts.
+        public: Samples that the threat grants.
+    """
+
+    tensors: Path
+    text: Path
+    public: Path
+
+
+def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
+    """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, each earlier
+    round in OUT-earlier-0 and so on, and the public samples that its threat grants:
+    OUT-public.safetensors. Never the truth.
+
+    Args:
+        folder: The result folder.
+        cell: See `bench.report.choosing.find`.
+        out: The files' name without an ending; existing ones are replaced.
+        env: Where data sets lie.
+
+    Raises:
+        UserError: For a cell that is none or has no observation, and for an `out` with a dot in
+            its name.
+    """
+    base = _stem(out)
+    name = base.name
+    if not name or "." in name:
+        raise UserError(f"--out must be a file name without dots, such as seen, got '{out}'.")
+    chosen = find(Run.read(folder).cells, cell)
+    files, samples = observation(folder, chosen)
+    seen = load_seen(files.with_name(f"{files.name}-seen"))
+    dataset = dataset_of(chosen.job.train, env)
+    threat = chosen.job.threat
+    facts = {
+        "cell": chosen.key,
+        "dataset": chosen.dataset,
+        "class_names": list(dataset.class_names),
+        "categorical": [list(pair) for pair in dataset.categorical],
+        "checkpoint": chosen.checkpoint,
+        "threat": threat.model_dump(),
+        "answer": {
+            "images": [len(seen.clients), samples, *dataset.shape],
+            "labels": [len(seen.clients), samples],
+            "label_counts": [len(seen.clients), dataset.classes],
+        },
+    }
+    paths = Exported(
+        tensors=base.with_name(f"{name}.safetensors"),
+        text=base.with_name(f"{name}.json"),
+        public=_public_beside(base),
+    )
+    aux = slice(None, threat.aux)
+    try:
+        base.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=base.parent, prefix=".export") as place:
+            temporary = Path(place) / "seen"
+            save_seen(seen, temporary)
+            save_tensors(
+                {"x": dataset.aux_x[aux], "y": dataset.aux_y[aux]}, _public_beside(temporary)
+            )
+            text = json.loads(temporary.with_suffix(".json").read_text())
+            for number in range(len(seen.earlier)):
+                for ending in (".safetensors", ".json"):
+                    made, goal = earlier_path(temporary, number), earlier_path(base, number)
+                    os.replace(f"{made}{ending}", f"{goal}{ending}")
+            os.replace(temporary.with_suffix(".safetensors"), paths.tensors)
+            os.replace(_public_beside(temporary), paths.public)
+        write_whole(paths.text, to_json(text | facts))
+    except OSError as error:
+        raise UserError(f"cannot write {base} ({error.strerror or error}).") from error
+    return paths
+
+
+def _stem(path: Path) -> Path:
+    """An export's name without the ending of one of its files."""
+    name = path.name.removesuffix(".safetensors").removesuffix(".json")
+    return path.with_name(name) if name else path
+
+
+def _public_beside(stem: Path) -> Path:
+    return stem.with_name(f"{stem.name}-public.safetensors")
+
+
+def observation(folder: Path, cell: Cell) -> tuple[Path, int]:
+    """Stem of the files of a cell's observation, and its samples per victim. Raises UserError if
+    there is none."""
+    key = cell.train_key
+    record = Store(folder).read("train", key)
+    if record is None or record.status != "done":
+        why = "it has not run" if record is None else f"{record.status}: {record.reason}"
+        raise UserError(f"cell {cell.name} has no observation: its training is not done ({why}).")
+    look = record.observations.get(cell.checkpoint, {}).get(cell.threat)
+    if look is None or look.status != "done":
+        reason = "its training's record names none" if look is None else look.reason
+        raise UserError(f"cell {cell.name} has no observation: {reason}.")
+    stem = Store(folder).artifacts(key) / f"{cell.checkpoint}-{cell.threat}"
+    path = truth_beside(stem)
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no artifacts of cell {cell.name} ({path.name} is missing)."
+        )
+    return stem, int(load_truth(path).y.shape[1])
+
+
+def truth_beside(stem: Path) -> Path:
+    """Where the truth of the observation of that stem lies."""
+    return stem.with_name(f"{stem.name}-truth.safetensors")
+
+
+# --- opened again -----------------------------------------------------------------------------
+
+
+class NetworkModule(nn.Module):
+    """A network with its numbers, for tools that take an `nn.Module`.
+
+    Parameters and buffers have the network's own names, so `state_dict`, `named_parameters`,
+    `torch.func.functional_call` and `torch.autograd.grad` work as for any other module. `train()`
+    normalises by the batch, `eval()` by the buffers; a network without batch normalisation is the
+    same in both. There are no running estimates: a call changes nothing.
+
+    Args:
+        network: Gives the logits.
+        weights: Its parameters by name, copied.
+        buffers: Its normalisation statistics by name, copied; may be empty.
+    """
+
+    def __init__(self, network: Network, weights: State, buffers: State) -> None:
+        super().__init__()
+        self._network = network
+        for name, value in weights.items():
+            place, last = self._place(name)
+            place.register_parameter(last, nn.Parameter(value.detach().clone()))
+        for name, value in buffers.items():
+            place, last = self._place(name)
+            place.register_buffer(last, value.detach().clone())
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        """The submodule that holds a tensor, made where it is missing, and the name's last part."""
+        *path, last = name.split(".")
+        place: nn.Module = self
+        for part in path:
+            if part not in dict(place.named_children()):
+                place.add_module(part, nn.Module())
+            place = place.get_submodule(part)
+        return place, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C] of samples x [B, *shape].
+
+        Raises ValueError in eval mode if the network normalises and has no buffers.
+        """
+        return self._network.apply(
+            dict(self.named_parameters(remove_duplicate=False)),
+            x,
+            mode="train" if self.training else "eval",
+            buffers=dict(self.named_buffers(remove_duplicate=False)) or None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenExport:
+    """An export, opened.
+
+    Attributes:
+        seen: The observed round as leakbench's own attacks get it: messages, states, what is known;
+            `seen.earlier` has the rounds before it.
+        about: FILE.json: the class names, shapes of the answer and the rest.
+        public_x: Public samples that the threat grants [N, ...].
+        public_y: Their labels, int64 [N].
+        module: The network with the weights and buffers that the clients began the observed round
+            with, in the mode that they trained in. Under a defense that draws the weights (masks)
+            these are the mean ones.
+        earlier: The same of each round of `seen.earlier`.
+    """
+
+    seen: Seen
+    about: Mapping[str, Any]
+    public_x: Tensor
+    public_y: Tensor
+    module: NetworkModule
+    earlier: tuple[NetworkModule, ...]
+
+
+def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> OpenExport:
+    """Open what `leakbench export DIR CELL --out FILE` wrote.
+
+    Args:
+        path: FILE, with or without an ending.
+        plugins: Python files with the defense that the clients ran, where it is not installed.
+
+    Raises:
+        UserError: For files that are missing or no export, and for an unknown defense.
+    """
+    base = _stem(Path(path))
+    seen = load_seen(base)
+    try:
+        public = load_file(_public_beside(base))
+        public_x, public_y = public["x"], public["y"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UserError(f"{_public_beside(base)} holds no public samples ({error}).") from error
+    about = read_json(base.with_name(f"{base.name}.json"))
+    files = tuple(map(Path, plugins))
+    last, *before = reversed([_module(release, files) for release in seen.releases])
+    return OpenExport(
+        seen=seen,
+        about=about,
+        public_x=public_x,
+        public_y=public_y,
+        module=last,
+        earlier=tuple(reversed(before)),
+    )
+
+
+def _module(seen: Seen, plugins: tuple[Path, ...]) -> NetworkModule:
+    """The network as the clients of one observed round began with it."""
+    about = seen.network
+    network = models.build(
+        about["name"],
+        shape=tuple(about["shape"]),
+        classes=about["classes"],
+        settings=about["settings"],
+    )
+    named = seen.known["defense"]
+    defense = registry_for(plugins).defense(named["name"], named["settings"])
+    weights = defense.mean_realize(defense.receive(seen.before, seen.const), seen.const)
+    own = network.init(torch.Generator())  # what a defense adds is no parameter of the network
+    module = NetworkModule(network, {n: weights[n] for n in own}, seen.buffers)
+    return module.train(seen.known["mode"] == "train")

@@ -1,0 +1,286 @@
+"""Outside attacks' answers, scored as leakbench's own are, and held against them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from bench.errors import UserError
+from bench.harness.attack import floors_of, truth_of
+from bench.harness.environment import Environment, dataset_of
+from bench.harness.store import Store
+from bench.metrics.intervals import Interval, interval_of
+from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
+from bench.metrics.paired import ALPHA, paired
+from bench.metrics.score import score
+from bench.outside.answers import read_answer
+from bench.outside.exports import observation, truth_beside
+from bench.records import AttackRecord, Cell, Row, Run, read_json
+from bench.report.choosing import find
+from bench.report.entries import LEAK_METRICS, taken, values_of
+from bench.report.leaderboard import heading, row_id, rows_of
+from bench.report.tables import attack_metrics
+
+Rival = Literal["own", "choice", "worst"]
+"""Leakbench's own attack of the cell; over all attacks on the same victims, the attacker's choice,
+and the upper bound by the truth."""
+
+_SAME = 1e-6
+"""By which figures may differ, MSE relatively, that images of single precision hold apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What stands beside the answers' means of one metric, None where there is none.
+
+    Attributes:
+        own: Mean of leakbench's own attack.
+        floor: Of what needs no leak.
+        floor_class_mean: The same given the true label.
+    """
+
+    own: float | None
+    floor: float | None
+    floor_class_mean: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """An outside answer against what leakbench's attacks rebuilt of the same victims.
+
+    Attributes:
+        rival: Which of leakbench's answers.
+        attack: The one that these are of; of several the one that is taken for most victims.
+        metric: By which the two are compared.
+        difference: How much more the outside answer leaks, mean over victims: by how much its SSIM
+            is higher, or its MSE lower. Figures that agree to 1e-6 count as equal.
+        p: Of the paired sign-flip test.
+    """
+
+    rival: Rival
+    attack: str
+    metric: str
+    difference: Interval
+    p: float
+
+    @property
+    def beats(self) -> bool:
+        """Whether the outside answer leaks more."""
+        return self.difference.mean > 0
+
+    @property
+    def separated(self) -> bool:
+        """Whether the test tells the two apart, as it does for the ranks of a leaderboard."""
+        return self.p <= ALPHA
+
+    def to_json_value(self) -> dict[str, Any]:
+        """With what follows from the difference and p."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**own, "beats": self.beats, "separated": self.separated}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideAnswer:
+    """One file's answer, scored.
+
+    Attributes:
+        file: As it was given.
+        failed: Victims without an answer, scored as the mean public image.
+        figures: Metric -> mean over victims.
+        against: The answer against leakbench's own, those that there are.
+        values: Metric -> one figure per victim.
+    """
+
+    file: str
+    failed: int
+    figures: Mapping[str, Interval]
+    against: tuple[Against, ...]
+    values: Mapping[str, list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Outside attacks' answers to one cell, scored.
+
+    Attributes:
+        cell: What was attacked.
+        victims: How many.
+        samples: Of each victim.
+        answers: In the order of the files.
+        beside: Metric of any answer -> leakbench's own attack and the floors.
+        floors: Metric -> one figure per victim of what needs no leak.
+        row: The leaderboard's row that the cell belongs to, over all its seeds and threats. It is
+            made alone: its rank, and flags that depend on other rows, mean nothing.
+    """
+
+    cell: Cell
+    victims: int
+    samples: int
+    answers: tuple[OutsideAnswer, ...]
+    beside: Mapping[str, Beside]
+    floors: Mapping[str, list[float]]
+    row: Row
+
+    def to_json_value(self) -> dict[str, Any]:
+        """As `leakbench score --json` prints it."""
+        return {
+            "cell": self.cell.key,
+            "name": self.cell.name,
+            "attack": self.cell.label,
+            "victims": self.victims,
+            "samples": self.samples,
+            "answers": self.answers,
+            "beside": self.beside,
+            "row": {
+                n: getattr(self.row, n) for n in ("setting", "seeds", "choice", "worst", "leak")
+            },
+            "floors": self.floors,
+        }
+
+
+def score_files(
+    folder: Path, cell: str, reconstructions: Sequence[Path], env: Environment
+) -> Scored:
+    """Score reconstructions of one cell exactly as leakbench's own attacks are.
+
+    Args:
+        folder: The result folder.
+        cell: See `bench.report.choosing.find`, or an exported FILE or FILE.json, which holds its
+            cell's key.
+        reconstructions: Safetensors or npz files with any of images [V, K, ...], labels [V, K] and
+            label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left
+            out where it is 1.
+        env: Where data sets lie.
+
+    Returns:
+        Figures per answer and metric, with floors, leakbench's own attack and the row's worst cases
+        beside them.
+
+    Raises:
+        UserError: With one sentence for anything else.
+    """
+    run = Run.read(folder)
+    chosen = find(run.cells, _cell_text(cell))
+    files, _ = observation(folder, chosen)
+    dataset = dataset_of(chosen.job.train, env)
+    truth = truth_of(chosen.job, dataset, truth_beside(files))
+    floors = floors_of(chosen.job, dataset, truth)
+    row = _row_of(run, chosen, folder)
+    records = _records(run, chosen, folder)
+    answers = []
+    for path in reconstructions:
+        answer = read_answer(path, x=truth["x"], y=truth["y"], classes=dataset.classes)
+        scores = score(answer, **truth)
+        answers.append(
+            OutsideAnswer(
+                file=str(path),
+                failed=scores.failed,
+                figures={n: _interval(v, n) for n, v in scores.values.items()},
+                against=_against(scores.values, records, chosen.label, row),
+                values=scores.values,
+            )
+        )
+    measured = [m for m in METRICS if any(m in answer.values for answer in answers)]
+    own = records[chosen.label].values if chosen.label in records else {}
+    victims, samples = truth["y"].shape
+    return Scored(
+        cell=chosen,
+        victims=victims,
+        samples=samples,
+        answers=tuple(answers),
+        beside={
+            name: Beside(
+                own=_mean(own.get(name)),
+                floor=_mean(floors.get(name)),
+                floor_class_mean=_mean(floors.get(f"{name}{FLOOR_SUFFIX}")),
+            )
+            for name in measured
+        },
+        floors={k: v for k, v in floors.items() if k.removesuffix(FLOOR_SUFFIX) in measured},
+        row=row,
+    )
+
+
+def _row_of(run: Run, cell: Cell, folder: Path) -> Row:
+    """The row of a cell that has an observation."""
+    ids = {t.key: row_id(heading(run, t, cell.checkpoint)) for t in run.trainings}
+    members = [t for t in run.trainings if ids[t.key] == ids[cell.train_key]]
+    (row,) = rows_of(run, members, Store(folder), [cell.checkpoint])
+    return row
+
+
+def _records(run: Run, cell: Cell, folder: Path) -> dict[str, AttackRecord]:
+    """The finished attacks on a cell's observation."""
+    same = (cell.train_key, cell.checkpoint, cell.threat)
+    found = {
+        c.label: Store(folder).read("attack", c.key)
+        for c in run.cells
+        if (c.train_key, c.checkpoint, c.threat) == same
+    }
+    return {label: r for label, r in found.items() if isinstance(r, AttackRecord)}
+
+
+def _interval(values: list[float], metric: str) -> Interval:
+    interval = interval_of([np.array(values)], range_of(metric))
+    assert interval is not None  # there are victims
+    return interval
+
+
+def _against(
+    values: Mapping[str, list[float]], records: Mapping[str, AttackRecord], own: str, row: Row
+) -> tuple[Against, ...]:
+    """An answer's figures against leakbench's of the same victims: its own attack by the metric
+    that the leaderboard shows of it, the others by the first metric of a worst case."""
+    rivals: list[tuple[Rival, str, str, np.ndarray]] = []
+    shown = attack_metrics([row])[own]
+    if own in records and shown in records[own].values:
+        rivals.append(("own", own, shown, values_of(records[own], shown)))
+    whose: tuple[tuple[Rival, bool], ...] = (("choice", False), ("worst", True))
+    for rival, by_truth in whose:
+        cases = ((m, taken(records, m, by_truth=by_truth)) for m in LEAK_METRICS)
+        metric, case = next((found for found in cases if found[1]), ("", None))
+        if case is not None:
+            best, names = case
+            rivals.append((rival, max(records, key=names.count), metric, best))
+    found = []
+    for rival, attack, metric, theirs in rivals:
+        if metric in values and np.isfinite(values[metric]).all():  # errors of records may be inf
+            ours = np.array(values[metric])
+            same = np.isclose(ours, theirs, rtol=_SAME, atol=0 if metric == "mse" else _SAME)
+            more = np.where(same, 0.0, sign_of(metric) * (ours - theirs))
+            test = paired([more])
+            found.append(
+                Against(
+                    rival=rival,
+                    attack=attack,
+                    metric=metric,
+                    difference=test.interval,
+                    p=test.p,
+                )
+            )
+    return tuple(found)
+
+
+def _mean(values: list[float] | None) -> float | None:
+    return None if values is None else float(np.mean(values))
+
+
+def _cell_text(cell: str) -> str:
+    """The key in an exported file, or the text itself if it is no such file."""
+    path = Path(cell)
+    if not path.name:  # "", "." and "/" name no file
+        return cell
+    base = path.with_suffix("") if path.suffix in (".json", ".safetensors") else path
+    exported = base.with_name(f"{base.name}.json")
+    if not os.path.isfile(exported):  # unlike Path.is_file, False for names too long to be one
+        return cell
+    try:
+        key = read_json(exported)["cell"]
+    except (OSError, UserError, KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{exported} is no export of leakbench: it names no cell.") from error
+    return str(key)

@@ -1,0 +1,176 @@
+"""An exported view, opened: an `nn.Module` that any outside tool can use."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+import bench
+from bench import models, outside
+from bench.harness.environment import Environment
+from bench.outside import NetworkModule, OpenExport
+from bench.results import Results
+
+HERE = Environment()
+SUITE: dict[str, Any] = {
+    "name": "opened",
+    "version": 1,
+    "checkpoints": ["final"],
+    "budget": 1,
+    "audit": 0,
+    "protocol": {
+        "name": "fedavg", "clients": 2, "rounds": 2, "local_steps": 1, "batch": 8, "lr": 0.1,
+    },
+    "tasks": [
+        {"dataset": "digits", "model": "resnet18", "model_settings": {"width": 4}},
+        {"dataset": "digits", "model": "mlp_spm"},
+    ],
+    "threats": [
+        {"name": "eval", "victims": 1, "rounds": 3},
+        {"name": "train", "victims": 1, "batch": 4, "rounds": 2, "mode": "train"},
+    ],
+    "defenses": [{"name": "none"}],
+    "attacks": [{"name": "prior_only"}, {"name": "prior_only", "threat": "train"}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A network with normalisation and one without, seen in several rounds of a run."""
+    return bench.run(SUITE, out=tmp_path_factory.mktemp("opened") / "run", jobs=0, progress=False)
+
+
+def opened(results: Results, cell: str, out: Path) -> OpenExport:
+    outside.export(results.folder, cell, out, HERE)
+    return bench.open_export(out)
+
+
+@pytest.mark.parametrize("threat", ["eval", "train"])
+@pytest.mark.parametrize("model", ["resnet18", "mlp_spm"])
+def test_the_module_gives_the_networks_logits_in_every_observed_round(
+    results: Results, tmp_path: Path, model: str, threat: str
+) -> None:
+    found = opened(results, f"{model}/{threat}", tmp_path / "seen")
+    about, x = found.seen.network, found.public_x[:5]
+    network = models.build(
+        about["name"],
+        shape=tuple(about["shape"]),
+        classes=about["classes"],
+        settings=about["settings"],
+    )
+    assert len(found.earlier) == len(found.seen.earlier) == {"eval": 2, "train": 1}[threat]
+    modules = (*found.earlier, found.module)
+    for module, seen in zip(modules, found.seen.releases, strict=True):
+        assert module.training == (threat == "train")
+        for mode in ("train", "eval"):
+            logits = module.train(mode == "train")(x)
+            wanted = network.apply(seen.before, x, mode=mode, buffers=seen.buffers)
+            assert torch.equal(logits, wanted)
+        assert list(dict(module.named_parameters())) == list(seen.before)
+        assert dict(module.named_buffers()).keys() == seen.buffers.keys()
+        state = module.state_dict()
+        assert all(torch.equal(state[n], v) for n, v in {**seen.before, **seen.buffers}.items())
+    assert bool(found.seen.buffers) == (model == "resnet18")
+    first, last = found.earlier[0](x), found.module(x)
+    assert not torch.allclose(first, last)  # the rounds are of one run, which trained in between
+
+
+def test_outside_tools_can_use_the_module_as_any_other(results: Results, tmp_path: Path) -> None:
+    found = opened(results, "resnet18/eval", tmp_path / "seen")
+    module, x, y = found.module, found.public_x[:3], found.public_y[:3]
+    names, values = zip(*module.named_parameters(), strict=True)
+    plain = torch.autograd.grad(cross_entropy(module(x), y), values)
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(functional_call(module, weights, (x[None],)), y[None])
+
+    weights = {n: v.detach() for n, v in module.named_parameters()}
+    each = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
+    for name, value in zip(names, plain, strict=True):
+        torch.testing.assert_close(each[name].mean(dim=0), value, atol=1e-5, rtol=1e-4)
+    double = copy.deepcopy(module).double()
+    torch.testing.assert_close(double(x.double()).float(), module(x), atol=1e-5, rtol=1e-4)
+    zeros = functional_call(module, {n: torch.zeros_like(v) for n, v in weights.items()}, (x,))
+    assert not zeros.any()
+    assert module(x).any()
+    candidate = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(cross_entropy(module(candidate), y), candidate)
+    assert slope.any()
+    trained = torch.optim.SGD(module.parameters(), lr=1e-4)
+    before = cross_entropy(module(x), y).item()
+    cross_entropy(module(x), y).backward()
+    trained.step()
+    assert cross_entropy(module(x), y).item() < before
+
+
+def test_a_federated_gradient_of_the_victim_is_the_modules_own(
+    results: Results, tmp_path: Path
+) -> None:
+    """The loss of the true samples under the module has the gradient that the victim sent."""
+    found = opened(results, "resnet18/train", tmp_path / "seen")
+    from bench.harness.store import Store
+    from bench.protocols.export import load_truth
+    from bench.records import Run
+    from bench.report.choosing import find
+
+    cell = find(Run.read(results.folder).cells, "resnet18/train")
+    folder = Store(results.folder).artifacts(cell.train_key)
+    truth = load_truth(folder / "final-train-truth.safetensors")
+    module, lr = found.module, found.seen.known["lr"]
+    loss = cross_entropy(module(truth.x[0]), truth.y[0])
+    slopes = torch.autograd.grad(loss, tuple(module.parameters()))
+    (message,) = found.seen.of(found.seen.clients[0], "update")
+    for (name, _), slope in zip(module.named_parameters(), slopes, strict=True):
+        sent = message.parts[name].values
+        torch.testing.assert_close(sent, -lr * slope, atol=1e-5, rtol=1e-3)
+
+
+def test_under_masks_the_module_has_the_mean_weights(tmp_path: Path) -> None:
+    """Where the clients train scores: the normalisation statistics that are broadcast are those of
+    the module's own weights."""
+    suite = SUITE | {
+        "protocol": {
+            "name": "splitfed", "cut": "layer1", "labels": "shared", "clients": 2, "rounds": 2,
+            "local_steps": 1, "batch": 8, "lr": 0.1,
+        },
+        "tasks": SUITE["tasks"][:1],
+        "threats": SUITE["threats"][:1],
+        "attacks": SUITE["attacks"][:1],
+        "defenses": [{"name": "pm_sfl"}],
+    }  # fmt: skip
+    results = bench.run(suite, out=tmp_path / "run", jobs=0, progress=False)
+    found = opened(results, "resnet18/pm_sfl", tmp_path / "seen")
+    weights = dict(found.module.named_parameters())
+    assert any(not torch.equal(weights[n], v) for n, v in found.seen.before.items())
+    about = found.seen.network
+    network = models.build("resnet18", shape=tuple(about["shape"]), classes=about["classes"],
+                           settings=about["settings"])  # fmt: skip
+    for name, value in network.calibrate(weights, found.public_x).items():
+        torch.testing.assert_close(found.seen.buffers[name], value)
+
+
+def test_what_is_no_export_gets_one_sentence(results: Results, tmp_path: Path) -> None:
+    opened(results, "mlp_spm/train", tmp_path / "seen")
+    for name in ("seen", "seen.json", "seen.safetensors"):
+        assert isinstance(bench.open_export(str(tmp_path / name)).module, NetworkModule)
+    for name in ("other", "", ".json", "seen-public"):
+        with pytest.raises(ValueError, match="is no complete export"):
+            bench.open_export(tmp_path / name)
+    text = (tmp_path / "seen.json").read_text()
+    (tmp_path / "seen.json").write_text(text.replace('"name": "none"', '"name": "nones"'))
+    with pytest.raises(ValueError, match="Did you mean 'none'"):
+        bench.open_export(tmp_path / "seen")
+    (tmp_path / "seen.json").write_text(text)
+    (tmp_path / "seen-public.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds no public samples"):
+        bench.open_export(tmp_path / "seen")
+    shutil.copy(tmp_path / "seen.safetensors", tmp_path / "seen-public.safetensors")
+    with pytest.raises(ValueError, match="holds no public samples"):
+        bench.open_export(tmp_path / "seen")
