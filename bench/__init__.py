@@ -11,23 +11,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bench.capturing.attacking import attack
+    from bench.capturing.recording import Capture as capture
     from bench.outside import open_export
     from bench.results import Results, load, run
 
 __version__ = "0.2.0"
-__all__ = ["Results", "load", "open_export", "run"]
+__all__ = ["Results", "attack", "capture", "load", "open_export", "run"]
+_PLACES = {
+    "Results": ("bench.results", "Results"),
+    "attack": ("bench.capturing.attacking", "attack"),
+    "capture": ("bench.capturing.recording", "Capture"),
+    "load": ("bench.results", "load"),
+    "open_export": ("bench.outside", "open_export"),
+    "run": ("bench.results", "run"),
+}
+"""Where each name of the Python API is defined, and as what."""
 
 
 def __getattr__(name: str) -> Any:
     """The Python API, imported when it is first used: `import bench` itself stays light."""
-    if name == "open_export":
-        from bench import outside
+    if name in _PLACES:
+        from importlib import import_module
 
-        return outside.open_export
-    if name in __all__:
-        from bench import results
-
-        return getattr(results, name)
+        module, defined = _PLACES[name]
+        return getattr(import_module(module), defined)
     raise AttributeError(f"module 'bench' has no attribute '{name}'")
 
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("cli",),
     ("conformance",),
+    ("capturing",),
     ("submission", "results", "outside", "tuning", "harness.merge"),
     ("report",),
     ("harness.launch", "harness.progress"),

@@ -12,6 +12,7 @@ import typer
 
 import bench
 from bench.cli import (
+    capturing,
     catalogue,
     comparing,
     outside,
@@ -51,6 +52,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "submit": plugins.submit,
         "verify": plugins.verify,
     },
+    "Your own run": {"attack": capturing.attack},
     "Outside tools": {"export": outside.export, "score": outside.score},
 }
 for _panel, _commands in _PANELS.items():

@@ -112,4 +112,14 @@ def _scale(name: str, mean: Any, std: Any, channels: int) -> Scale | None:
     return found[0], found[1]
 
 
-__all__ = ["BUILDERS", "OWN", "Network", "build", "file_of", "hand", "is_handed", "module_of"]
+__all__ = [
+    "BUILDERS",
+    "OWN",
+    "ModuleNetwork",
+    "Network",
+    "build",
+    "file_of",
+    "hand",
+    "is_handed",
+    "module_of",
+]

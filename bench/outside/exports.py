@@ -57,10 +57,7 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
         UserError: For a cell that is none or has no observation, and for an `out` with a dot in
             its name.
     """
-    base = _stem(out)
-    name = base.name
-    if not name or "." in name:
-        raise UserError(f"--out must be a file name without dots, such as seen, got '{out}'.")
+    base = base_of(out)
     chosen = find(Run.read(folder).cells, cell)
     files, samples = observation(folder, chosen)
     seen = load_seen(files.with_name(f"{files.name}-seen"))
@@ -79,20 +76,41 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
             "label_counts": [len(seen.clients), dataset.classes],
         },
     }
+    aux = slice(None, threat.aux)
+    return write_view(base, seen, (dataset.aux_x[aux], dataset.aux_y[aux]), facts)
+
+
+def base_of(out: Path) -> Path:
+    """The name of an export's files without an ending. Raises UserError for one with a dot."""
+    base = stem_of(out)
+    if not base.name or "." in base.name:
+        raise UserError(f"--out must be a file name without dots, such as seen, got '{out}'.")
+    return base
+
+
+def write_view(
+    base: Path, seen: Seen, public: tuple[Tensor, Tensor], facts: Mapping[str, Any]
+) -> Exported:
+    """Write what was seen with public samples and their labels; see `export`.
+
+    Args:
+        base: As `base_of` gives it; existing files are replaced.
+        facts: What else stands in the text.
+
+    Raises:
+        UserError: If it cannot be written.
+    """
     paths = Exported(
-        tensors=base.with_name(f"{name}.safetensors"),
-        text=base.with_name(f"{name}.json"),
+        tensors=base.with_name(f"{base.name}.safetensors"),
+        text=base.with_name(f"{base.name}.json"),
         public=_public_beside(base),
     )
-    aux = slice(None, threat.aux)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=base.parent, prefix=".export") as place:
             temporary = Path(place) / "seen"
             save_seen(seen, temporary)
-            save_tensors(
-                {"x": dataset.aux_x[aux], "y": dataset.aux_y[aux]}, _public_beside(temporary)
-            )
+            save_tensors({"x": public[0], "y": public[1]}, _public_beside(temporary))
             text = json.loads(temporary.with_suffix(".json").read_text())
             for number in range(len(seen.earlier)):
                 for ending in (".safetensors", ".json"):
@@ -106,7 +124,7 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
     return paths
 
 
-def _stem(path: Path) -> Path:
+def stem_of(path: Path) -> Path:
     """An export's name without the ending of one of its files."""
     name = path.name.removesuffix(".safetensors").removesuffix(".json")
     return path.with_name(name) if name else path
@@ -114,6 +132,16 @@ def _stem(path: Path) -> Path:
 
 def _public_beside(stem: Path) -> Path:
     return stem.with_name(f"{stem.name}-public.safetensors")
+
+
+def public_of(base: Path) -> tuple[Tensor, Tensor]:
+    """The public samples [N, ...] beside an export, and their labels. Raises UserError if there are
+    none."""
+    try:
+        public = load_file(_public_beside(base))
+        return public["x"], public["y"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UserError(f"{_public_beside(base)} holds no public samples ({error}).") from error
 
 
 def observation(folder: Path, cell: Cell) -> tuple[Path, int]:
@@ -226,13 +254,9 @@ def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> Open
     Raises:
         UserError: For files that are missing or no export, and for an unknown defense.
     """
-    base = _stem(Path(path))
+    base = stem_of(Path(path))
     seen = load_seen(base)
-    try:
-        public = load_file(_public_beside(base))
-        public_x, public_y = public["x"], public["y"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(f"{_public_beside(base)} holds no public samples ({error}).") from error
+    public_x, public_y = public_of(base)
     about = read_json(base.with_name(f"{base.name}.json"))
     files = tuple(map(Path, plugins))
     last, *before = reversed([_module(release, files) for release in seen.releases])

@@ -1,0 +1,376 @@
+"""Attacks on views that were captured or exported: `leakbench attack FILE...`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench import models
+from bench.contract.attack import Attack, Context, Reconstruction, Seen
+from bench.contract.defense import Defense
+from bench.data.partition import Dealing
+from bench.errors import UserError
+from bench.harness.shared import SharedWork
+from bench.metrics.floors import floors
+from bench.metrics.named import leak
+from bench.metrics.score import Scores, score
+from bench.models import Network
+from bench.outside.exports import public_of, stem_of, truth_beside
+from bench.protocols.export import load_seen, load_truth, save_tensors
+from bench.protocols.observe import Truth
+from bench.records import read_json
+from bench.registry import Registry, discover, judge
+from bench.sandbox.rehearsal import Rehearsals
+from bench.seeding import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What was seen of clients that began their rounds alike, with what belongs to it.
+
+    Attributes:
+        name: Of its first file.
+        seen: Of all of them.
+        public: Samples that the attacker has, and their labels.
+        truth: The clients' samples, None where they are not given.
+        about: What else its first file says.
+    """
+
+    name: str
+    seen: Seen
+    public: tuple[Tensor, Tensor]
+    truth: Truth | None
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """One attack on one view.
+
+    Attributes:
+        attack: Its name.
+        view: What it attacked.
+        reason: Why it does not apply, else None.
+        answer: What it rebuilt.
+        scores: Against the truth, if that is known.
+        floors: What needs no leak, by metric and victim.
+        judged: How badly the answer explains what was seen [V], None where nothing tells that.
+    """
+
+    attack: str
+    view: View
+    reason: str | None = None
+    answer: Reconstruction | None = None
+    scores: Scores | None = None
+    floors: Mapping[str, list[float]]
+    judged: Tensor | None = None
+
+    def means(self) -> dict[str, float]:
+        """Mean over the clients, by metric; nothing without the truth."""
+        found = {} if self.scores is None else self.scores.values
+        return {name: fmean(values) for name, values in found.items()}
+
+    def floor_means(self) -> dict[str, float]:
+        """The same of what needs no leak."""
+        return {name: fmean(values) for name, values in self.floors.items()}
+
+
+def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> list[View]:
+    """Views in files; those of clients that began alike and did the same work are one view.
+
+    Args:
+        files: Of captures or exports, with or without ending.
+        truths: The truth of each; by default FILE-truth.safetensors where that is.
+
+    Raises:
+        UserError: For a file that is missing or none.
+    """
+    if truths is not None and len(truths) != len(files):
+        raise UserError(f"{len(files)} files were given, but {len(truths)} files of their truth.")
+    found: list[View] = []
+    for number, file in enumerate(files):
+        base = stem_of(file)
+        seen = load_seen(base)
+        place = truth_beside(base) if truths is None else truths[number]
+        truth = load_truth(place) if truths is not None or place.is_file() else None
+        about = read_json(base.with_name(f"{base.name}.json"))
+        view = View(name=base.name, seen=seen, public=public_of(base), truth=truth, about=about)
+        twin = next((i for i, other in enumerate(found) if _alike(other, view)), None)
+        if twin is None:
+            found.append(view)
+        else:
+            found[twin] = _joined(found[twin], view)
+    return found
+
+
+def _alike(one: View, other: View) -> bool:
+    """Whether clients began at the same state and did the same work under the same defense."""
+    a, b = one.seen, other.seen
+    plain = ("protocol", "network", "known")
+    if a.earlier or b.earlier or any(getattr(a, n) != getattr(b, n) for n in plain):
+        return False
+    if (one.truth is None) != (other.truth is None) or set(a.clients) & set(b.clients):
+        return False
+    return all(
+        states[0].keys() == states[1].keys()
+        and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
+        for states in ((a.before, b.before), (a.buffers, b.buffers), (a.const, b.const))
+    )
+
+
+def _joined(one: View, other: View) -> View:
+    seen = replace(
+        one.seen,
+        messages=(*one.seen.messages, *other.seen.messages),
+        clients=(*one.seen.clients, *other.seen.clients),
+    )
+    truth = None
+    if one.truth is not None and other.truth is not None:
+        truth = Truth(
+            x=torch.cat([one.truth.x, other.truth.x]), y=torch.cat([one.truth.y, other.truth.y])
+        )
+    return replace(one, seen=seen, truth=truth)
+
+
+def attack_view(
+    view: View,
+    names: Sequence[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    model: str | nn.Module | None = None,
+    budget: int = 200,
+    seed: int = 0,
+    device: str = "cpu",
+    plugins: Sequence[Path] = (),
+) -> list[Attacked]:
+    """Attack a view with several attacks, and score them where the truth is known.
+
+    Args:
+        names: Of attacks; none for all that are installed.
+        settings: Of the attack, where there is one.
+        model: What makes the network, as a suite names it, or the network itself; None: as the
+            view's file says.
+        budget: Gradient evaluations per start.
+        seed: Decides all that the attacks draw.
+        device: Where to compute.
+        plugins: Files that bring defenses and attacks.
+
+    Raises:
+        UserError: For an unknown attack or setting, or a model that is not the view's.
+    """
+    registry = discover(tuple(plugins))
+    names = list(names) or registry.names("attack")
+    if settings and len(names) != 1:
+        raise UserError(f"settings are of one attack, but {len(names)} were asked for.")
+    attacks = {name: registry.attack(name, settings or {}) for name in names}
+    network = _network(view.seen, model)
+    made = []
+    for name, attack in attacks.items():
+        # All that an attack sees is loaded anew, so that none changes what the next one sees.
+        ctx = _context(view, registry, network, name, budget=budget, seed=seed, device=device)
+        made.append(_attacked(name, attack, view, ctx))
+    return made
+
+
+def _attacked(name: str, attack: Attack, view: View, ctx: Context) -> Attacked:
+    lowest = _floors(view)
+    read = view.seen if attack.reads == "all" else replace(view.seen, earlier=())
+    reason = attack.applies(read)
+    if reason is not None:
+        return Attacked(attack=name, view=view, reason=reason, floors=lowest)
+    answer = attack.run(read, ctx)
+    return Attacked(
+        attack=name,
+        view=view,
+        answer=answer,
+        scores=None if view.truth is None else score(answer, **_told(view, view.truth)),
+        floors=lowest,
+        judged=judge().losses(view.seen, ctx, answer),
+    )
+
+
+def _told(view: View, truth: Truth) -> dict[str, Any]:
+    """What scores are taken against."""
+    return {
+        "x": truth.x,
+        "y": truth.y,
+        "classes": int(view.seen.network["classes"]),
+        "aux_x": view.public[0],
+        "categorical": [tuple(pair) for pair in view.about.get("categorical", ())],
+    }
+
+
+def _floors(view: View) -> dict[str, list[float]]:
+    """Of clients whose samples are like the public ones: how they were dealt is not known."""
+    if view.truth is None:
+        return {}
+    clients, samples = view.truth.y.shape
+    return floors(
+        **_told(view, view.truth),
+        aux_y=view.public[1],
+        dealing=Dealing(how="iid", clients=clients, least=samples),
+        granted="truth_labels" in view.seen.known,
+    )
+
+
+def _context(
+    view: View,
+    registry: Registry,
+    network: Network,
+    name: str,
+    *,
+    budget: int,
+    seed: int,
+    device: str,
+) -> Context:
+    rng, place = generator(seed, "attack", name, view.name), torch.device(device)
+    known = view.seen.known["defense"]
+    defense: Defense = registry.defense(known["name"], known["settings"])
+    return Context(
+        rng=rng,
+        device=place,
+        budget=budget,
+        aux_x=view.public[0].clone(),
+        aux_y=view.public[1].clone(),
+        network=network,
+        defense=defense,
+        shadow=Rehearsals(seen=view.seen, network=network, defense=defense, rng=rng, device=place),
+        shared=SharedWork(
+            observation=(view.name, device, str(id(view))), seed=seed, stream=("view", view.name)
+        ),
+    )
+
+
+def _network(seen: Seen, model: str | nn.Module | None) -> Network:
+    """The network that was seen. Raises UserError for another one."""
+    about = seen.network
+    settings = dict(about["settings"])
+    name = str(about["name"])
+    if isinstance(model, nn.Module):
+        name = models.hand(model)
+        settings = {k: v for k, v in settings.items() if k in ("mean", "std", "without_dropout")}
+    elif model is not None:
+        name = model
+    network = models.build(
+        name, shape=tuple(about["shape"]), classes=int(about["classes"]), settings=settings
+    )
+    own = {n: tuple(v.shape) for n, v in network.init(torch.Generator()).items()}
+    was = {n: tuple(v.shape) for n, v in seen.before.items()}
+    other = next((n for n in own if was.get(n) != own[n]), None)
+    if other is not None:
+        raise UserError(
+            f"model {name} is not the one that was seen: its parameter '{other}' is "
+            f"{list(own[other])}, what was seen has {list(was.get(other, ())) or 'none'}."
+        )
+    return network
+
+
+def save_answer(made: Attacked, out: Path) -> Path:
+    """Write what an attack rebuilt to OUT-ATTACK.safetensors: images, labels, label_counts, failed,
+    as far as it answers."""
+    assert made.answer is not None
+    found = {
+        name: value
+        for name in ("images", "labels", "label_counts", "failed")
+        if (value := getattr(made.answer, name)) is not None
+    }
+    place = out.with_name(f"{out.name}-{made.attack}.safetensors")
+    save_tensors({n: v.cpu() for n, v in found.items()}, place)
+    return place
+
+
+def leak_of(made: Attacked) -> float | None:
+    """Leak by SSIM, or by MSE of what is no image: 0 what needs no leak, 1 a perfect copy. None for
+    an attack that rebuilds no samples, and without the truth."""
+    means, lowest = made.means(), made.floor_means()
+    metric = next((m for m in ("ssim", "mse") if m in means and m in lowest), None)
+    return None if metric is None else leak(means[metric], lowest[metric], metric)
+
+
+def to_dict(view: View, made: Sequence[Attacked]) -> dict[str, Any]:
+    """Plain values of a view and the attacks on it, as `--json` prints them."""
+    return {
+        "view": view.name,
+        "clients": list(view.seen.clients),
+        "samples": int(view.seen.known["samples"]),
+        "privacy": view.about.get("privacy"),
+        "chosen": chosen(made),
+        "attacks": [
+            {
+                "attack": one.attack,
+                "reason": one.reason,
+                "leak": leak_of(one),
+                "values": {} if one.scores is None else dict(one.scores.values),
+                "floors": dict(one.floors),
+                "judged": None if one.judged is None else one.judged.tolist(),
+                "notes": [] if one.answer is None else list(one.answer.notes),
+            }
+            for one in made
+        ],
+    }
+
+
+def chosen(made: Sequence[Attacked]) -> list[str | None]:
+    """For each victim the attack whose answer explains best what was seen, the truth unknown."""
+    judged = [(m.attack, m.judged) for m in made if m.judged is not None]
+    if not judged:
+        return [None] * len(made[0].view.seen.clients) if made else []
+    best = torch.stack([losses for _, losses in judged]).argmin(dim=0).tolist()
+    return [judged[i][0] for i in best]
+
+
+def attack(
+    files: str | Path | Sequence[str | Path],
+    *names: str,
+    settings: Mapping[str, Any] | None = None,
+    model: str | nn.Module | None = None,
+    truths: Sequence[str | Path] | None = None,
+    budget: int = 200,
+    seed: int = 0,
+    device: str = "cpu",
+    plugins: Sequence[str | Path] = (),
+) -> list[Attacked]:
+    """Attack what `bench.capture` or `leakbench export` wrote, as `leakbench attack` does.
+
+    Clients that began at the same state and did the same work are attacked together.
+
+    Args:
+        files: One or several, with or without ending.
+        names: Of attacks; none for all that are installed.
+        settings: Of the attack, where there is one.
+        model: What makes the network, as a suite names it, or the network itself; None: as the
+            files say.
+        truths: The truth of each file; by default FILE-truth.safetensors where that is.
+        budget: Gradient evaluations per start.
+        seed: Decides all that the attacks draw.
+        device: Where to compute.
+        plugins: Python files that bring defenses and attacks.
+
+    Returns:
+        One per view and attack.
+
+    Raises:
+        UserError: For bad files, names, settings or models, with one sentence.
+    """
+    given = [files] if isinstance(files, str | Path) else list(files)
+    views = read_views(list(map(Path, given)), None if truths is None else list(map(Path, truths)))
+    return [
+        made
+        for view in views
+        for made in attack_view(
+            view,
+            names,
+            settings=settings,
+            model=model,
+            budget=budget,
+            seed=seed,
+            device=device,
+            plugins=tuple(map(Path, plugins)),
+        )
+    ]

@@ -1,0 +1,328 @@
+"""What a server sees of one client's round in a training loop that is not leakbench's.
+
+    client = bench.capture(net, public=(public_x, public_y))
+    loss_of(net(x), y).backward()
+    client.gradient(x, y)
+    client.save("seen")
+
+It writes the files that `leakbench export` writes, and the truth apart: FILE-truth.safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bench import models
+from bench.contract.attack import Seen
+from bench.contract.defense import Defense
+from bench.contract.events import Event, Round
+from bench.contract.messages import SERVER, Kind, Message, Part, State
+from bench.errors import UserError
+from bench.models import ModuleNetwork
+from bench.outside.exports import Exported, base_of, truth_beside, write_view
+from bench.privacy.ledger import explain, record_epsilon
+from bench.protocols.export import save_truth
+from bench.protocols.observe import Truth
+from bench.registry import discover
+
+Samples = tuple[Tensor, Tensor]
+"""Samples [N, ...] and their labels, int64 [N]."""
+_BEYOND = 1e-6
+"""By which a pixel may leave [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Noised:
+    """What was done to an upload: the leakbench defense that does the same.
+
+    Attributes:
+        name: Of the defense.
+        settings: Its settings.
+        events: What the whole run released so far, for the ledger.
+        claimed: Epsilon by the library's own accountant.
+        unit: Of that, in words.
+        delta: At which epsilons are told.
+        divisor: By how many samples the library divides the sum of a batch's gradients, None for
+            the batch's own number.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    events: Sequence[Event] = ()
+    claimed: float | None = None
+    unit: str = "record"
+    delta: float = 1e-5
+    divisor: float | None = None
+
+    def made(self, plugins: tuple[Path, ...]) -> Defense:
+        """The defense. Raises UserError for one that a loop that is not leakbench's cannot have."""
+        defense = discover(plugins).defense(self.name, self.settings)
+        if "variables" in defense.owns:
+            raise UserError(
+                f"defense {self.name} trains variables of its own, which no loop but leakbench's "
+                "has; capture takes defenses of gradients and uploads."
+            )
+        return defense
+
+    def ledger(self) -> dict[str, Any]:
+        """What the ledger tells of the events: the proven epsilon of replacing a record, what the
+        library claims, and a sentence per event."""
+        return {
+            "eps_record": record_epsilon(self.events, self.delta),
+            "eps_claimed": self.claimed,
+            "unit": self.unit,
+            "delta": self.delta,
+            "reasons": [explain(event) for event in self.events],
+        }
+
+
+class Capture:
+    """One client's round: what it began with, what it sent, and apart from that its samples.
+
+    Args:
+        model: The network as the client begins the round with it. Its state is copied at once.
+        public: Samples that an attacker has, of the same kind as the client's but not the client's,
+            as the model gets them, with their labels.
+        classes: Number of classes; by default one more than the largest public label.
+        lr: Learning rate of the client's plain SGD; needed for `weights` alone.
+        mean, std: Of each channel, or one number for all, by which images in [0, 1] were
+            standardised before the model. The attacker knows them.
+        named: How the model can be built again by `leakbench attack`: FILE.py:Net,
+            torchvision:resnet18 and so on, as a suite names it; by default it has to be given
+            there or handed over.
+        model_settings: Of that.
+        defense: Name of the leakbench defense that does what the client does to its upload.
+        settings: Of the defense.
+        client: Its name.
+        plugins: Python files with the defense, where it is not installed.
+
+    Raises:
+        UserError: For a model that cannot be attacked (see docs/models.md), or samples that are no
+            images in [0, 1] after `mean` and `std` are undone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        public: Samples,
+        classes: int | None = None,
+        lr: float | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        named: str | None = None,
+        model_settings: Mapping[str, Any] | None = None,
+        defense: str = "none",
+        settings: Mapping[str, Any] | None = None,
+        client: str = "client-0",
+        plugins: Sequence[str | Path] = (),
+    ) -> None:
+        wrapped = getattr(model, "_module", None)  # as Opacus wraps it
+        model = wrapped if isinstance(wrapped, nn.Module) else model
+        self._model, self._lr, self._client = model, lr, client
+        self._plugins, self._noised = tuple(map(Path, plugins)), Noised(defense, settings or {})
+        self._defense: Defense = self._noised.made(self._plugins)
+        scale = {} if mean is None and std is None else {"mean": _plain(mean), "std": _plain(std)}
+        x, y = public
+        held = deepcopy(model).cpu()
+        made = models.build(
+            models.hand(held) if named is None else named,
+            shape=tuple(x.shape[1:]),
+            classes=int(y.max()) + 1 if classes is None else classes,
+            settings={**(model_settings or {}), **scale, "without_dropout": True},
+        )
+        if not isinstance(made, ModuleNetwork):
+            raise UserError(f"named must say how the captured model is made, got '{named}'.")
+        self.network, self._scale = made, scale
+        self._before = self._state(held)
+        self._public = self._unscaled(x), y.detach().long().cpu()
+        self._mode: Literal["train", "eval"] = "train" if model.training else "eval"
+        self._buffers = self._statistics(held)
+        self._seen: Seen | None = None
+        self._truth: Truth | None = None
+
+    def gradient(self, x: Tensor, y: Tensor, *, noised: Noised | None = None) -> None:
+        """Record the model's present gradients as what the client sends.
+
+        Args:
+            x: The client's samples [K, ...], as the model got them in one batch.
+            y: Their labels, int64 [K].
+            noised: What a library did to the gradients, instead of `defense` and `settings` (see
+                `bench.capturing.opacus`).
+
+        Raises:
+            UserError: If no parameter has a gradient, or for samples that do not fit.
+        """
+        found = dict(self._model.named_parameters())
+        slopes = {n: p.grad for n, p in found.items() if p.grad is not None}
+        if not slopes:
+            raise UserError("no parameter has a gradient; call loss.backward() before gradient().")
+        if noised is not None:
+            self._noised, self._defense = noised, noised.made(self._plugins)
+        scale = 1.0 if self._noised.divisor is None else self._noised.divisor / len(y)
+        values = {
+            known: scale * slopes.get(inner, torch.zeros_like(found[inner])).detach().cpu()
+            for known, inner in self.network.anatomy.parameters.items()
+        }
+        self._record("gradient", values, x, y, batch=len(y), steps=1)
+
+    def weights(
+        self, x: Tensor, y: Tensor, *, batch: int | None = None, local_epochs: int = 1
+    ) -> None:
+        """Record the model's present parameters as what the client sends after its local training.
+
+        Args:
+            x: The client's samples [K, ...], as the model got them.
+            y: Their labels, int64 [K].
+            batch: Samples of a step, which K must be a multiple of; None: all of them.
+            local_epochs: Passes over the samples.
+
+        Raises:
+            UserError: Without `lr`, or for samples that do not fit.
+        """
+        batch = len(y) if batch is None else batch
+        if self._lr is None:
+            raise UserError("weights() needs the learning rate: bench.capture(..., lr=0.1).")
+        if batch < 1 or local_epochs < 1 or len(y) % batch:
+            raise UserError(
+                f"weights() takes whole batches and epochs: got {len(y)} samples, batch={batch}, "
+                f"local_epochs={local_epochs}."
+            )
+        steps = local_epochs * (len(y) // batch)
+        self._record("weights", self._state(self._model), x, y, batch=batch, steps=steps)
+
+    def save(self, out: str | Path) -> Exported:
+        """Write what was recorded: OUT.safetensors, OUT.json, OUT-public.safetensors, and the truth
+        apart, OUT-truth.safetensors.
+
+        Raises:
+            UserError: If nothing was recorded or it cannot be written.
+        """
+        if self._seen is None or self._truth is None:
+            raise UserError("nothing was recorded; call gradient() or weights() before save().")
+        base, shape = base_of(Path(out)), list(self._truth.x.shape)
+        facts: dict[str, Any] = {
+            "class_names": [str(i) for i in range(self.network.classes)],
+            "categorical": [],
+            "answer": {
+                "images": shape,
+                "labels": shape[:2],
+                "label_counts": [1, self.network.classes],
+            },
+        }
+        if self._noised.events:
+            facts["privacy"] = self._noised.ledger()
+        written = write_view(base, self._seen, self._public, facts)
+        save_truth(self._truth, truth_beside(base))
+        return written
+
+    # --- how things are kept ----------------------------------------------------------------
+    def _record(
+        self, kind: Kind, values: State, x: Tensor, y: Tensor, *, batch: int, steps: int
+    ) -> None:
+        shape = tuple(x.shape[1:])
+        if shape != self.network.shape or len(x) != len(y) or len(y) == 0:
+            raise UserError(
+                f"the client's samples must be [K, {', '.join(map(str, self.network.shape))}] with "
+                f"K labels, got {list(x.shape)} and {list(y.shape)}."
+            )
+        lr = 1.0 if self._lr is None else self._lr
+        round = Round(
+            clients=1,
+            batch=batch,
+            local_steps=steps,
+            lr=lr,
+            parameters=sum(v.numel() for v in values.values()),
+        )
+        message = Message(
+            kind=kind,
+            sender=self._client,
+            receiver=SERVER,
+            round=0,
+            local_steps=steps,
+            parts={n: Part(values=v) for n, v in values.items()},
+        )
+        self._truth = Truth(x=self._unscaled(x)[None], y=y.detach().long().cpu()[None])
+        self._seen = Seen(
+            protocol="fedsgd" if kind == "gradient" else "fedavg",
+            party=SERVER,
+            network=self.network.describe(),
+            initial=self._before,
+            const={},
+            before=self._before,
+            after=None,
+            messages=(message,),
+            clients=(self._client,),
+            known={
+                "batch": batch,
+                "local_steps": steps,
+                "samples": len(y),
+                "lr": lr,
+                "mode": self._mode,
+                "threat": f"captured: one round, batch {batch}, {steps} step(s)",
+                "defense": {
+                    "name": self._noised.name,
+                    "settings": dict(self._noised.settings),
+                },
+                "mechanisms": [m.to_dict() for m in self._defense.mechanisms_in(round)],
+            },
+            buffers=self._buffers,
+        )
+
+    def _state(self, module: nn.Module) -> dict[str, Tensor]:
+        """A copy of the parameters by the network's names."""
+        own = dict(module.named_parameters())
+        inner = self.network.anatomy.parameters
+        missing = [n for n in inner.values() if n not in own]
+        if missing:
+            raise UserError(
+                f"model {self.network.name} has the parameter '{missing[0]}', but the captured "
+                "model has not; named and model_settings must make the same model."
+            )
+        return {known: own[n].detach().cpu().clone() for known, n in inner.items()}
+
+    def _statistics(self, module: nn.Module) -> dict[str, Tensor]:
+        """Of batch normalisation: the running ones in evaluation, else those of public samples."""
+        found: dict[str, Tensor] = {}
+        if self._mode == "train":
+            return self.network.calibrate(self._before, self._public[0])
+        for known, inner in self.network.anatomy.norms.items():
+            norm = module.get_submodule(inner)
+            mean, var = norm.running_mean, norm.running_var
+            if not (isinstance(mean, Tensor) and isinstance(var, Tensor)):
+                raise UserError(
+                    f"the batch normalisation {inner} keeps no running estimates, so evaluation "
+                    "normalises by the batch; capture the model in training mode."
+                )
+            found |= {f"{known}.mean": mean.clone(), f"{known}.var": var.clone()}
+        return found
+
+    def _unscaled(self, x: Tensor) -> Tensor:
+        """Samples in [0, 1], if they are images, as the attacker looks for them."""
+        x = x.detach().float().cpu()
+        if self._scale:
+            places = (-1, *(1,) * (x.ndim - 2))
+            mean, std = (
+                torch.as_tensor(self._scale[name], dtype=x.dtype).view(places)
+                for name in ("mean", "std")
+            )
+            x = x * std + mean
+        if x.ndim == 4 and (float(x.min()) < -_BEYOND or float(x.max()) > 1 + _BEYOND):
+            raise UserError(
+                f"images must lie in [0, 1], got {float(x.min()):.3g} to {float(x.max()):.3g}; "
+                "give the mean and std by which they were standardised."
+            )
+        return x.clamp(0, 1) if x.ndim == 4 else x
+
+
+def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:
+    if value is None or isinstance(value, int | float):
+        return value
+    return [float(v) for v in value]

@@ -1,0 +1,133 @@
+"""`leakbench attack`: attacks on what was captured of a run of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.cli import options
+
+if TYPE_CHECKING:
+    from bench.capturing.attacking import Attacked, View
+
+_SHOWN = ("ssim", "mse", "label_accuracy", "lnacc")
+"""The metrics of the table; --json has all."""
+
+
+def attack(
+    files: Annotated[list[Path], typer.Argument(help="Of bench.capture or leakbench export.")],
+    names: Annotated[
+        list[str] | None, typer.Option("--attack", help="An attack; default all of them.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value of the one attack.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="What makes the network, such as FILE.py:Net.")
+    ] = None,
+    truth: Annotated[
+        list[Path] | None,
+        typer.Option("--truth", help="Of each FILE; by default FILE-truth.safetensors."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write what each attack rebuilt: OUT-ATTACK.")
+    ] = None,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Evaluations per start.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Decides what the attacks draw.")] = 0,
+    device: options.Device = "auto",
+    plugin: options.PluginFile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Attack what was captured of your own run, and score it where the truth is known."""
+    with options.plain_errors():
+        from bench import suite
+        from bench.capturing import attacking
+        from bench.records import to_json
+
+        env = options.chosen_environment(device, None, False, plugin)
+        found = []
+        for view in attacking.read_views(files, truth):
+            made = attacking.attack_view(
+                view,
+                names or (),
+                settings=suite.parse_pairs(set_ or (), "--set"),
+                model=model,
+                budget=budget,
+                seed=seed,
+                device=env.device,
+                plugins=env.plugins,
+            )
+            if out is not None:
+                for one in made:
+                    if one.answer is not None:
+                        attacking.save_answer(one, out)
+            if not as_json:
+                _show(view, made)
+            found.append(attacking.to_dict(view, made))
+    if as_json:
+        typer.echo(to_json(found))
+
+
+def _show(view: View, made: list[Attacked]) -> None:
+    """A line per attack, the floor last, and below them what the attacker would choose."""
+    from rich.text import Text
+
+    from bench.capturing.attacking import chosen, leak_of
+    from bench.metrics.named import TITLES
+    from bench.names import counted
+    from bench.report.columns import figure
+
+    victims, samples = len(view.seen.clients), int(view.seen.known["samples"])
+    each = f"{counted(samples, 'sample')}{' each' if victims > 1 else ''}"
+    table = options.open_table(Text(f"{view.name}: {counted(victims, 'client')}, {each}"))
+    table.add_column("attack")
+    values = {one.attack: one.means() for one in made}
+    shown = [m for m in _SHOWN if any(m in means for means in values.values())]
+    for metric in shown:
+        table.add_column(TITLES.get(metric, metric.replace("_", " ")), justify="right")
+    if view.truth is not None:
+        table.add_column("leak", justify="right")
+    for one in made:
+        means = values[one.attack]
+        cells = [figure(means[m], m) if m in means else "" for m in shown]
+        leak = leak_of(one)
+        if view.truth is not None:
+            cells.append("" if leak is None else f"{leak:.2f}")
+        if one.reason is None:
+            table.add_row(one.attack, *cells)
+    if view.truth is not None:
+        floor = made[0].floor_means() if made else {}
+        cells = [figure(floor[m], m) if m in floor else "" for m in shown]
+        table.add_row("needs no leak", *cells, "0", style="dim")
+    options.console.print(table)
+    best = [name for name in chosen(made) if name is not None]
+    if best:
+        most = max(set(best), key=best.count)
+        share = "" if victims == 1 else f" for {best.count(most)} of {victims} clients"
+        options.say(
+            f"An attacker who does not know the truth would take {most}{share}: it explains best "
+            "what was seen."
+        )
+    if view.truth is None:
+        options.say(
+            "No truth is given, so nothing is scored: --truth FILE, or --out to look at it."
+        )
+    for one in made:
+        if one.reason is not None:
+            options.say(f"{one.attack} does not apply: {one.reason}.")
+    for line in _privacy(view):
+        options.say(line)
+
+
+def _privacy(view: View) -> list[str]:
+    """What the ledger tells of the run so far."""
+    told = view.about.get("privacy")
+    if told is None:
+        return []
+    claimed = told["eps_claimed"]
+    lines = [f"Proven for replacing a record: epsilon {told['eps_record']:.4g} at {told['delta']:g}."]
+    if claimed is not None:
+        lines.append(f"By the library's accountant: epsilon {claimed:.3g} per {told['unit']}.")
+    return [*lines, *told["reasons"]]
