@@ -79,8 +79,9 @@ class Simulated:
         start: State = training.start
         variables: State = {**start, **{n: start[n] + move for n, move in moves.items()}}
         total: dict[str, Tensor] | None = None
+        per_epoch = -(-len(x) // training.batch)
         for step in range(training.steps):
-            first = step * training.batch % len(x)  # an epoch after the other
+            first = step % per_epoch * training.batch  # an epoch after the other
             part = slice(first, first + training.batch)
             grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
             total = dict(grads) if total is None else {n: total[n] + g for n, g in grads.items()}

@@ -171,43 +171,58 @@ class Capture:
             known: scale * slopes.get(inner, torch.zeros_like(found[inner])).detach().cpu()
             for known, inner in self.network.anatomy.parameters.items()
         }
-        self._record("gradient", values, x, y, batch=len(y), steps=1)
+        truth = self._truth_of(x, y)
+        self._record("gradient", values, truth, samples=len(y), batch=len(y), steps=1)
 
     def weights(
-        self, x: Tensor, y: Tensor, *, batch: int | None = None, local_epochs: int = 1
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        *,
+        samples: int | None = None,
+        batch: int | None = None,
+        local_epochs: int = 1,
     ) -> None:
         """Record the model's present parameters as what the client sends after its local training.
 
         Args:
-            x: The client's samples [K, ...], as the model got them.
+            x: The client's samples [K, ...], as the model got them. None where they are not at
+                hand: then nothing can be scored.
             y: Their labels, int64 [K].
-            batch: Samples of a step, which K must be a multiple of; None: all of them.
+            samples: K, where they are not at hand.
+            batch: Samples of a step, the last of an epoch may have fewer; None: all of them.
             local_epochs: Passes over the samples.
 
         Raises:
             UserError: Without `lr`, or for samples that do not fit.
         """
-        batch = len(y) if batch is None else batch
+        count = samples if y is None else len(y)
         if self._lr is None:
             raise UserError("weights() needs the learning rate: bench.capture(..., lr=0.1).")
-        if batch < 1 or local_epochs < 1 or len(y) % batch:
+        if count is None or (x is None) != (y is None):
+            raise UserError("weights() needs the samples with their labels, or samples=K.")
+        batch = count if batch is None else min(batch, count)
+        if count < 1 or batch < 1 or local_epochs < 1:
             raise UserError(
-                f"weights() takes whole batches and epochs: got {len(y)} samples, batch={batch}, "
-                f"local_epochs={local_epochs}."
+                f"samples, batch and local_epochs must be >= 1, got {count}, {batch} and "
+                f"{local_epochs}."
             )
-        steps = local_epochs * (len(y) // batch)
-        self._record("weights", self._state(self._model), x, y, batch=batch, steps=steps)
+        steps = local_epochs * -(-count // batch)
+        truth = None if x is None or y is None else self._truth_of(x, y)
+        values = self._state(self._model)
+        self._record("weights", values, truth, samples=count, batch=batch, steps=steps)
 
     def save(self, out: str | Path) -> Exported:
         """Write what was recorded: OUT.safetensors, OUT.json, OUT-public.safetensors, and the truth
-        apart, OUT-truth.safetensors.
+        apart, if it is known: OUT-truth.safetensors.
 
         Raises:
             UserError: If nothing was recorded or it cannot be written.
         """
-        if self._seen is None or self._truth is None:
+        if self._seen is None:
             raise UserError("nothing was recorded; call gradient() or weights() before save().")
-        base, shape = base_of(Path(out)), list(self._truth.x.shape)
+        base = base_of(Path(out))
+        shape = [1, int(self._seen.known["samples"]), *self.network.shape]
         facts: dict[str, Any] = {
             "class_names": [str(i) for i in range(self.network.classes)],
             "categorical": [],
@@ -220,19 +235,29 @@ class Capture:
         if self._noised.events:
             facts["privacy"] = self._noised.ledger()
         written = write_view(base, self._seen, self._public, facts)
-        save_truth(self._truth, truth_beside(base))
+        if self._truth is not None:
+            save_truth(self._truth, truth_beside(base))
         return written
 
     # --- how things are kept ----------------------------------------------------------------
-    def _record(
-        self, kind: Kind, values: State, x: Tensor, y: Tensor, *, batch: int, steps: int
-    ) -> None:
-        shape = tuple(x.shape[1:])
-        if shape != self.network.shape or len(x) != len(y) or len(y) == 0:
+    def _truth_of(self, x: Tensor, y: Tensor) -> Truth:
+        if tuple(x.shape[1:]) != self.network.shape or len(x) != len(y) or len(y) == 0:
             raise UserError(
                 f"the client's samples must be [K, {', '.join(map(str, self.network.shape))}] with "
                 f"K labels, got {list(x.shape)} and {list(y.shape)}."
             )
+        return Truth(x=self._unscaled(x)[None], y=y.detach().long().cpu()[None])
+
+    def _record(
+        self,
+        kind: Kind,
+        values: State,
+        truth: Truth | None,
+        *,
+        samples: int,
+        batch: int,
+        steps: int,
+    ) -> None:
         lr = 1.0 if self._lr is None else self._lr
         round = Round(
             clients=1,
@@ -249,7 +274,7 @@ class Capture:
             local_steps=steps,
             parts={n: Part(values=v) for n, v in values.items()},
         )
-        self._truth = Truth(x=self._unscaled(x)[None], y=y.detach().long().cpu()[None])
+        self._truth = truth
         self._seen = Seen(
             protocol="fedsgd" if kind == "gradient" else "fedavg",
             party=SERVER,
@@ -263,7 +288,7 @@ class Capture:
             known={
                 "batch": batch,
                 "local_steps": steps,
-                "samples": len(y),
+                "samples": samples,
                 "lr": lr,
                 "mode": self._mode,
                 "threat": f"captured: one round, batch {batch}, {steps} step(s)",

@@ -127,7 +127,9 @@ def _privacy(view: View) -> list[str]:
     if told is None:
         return []
     claimed = told["eps_claimed"]
-    lines = [f"Proven for replacing a record: epsilon {told['eps_record']:.4g} at {told['delta']:g}."]
+    lines = [
+        f"Proven for replacing a record: epsilon {told['eps_record']:.4g} at {told['delta']:g}."
+    ]
     if claimed is not None:
         lines.append(f"By the library's accountant: epsilon {claimed:.3g} per {told['unit']}.")
     return [*lines, *told["reasons"]]
