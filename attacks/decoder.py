@@ -23,7 +23,7 @@ class Corrector(nn.Module):
     """Base image [B, C, H, W] and features -> image of the same shape, equal to the base at
     first (the last layer begins at 0).
 
-    Tabular samples [B, P] go through a perceptron instead.
+    Samples that are no images, [B, P] or [B, channels, length], go through a perceptron instead.
 
     Args:
         shape: Of a sample.
@@ -68,8 +68,8 @@ class Corrector(nn.Module):
 
     def forward(self, base: Tensor, features: Tensor) -> Tensor:
         if not self.image:
-            rest = self.last(self.body(torch.cat([base, features.flatten(1)], dim=1)))
-            return base + self.level * rest
+            given = torch.cat([base.flatten(1), features.flatten(1)], dim=1)
+            return base + self.level * self.last(self.body(given)).view_as(base)
         inputs = torch.cat([4 * (base - 0.5), self.upsampled(features)], dim=1)
         return base + self.level * self.last(self.body(inputs))
 

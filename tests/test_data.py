@@ -220,7 +220,7 @@ def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
     shape = np.zeros((60, 16, 16, 2), dtype=np.uint8)
     cases = {
         "digit": r"Did you mean 'digits'",
-        "zip:x": r"expected folder:PATH or npz:PATH",
+        "zip:x": r"expected folder:PATH, npz:PATH or hf:NAME",
         "mnist": r"--data-dir",
         f"npz:{tmp_path / 'none.npz'}": r"no such file",
         f"npz:{tmp_path / 'half.npz'}": r"truncated or no npz file",

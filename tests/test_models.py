@@ -22,24 +22,28 @@ from bench.toolkit.batches import soft_cross_entropy
 from defenses.none import NoDefense
 
 SHAPE = (3, 16, 16)
+SIGNALS = {"har_cnn": (9, 32), "har_transformer": (9, 32)}
+"""Shapes of the samples of networks that take no images."""
 NARROW: dict[str, dict[str, Any]] = {
     "resnet18": {"width": 8},
     "vgg16": {"width": 8},
     "vit_small": {"dim": 16},
     "vit_tiny": {"dim": 24, "depth": 2},
+    "har_cnn": {"width": 8, "hidden": 16},
+    "har_transformer": {"dim": 16},
 }
 TRANSFORMERS = ["vit_small", "vit_tiny", "pit_tiny"]
 
 
 def make(name: str) -> Network:
-    return build(name, shape=SHAPE, classes=5, settings=NARROW.get(name, {}))
+    return build(name, shape=SIGNALS.get(name, SHAPE), classes=5, settings=NARROW.get(name, {}))
 
 
 @pytest.mark.parametrize("name", list(BUILDERS))
 def test_networks_give_logits_and_split_at_every_cut(name: str) -> None:
     network = make(name)
     params = network.init(generator(0, "init"))
-    x = torch.rand(4, *SHAPE, generator=generator(0, "x"))
+    x = torch.rand(4, *network.shape, generator=generator(0, "x"))
     buffers = network.calibrate(params, x)
     logits = network.apply(params, x, buffers=buffers)
     assert logits.shape == (4, 5)
@@ -124,7 +128,7 @@ def test_plain_networks_begin_with_pytorchs_uniform_in_the_order_of_the_paramete
     network = make(name)
     rng, expected = generator(1, "init"), {}
     params = network.init(generator(1, "init"))
-    buffers = network.calibrate(params, torch.rand(4, *SHAPE, generator=generator(0, "x")))
+    buffers = network.calibrate(params, torch.rand(4, *network.shape, generator=generator(0, "x")))
     for key, value in params.items():
         layer, _, own = key.rpartition(".")
         if f"{layer}.mean" in buffers:

@@ -142,10 +142,10 @@ class Channel:
         """
         x, y = self.ctx.aux_x.cpu(), self.ctx.aux_y.cpu()
         played = y if label is None else torch.full_like(y, label)
-        tabular = x.ndim == 2
-        group = 1 if tabular and not self.random else group
+        image = x.ndim == 4
+        group = group if image or self.random else 1
         turns = [
-            0 if tabular else (k % 4 if not self.random else (k % 2) * (k // 2 % 3 + 1))
+            0 if not image else (k % 4 if not self.random else (k % 2) * (k // 2 % 3 + 1))
             for k in range(group)
         ]
         rows = [_mirrored(x, turn) for turn in turns]

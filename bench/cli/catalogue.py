@@ -73,10 +73,20 @@ def _listing(files: tuple[Path, ...]) -> Listing:
             if p.kind == kind
         ]
 
-    asked = "--data-dir or --download"
-    datasets = [
-        made(n, f, "embedded" if n in data.NO_DOWNLOAD else asked) for n, f in data.LOADERS.items()
-    ]
+    def foreign(point: Any) -> dict[str, Any]:
+        origin = origin_of(point)
+        try:
+            return made(point.name, data.foreign_loader(point), origin)
+        except UserError as error:
+            return entry(point.name, origin) | {"broken": f"{origin}: {error}"}
+
+    def where(loader: Any) -> str:
+        accepted = inspect.signature(loader).parameters
+        asked = "--data-dir or --download" if "download" in accepted else "--data-dir"
+        return asked if "data_dir" in accepted else "embedded"
+
+    datasets = [made(name, loader, where(loader)) for name, loader in data.LOADERS.items()]
+    datasets += [foreign(point) for point in data.foreign().values()]
     return {
         "defenses": of_kind("defense"),
         "attacks": of_kind("attack"),

@@ -1,17 +1,35 @@
-"""Datasets by name, split into clients' training data, test data and public auxiliary data."""
+"""Data sets by name, split into clients' training data, test data and public auxiliary data.
+
+A package brings one of its own by an entry point of the group `leakbench.datasets`: a function with
+the keyword argument `seed` and, if it reads files, `data_dir` and `download`, that returns a
+`Dataset`. What it needs for that stands here: `Dataset`, `from_arrays`, `from_features`, `carve`,
+`carve_clients`, `numbered` and `data_folder`.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 from bench.arguments import checked_arguments
-from bench.data import builtin, files, standard, tabular
-from bench.data.dataset import Dataset
+from bench.data import builtin, files, hub, leaf, sensors, standard, tabular
+from bench.data.dataset import (
+    Dataset,
+    carve,
+    carve_clients,
+    checked,
+    data_folder,
+    from_arrays,
+    from_features,
+    numbered,
+)
 from bench.errors import UserError
-from bench.names import did_you_mean
+from bench.extensions import in_one_line, installed, origin_of
+from bench.names import DATASETS, did_you_mean
 
 Loader = Callable[..., Dataset]
 
@@ -21,10 +39,44 @@ LOADERS: Mapping[str, Loader] = {
     "lfw_subset": builtin.lfw_subset,
     "breast_cancer": tabular.breast_cancer,
     "adult": tabular.adult,
+    "femnist": leaf.femnist,
+    "uci_har": sensors.uci_har,
     **{name: partial(standard.standard, name) for name in standard.TORCHVISION},
 }
-PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz}
-NO_DOWNLOAD = ("digits", "photos", "lfw_subset", "breast_cancer")
+PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz, "hf": hub.hf}
+
+
+def foreign() -> dict[str, EntryPoint]:
+    """Data sets of installed packages by name; one of leakbench's own goes before one of its
+    name."""
+    return installed(DATASETS)
+
+
+def foreign_loader(point: EntryPoint) -> Loader:
+    """The loader of an entry point.
+
+    Raises:
+        UserError: If its name is taken, it cannot be imported, or is no such function; the text is
+            the reason alone.
+    """
+    if point.name in LOADERS:
+        raise UserError("the name is taken by a data set of leakbench itself.")
+    try:
+        loader: Loader = point.load()
+        parameters = inspect.signature(loader, eval_str=True).parameters
+    except Exception as error:  # whatever a foreign module raises at import is its own defect
+        raise UserError(in_one_line(error)) from error
+    if "seed" not in parameters:
+        raise UserError(f"it must be a function with a keyword argument seed, got {loader!r}.")
+    return loader
+
+
+def has_files(name: str) -> bool:
+    """Whether a data set of that name is read from the data folder: its loader has `data_dir`."""
+    loader = LOADERS.get(name)
+    if loader is None and name in (points := foreign()):
+        loader = _loader_of(points[name])
+    return loader is not None and "data_dir" in inspect.signature(loader).parameters
 
 
 def load_dataset(
@@ -38,31 +90,72 @@ def load_dataset(
     """Load a data set.
 
     Args:
-        name: Name of the data set, `folder:PATH` or `npz:PATH`.
+        name: Name of the data set, `folder:PATH`, `npz:PATH` or `hf:NAME`.
         seed: Decides every split that is not the publisher's.
+        data_dir: Folder of what is not embedded.
+        download: Whether what is missing may be fetched into it.
         options: Settings of the loader, such as size=16.
 
     Raises:
-        UserError: For an unknown name or setting, or a file that is missing, truncated or of
-            another shape.
+        UserError: For an unknown name or setting, a file that is missing, truncated or of another
+            shape, and for a foreign loader that fails or returns no sound `Dataset`.
     """
     prefix, _, path = name.partition(":")
-    supplied: dict[str, Any] = {}
+    supplied: dict[str, Any] = {"seed": seed}
+    point = None
     if path:
         if prefix not in PATH_LOADERS:
             raise UserError(
-                f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
+                f"Unknown dataset prefix '{prefix}:'; expected folder:PATH, npz:PATH or hf:NAME."
             )
         loader, supplied["path"] = PATH_LOADERS[prefix], Path(path)
-    else:
-        if name not in LOADERS:
-            raise UserError(did_you_mean("dataset", name, [*LOADERS, "folder:PATH", "npz:PATH"]))
+    elif name in LOADERS:
         loader = LOADERS[name]
-        if name not in NO_DOWNLOAD:
-            supplied |= {"data_dir": data_dir, "download": download}
-    supplied["seed"] = seed
+    else:
+        points = foreign()
+        if name not in points:
+            known = [*LOADERS, *points, "folder:PATH", "npz:PATH", "hf:NAME"]
+            raise UserError(did_you_mean("dataset", name, known))
+        point = points[name]
+        loader = _loader_of(point)
+    accepted = inspect.signature(loader).parameters
+    offered = {"data_dir": data_dir, "download": download}
+    supplied |= {key: value for key, value in offered.items() if key in accepted}
     own = checked_arguments(loader, options or {}, what=f"dataset {name}", supplied=tuple(supplied))
-    return loader(**supplied, **own)
+    if point is None:
+        return checked(loader(**supplied, **own), what=f"dataset {name}")
+    try:
+        loaded = loader(**supplied, **own)
+    except UserError:
+        raise
+    except Exception as error:  # as at import
+        raise UserError(f"{_said(point)} cannot be loaded: {in_one_line(error)}") from error
+    return checked(loaded, what=_said(point))
 
 
-__all__ = ["LOADERS", "NO_DOWNLOAD", "PATH_LOADERS", "Dataset", "load_dataset"]
+def _loader_of(point: EntryPoint) -> Loader:
+    try:
+        return foreign_loader(point)
+    except UserError as error:
+        raise UserError(f"{_said(point)} is broken: {error}") from error
+
+
+def _said(point: EntryPoint) -> str:
+    return f"dataset '{point.name}' ({origin_of(point)})"
+
+
+__all__ = [
+    "LOADERS",
+    "PATH_LOADERS",
+    "Dataset",
+    "carve",
+    "carve_clients",
+    "data_folder",
+    "foreign",
+    "foreign_loader",
+    "from_arrays",
+    "from_features",
+    "has_files",
+    "load_dataset",
+    "numbered",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,22 +15,34 @@ from torch import Tensor
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
+Form = Literal["image", "tabular", "signal"]
+_DIMENSIONS: Mapping[Form, tuple[str, ...]] = {
+    "image": ("channels", "height", "width"),
+    "tabular": ("features",),
+    "signal": ("channels", "length"),
+}
+"""Of one sample."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Samples in three disjoint parts: of the clients, for tests, and public.
 
-    Images are float32 [N, channels, height, width] in [0, 1]. Tabular samples are float32
-    [N, features], standardised by the mean and std of the public part. Labels are int64 [N].
+    Images are float32 [N, channels, height, width] in [0, 1]. Tables are float32 [N, features] and
+    signals float32 [N, channels, length], standardised by the mean and std of the public part.
+    Labels are int64 [N].
 
     Attributes:
         train_x: The clients' samples.
         aux_x: Public samples, which the attacker has.
         categorical: Groups of one-hot columns of tabular data, as (first, last + 1).
+        train_clients: Whose each training sample is: int64 [N], None where the data has no clients
+            of its own.
+        aux_clients: The same of the public samples, which are other clients'.
     """
 
     name: str
-    task: Literal["image", "tabular"]
+    task: Form
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
@@ -37,6 +51,8 @@ class Dataset:
     aux_y: Tensor
     class_names: tuple[str, ...]
     categorical: tuple[tuple[int, int], ...] = ()
+    train_clients: Tensor | None = None
+    aux_clients: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,6 +64,83 @@ class Dataset:
         return len(self.class_names)
 
 
+def checked(data: object, *, what: str) -> Dataset:
+    """The data set itself, which is as `Dataset` says.
+
+    Args:
+        what: What an error should call it, such as "dataset mine (mine:load of my-data)".
+
+    Raises:
+        UserError: With what is wrong first.
+    """
+    if not isinstance(data, Dataset):
+        raise UserError(f"{what} must be a bench.data.Dataset, got {type(data).__name__}.")
+    if data.task not in _DIMENSIONS:
+        raise UserError(f"the task of {what} must be {_listed(_DIMENSIONS)}, got {data.task!r}.")
+    names = data.class_names
+    if not (isinstance(names, tuple) and all(isinstance(n, str) for n in names) and len(names) > 1):
+        raise UserError(f"class_names of {what} must be two texts or more, got {names!r}.")
+    for part in ("train", "test", "aux"):
+        _check_samples(data, part, what)
+    features = data.shape[0] if data.task == "tabular" else 0
+    for first, last in data.categorical:
+        if not 0 <= first < last <= features:
+            raise UserError(
+                f"categorical of {what} must be ranges of its {features} columns, got "
+                f"({first}, {last})."
+            )
+    return data
+
+
+def _check_samples(data: Dataset, part: str, what: str) -> None:
+    x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
+    form = f"[N, {', '.join(_DIMENSIONS[data.task])}]"
+    dimensions = 1 + len(_DIMENSIONS[data.task])
+    if not _is(x, torch.float32) or x.ndim != dimensions:
+        raise UserError(f"{part}_x of {what} must be float32 {form}, got {_described(x)}.")
+    if not x.numel():
+        raise UserError(f"{what} has no {part} samples.")
+    if x.shape[1:] != data.train_x.shape[1:]:
+        raise UserError(
+            f"samples of {what} must have one shape, got {list(data.shape)} in train_x and "
+            f"{list(x.shape[1:])} in {part}_x."
+        )
+    low, high = (float(v) for v in x.aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise UserError(f"{part}_x of {what} holds NaN or infinities.")
+    if data.task == "image" and (low < 0 or high > 1):
+        raise UserError(
+            f"images of {what} must lie in [0, 1], got {low:.4g} to {high:.4g} in {part}_x."
+        )
+    if not _is(y, torch.int64) or y.shape != x.shape[:1]:
+        raise UserError(f"{part}_y of {what} must be int64 [{len(x)}], got {_described(y)}.")
+    if int(y.min()) < 0 or int(y.max()) >= data.classes:
+        raise UserError(
+            f"labels of {what} must lie in 0..{data.classes - 1}, got {int(y.min())} to "
+            f"{int(y.max())} in {part}_y."
+        )
+    clients = getattr(data, f"{part}_clients", None)
+    if clients is not None and not (_is(clients, torch.int64) and clients.shape == y.shape):
+        raise UserError(
+            f"{part}_clients of {what} must be int64 [{len(x)}], got {_described(clients)}."
+        )
+
+
+def _is(value: object, dtype: torch.dtype) -> bool:
+    return isinstance(value, Tensor) and value.dtype == dtype
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{type(value).__name__} of {value.dtype} {list(value.shape)}"
+    return type(value).__name__
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
+
+
 def data_folder(name: str, folder: Path | None) -> Path:
     """The folder of what is not embedded, without which the data set cannot be loaded."""
     if folder is None:
@@ -57,32 +150,34 @@ def data_folder(name: str, folder: Path | None) -> Path:
     return folder
 
 
+Labelled = tuple[np.ndarray, np.ndarray]
+"""Samples and labels."""
+
+
 def from_arrays(
     *,
     name: str,
-    train: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    aux: tuple[np.ndarray, np.ndarray],
+    train: Labelled,
+    test: Labelled,
+    aux: Labelled,
     class_names: tuple[str, ...],
     size: int | None = None,
+    train_clients: np.ndarray | None = None,
+    aux_clients: np.ndarray | None = None,
 ) -> Dataset:
     """Make a data set of images [N, H, W] or [N, H, W, 1 or 3], uint8 or float in [0, 1].
 
     Args:
         size: Side to resize to (antialiased bilinear), or None to keep.
+        train_clients: Whose each training sample is, whole numbers [N]; None: nobody knows.
+        aux_clients: The same of the auxiliary samples.
 
     Raises:
-        UserError: For a part without samples, a label without class, or too small a side.
+        UserError: For too small a side.
     """
-    parts = [(images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)]
-    for label, (x, y) in zip(("train", "test", "auxiliary"), parts, strict=True):
-        if len(x) == 0:
-            raise UserError(f"dataset {name} has no {label} samples left after splitting.")
-        if len(y) and int(y.max()) >= len(class_names):
-            raise UserError(
-                f"dataset {name} has label {int(y.max())}, expected 0..{len(class_names) - 1}."
-            )
-    (tx, ty), (vx, vy), (ax, ay) = parts
+    (tx, ty), (vx, vy), (ax, ay) = (
+        (images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)
+    )
     return Dataset(
         name=name,
         task="image",
@@ -93,6 +188,61 @@ def from_arrays(
         aux_x=ax,
         aux_y=ay,
         class_names=class_names,
+        train_clients=None if train_clients is None else labels_to_tensor(train_clients),
+        aux_clients=None if aux_clients is None else labels_to_tensor(aux_clients),
+    )
+
+
+def from_features(
+    *,
+    name: str,
+    train: Labelled,
+    test: Labelled,
+    aux: Labelled,
+    class_names: tuple[str, ...],
+    categorical: tuple[tuple[int, int], ...] = (),
+    train_clients: np.ndarray | None = None,
+    aux_clients: np.ndarray | None = None,
+) -> Dataset:
+    """Make a data set of tables [N, F] or signals [N, channels, length], any finite numbers.
+
+    Every feature, or every channel over all times, is standardised by its mean and standard
+    deviation in the auxiliary part, which is public; one-hot columns stay as they are.
+
+    Args:
+        categorical: Groups of one-hot columns, as (first, last + 1).
+        train_clients: Whose each training sample is, whole numbers [N]; None: nobody knows.
+        aux_clients: The same of the auxiliary samples.
+
+    Raises:
+        UserError: For an auxiliary part without samples.
+    """
+    public = aux[0].astype(np.float64)
+    if not public.size:
+        raise UserError(f"dataset {name} has no auxiliary samples, by which it is standardised.")
+    axes = (0, *range(2, public.ndim))
+    mean, std = (s(axis=axes, keepdims=True)[0] for s in (public.mean, public.std))
+    numeric = np.ones_like(mean, dtype=bool)
+    for first, last in categorical:
+        numeric[first:last] = False
+    mean, std = np.where(numeric, mean, 0), np.where(numeric & (std > 0), std, 1)
+    (tx, ty), (vx, vy), (ax, ay) = (
+        (torch.from_numpy(((x - mean) / std).astype(np.float32)), labels_to_tensor(y))
+        for x, y in (train, test, aux)
+    )
+    return Dataset(
+        name=name,
+        task="tabular" if public.ndim == 2 else "signal",
+        train_x=tx,
+        train_y=ty,
+        test_x=vx,
+        test_y=vy,
+        aux_x=ax,
+        aux_y=ay,
+        class_names=class_names,
+        categorical=categorical,
+        train_clients=None if train_clients is None else labels_to_tensor(train_clients),
+        aux_clients=None if aux_clients is None else labels_to_tensor(aux_clients),
     )
 
 
@@ -150,3 +300,34 @@ def carve(
         for bucket, piece in zip(out, np.split(members, cuts), strict=True):
             bucket.append(piece)
     return [rng.permutation(np.concatenate(b)) for b in out]
+
+
+def carve_clients(
+    clients: np.ndarray, *, fractions: tuple[float, ...], rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Part indices by whole clients, so that no client's samples are in two parts.
+
+    Args:
+        clients: Whose each sample is, [N].
+        fractions: About the share of the clients in each part; at least one is.
+
+    Returns:
+        Disjoint index arrays, one per fraction, and last one of the rest.
+
+    Raises:
+        UserError: For fewer clients than parts.
+    """
+    known = rng.permutation(np.unique(clients))
+    if len(known) <= len(fractions):
+        raise UserError(
+            f"{len(known)} client(s) cannot be parted into {len(fractions) + 1}: public and test "
+            "samples are of other clients than those for training."
+        )
+    sizes = [max(1, round(f * len(known))) for f in fractions]
+    parts = np.split(known, np.cumsum(sizes))
+    return [rng.permutation(np.flatnonzero(np.isin(clients, p))) for p in parts]
+
+
+def numbered(clients: np.ndarray) -> np.ndarray:
+    """Ids of clients, numbers or texts [N], as int64 [N] in the order of the sorted ids."""
+    return np.unique(clients, return_inverse=True)[1].astype(np.int64)

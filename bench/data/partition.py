@@ -15,21 +15,33 @@ class Dealing:
     """How samples come to clients, which is public.
 
     Attributes:
-        how: Evenly at random, by label from a Dirichlet distribution, or in shards of one label.
+        how: Evenly at random, by label from a Dirichlet distribution, in shards of one label, or as
+            the data's own clients have them.
         clients: Their number.
         alpha: Concentration of the Dirichlet distribution.
         each: Shards that every client has.
         least: Samples that every client has at least, as far as there are so many.
     """
 
-    how: Literal["iid", "dirichlet", "shards"]
+    how: Literal["iid", "dirichlet", "shards", "natural"]
     clients: int
     alpha: float = 1.0
     each: int = 1
     least: int = 1
 
-    def deal(self, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-        """Disjoint index arrays, one per client. Raises UserError for too few samples."""
+    def deal(
+        self, labels: np.ndarray, rng: np.random.Generator, owners: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Disjoint index arrays, one per client.
+
+        Args:
+            owners: Whose each sample is, int64 [N], if the data says so.
+
+        Raises:
+            UserError: For too few samples, or too few clients of the data's own.
+        """
+        if self.how == "natural":
+            return natural(owners, clients=self.clients, least=self.least, rng=rng)
         if self.how == "iid":
             return iid(labels, clients=self.clients, rng=rng)
         if self.how == "shards":
@@ -92,6 +104,36 @@ def shards(
     pieces = np.array_split(by_label, clients * each)
     dealt = rng.permutation(clients * each).reshape(clients, each)
     return [np.sort(np.concatenate([pieces[i] for i in mine])) for mine in dealt]
+
+
+def natural(
+    owners: np.ndarray | None, *, clients: int, least: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """What each of so many clients of the data's own holds, drawn among those of `enough`."""
+    drawn = rng.choice(enough(owners, clients=clients, least=least), size=clients, replace=False)
+    return [np.flatnonzero(owners == one) for one in drawn]
+
+
+def enough(owners: np.ndarray | None, *, clients: int, least: int) -> np.ndarray:
+    """Those of the data's own clients that hold at least `least` samples.
+
+    Raises:
+        UserError: If the data does not say whose its samples are, or there are fewer than
+            `clients`.
+    """
+    if owners is None:
+        raise UserError(
+            'partition = "natural" takes the data\'s own clients, but this data set does not say '
+            "whose its samples are."
+        )
+    known, counts = np.unique(owners, return_counts=True)
+    large = known[counts >= least]
+    if len(large) < clients:
+        raise UserError(
+            f"{len(large)} of the data's own {len(known)} clients hold at least {least} training "
+            f"sample(s), as the threats need, but clients = {clients}."
+        )
+    return large
 
 
 def _check(labels: np.ndarray, needed: int) -> None:

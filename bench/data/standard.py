@@ -1,17 +1,19 @@
 """Published image sets: npz files from the data folder, or torchvision's own files.
 
 `DATA_DIR/NAME/NAME.npz` is taken if present; else torchvision reads (and only with
-`download=True` fetches) the official files under `DATA_DIR/torchvision`.
+`download=True` fetches) the official files: of SVHN and STL-10 under `DATA_DIR/NAME`, of the others
+under `DATA_DIR/torchvision`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bench.data.dataset import Dataset, carve, data_folder, from_arrays
-from bench.data.files import read_npz
+from bench.data.files import IMAGES, Packaged, read_npz
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -20,7 +22,11 @@ TORCHVISION = {
     "fashion_mnist": "FashionMNIST",
     "cifar10": "CIFAR10",
     "cifar100": "CIFAR100",
+    "svhn": "SVHN",
+    "stl10": "STL10",
 }
+BY_SPLIT = ("svhn", "stl10")
+"""Those whose readers take split="train" for train=True and give images [N, C, H, W]."""
 
 
 def standard(
@@ -37,18 +43,19 @@ def standard(
 
     The auxiliary part has at most 5000 samples.
     """
-    x, y, tx, ty, names = _read(name, data_dir, download)
+    found = _read(name, data_dir, download)
+    x, y = found.x, found.y
     rng = numpy_generator(seed, "split", name)
     aux_share = min(0.2, 5000 / len(y))
     aux, train = carve(y, fractions=(aux_share,), rng=rng)
     train = _first(train, train_size, "train_size")
-    test = _first(rng.permutation(len(ty)), test_size, "test_size")
+    test = _first(rng.permutation(len(found.test_y)), test_size, "test_size")
     return from_arrays(
         name=name,
         train=(x[train], y[train]),
-        test=(tx[test], ty[test]),
+        test=(found.test_x[test], found.test_y[test]),
         aux=(x[aux], y[aux]),
-        class_names=names,
+        class_names=found.class_names,
         size=size,
     )
 
@@ -61,25 +68,34 @@ def _first(indices: np.ndarray, count: int | None, what: str) -> np.ndarray:
     return indices[:count]
 
 
-def _read(
-    name: str, data_dir: Path | None, download: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+def _read(name: str, data_dir: Path | None, download: bool) -> Packaged:
     data_dir = data_folder(name, data_dir)
     packaged = data_dir / name / f"{name}.npz"
     if packaged.exists():
-        return read_npz(packaged)
+        found = read_npz(packaged)
+        if not found.is_image:
+            raise UserError(f"{packaged} must hold images, the arrays {', '.join(IMAGES)}.")
+        return found
     from torchvision import datasets
 
-    root = data_dir / "torchvision"
+    by_split = name in BY_SPLIT
+    root = data_dir / (name if by_split else "torchvision")
+    reader = partial(getattr(datasets, TORCHVISION[name]), root, download=download)
     try:
-        parts = [
-            getattr(datasets, TORCHVISION[name])(root, train=train, download=download)
-            for train in (True, False)
-        ]
+        train, test = (
+            reader(split=part) if by_split else reader(train=part == "train")
+            for part in ("train", "test")
+        )
     except RuntimeError as error:
         raise UserError(
             f"dataset {name} is not in {data_dir} (expected {packaged} or torchvision's files "
             f"under {root}); add --download to fetch it. ({error})"
         ) from error
-    train, test = ((np.asarray(p.data), np.asarray(p.targets)) for p in parts)
-    return *train, *test, tuple(str(c) for c in parts[0].classes)
+    (x, y), (tx, ty) = (
+        (p.data.transpose(0, 2, 3, 1), p.labels)
+        if by_split
+        else (np.asarray(p.data), np.asarray(p.targets))
+        for p in (train, test)
+    )
+    names = getattr(train, "classes", range(10))  # SVHN's are digits
+    return Packaged(x=x, y=y, test_x=tx, test_y=ty, class_names=tuple(map(str, names)))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from bench.data.dataset import Dataset, carve, data_folder, labels_to_tensor
+from bench.data.dataset import Dataset, carve, data_folder, from_features
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -28,22 +27,11 @@ def _tabular(
     seed: int,
 ) -> Dataset:
     test, aux, train = carve(labels, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", name))
-    mean, std = features[aux].mean(axis=0), features[aux].std(axis=0)
-    numeric = np.ones(features.shape[1], dtype=bool)
-    for first, last in categorical:
-        numeric[first:last] = False
-    mean, std = np.where(numeric, mean, 0), np.where(numeric & (std > 0), std, 1)
-    x = torch.from_numpy(((features - mean) / std).astype(np.float32))
-    y = labels_to_tensor(labels)
-    return Dataset(
+    return from_features(
         name=name,
-        task="tabular",
-        train_x=x[train],
-        train_y=y[train],
-        test_x=x[test],
-        test_y=y[test],
-        aux_x=x[aux],
-        aux_y=y[aux],
+        train=(features[train], labels[train]),
+        test=(features[test], labels[test]),
+        aux=(features[aux], labels[aux]),
         class_names=class_names,
         categorical=categorical,
     )
@@ -57,7 +45,7 @@ def breast_cancer(*, seed: int) -> Dataset:
     return _tabular("breast_cancer", raw.data, raw.target, tuple(raw.target_names), (), seed)
 
 
-def adult(*, seed: int, data_dir: Path | None, download: bool = False) -> Dataset:
+def adult(*, seed: int, data_dir: Path | None) -> Dataset:
     """UCI Adult from `DATA_DIR/adult/adult.data`: 6 numeric columns, 8 one-hot groups.
 
     Missing values ("?") are a category of their own. The file is never downloaded.

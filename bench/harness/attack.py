@@ -232,9 +232,11 @@ def floors_of(
     cell: AttackJob, dataset: Dataset, truth: Mapping[str, Any]
 ) -> dict[str, list[float]]:
     """Per metric and victim what needs no leak; `truth` is what `truth_of` gives."""
+    aux, owners = slice(None, cell.threat.aux), dataset.aux_clients
     return floors(
         **truth,
-        aux_y=dataset.aux_y[: cell.threat.aux],
+        aux_y=dataset.aux_y[aux],
+        aux_clients=None if owners is None else owners[aux],
         dealing=dealing_of(cell.train),
         granted=cell.threat.labels,
     )

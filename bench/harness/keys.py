@@ -1,9 +1,10 @@
 """Keys of records: hashes of all that decides a job's figures.
 
 A training's key holds its settings, the data set's files, the kind of device, and the code that
-`bench.harness.train` and the defense reach by imports; an attack's holds its training's key, its
-own settings, and the code that `bench.harness.attack`, the attack and the judge of its answer
-reach. Versions of libraries are in the records, not in their keys.
+`bench.harness.train`, the defense and the loader of an installed package's data set reach by
+imports; an attack's holds its training's key, its own settings, and the code that
+`bench.harness.attack`, the attack and the judge of its answer reach. Versions of libraries are in
+the records, not in their keys.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Code:
         modules.append(type(judge()).__module__)
         modules += [point.module for point in installed(MODELS).values()]
         packages = {m.partition(".")[0] for m in modules if not m.startswith(FILE_MODULE)}
-        self._sources = Sources({"bench", *packages})
+        self._packages = {"bench", *packages}
+        self._sources = Sources(self._packages)
 
     @cached_property
     def training(self) -> str:
@@ -86,6 +88,15 @@ class Code:
         found = self._reached(kind, name)
         return "syntax:" + _hash({m: d for m, d in found.items() if not m.startswith("bench.")})
 
+    def dataset(self, name: str) -> str | None:
+        """Of the loader of a data set of an installed package, with all that it reaches; None for
+        those of leakbench itself, which `training` reaches."""
+        point = None if name in data.LOADERS else data.foreign().get(name)
+        if point is None:
+            return None
+        top = point.module.partition(".")[0]
+        return _hash(Sources({*self._packages, top}).reached(point.module))
+
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
         """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""
         found = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
@@ -109,6 +120,7 @@ class Keys:
         self.registry, self.env = registry, env
         self._code = Code(registry)
         self._files: dict[str, str] = {}
+        self._loaders: dict[str, str | None] = {}
         self._trainings: dict[TrainJob, str] = {}
 
     def train(self, job: TrainJob) -> str:
@@ -123,6 +135,9 @@ class Keys:
                 "data": self._fingerprint(job.task.dataset),
                 **job.inputs(),
             }
+            loader = self._loader(job.task.dataset)
+            if loader is not None:
+                inputs["loader"] = loader
             self._trainings[job] = key_of(inputs)
         return self._trainings[job]
 
@@ -141,12 +156,17 @@ class Keys:
         """Hashes of all code that decides the plan's figures, by what it belongs to."""
         return self._code.of(plugins_of(plan))
 
+    def _loader(self, dataset: str) -> str | None:
+        if dataset not in self._loaders:
+            self._loaders[dataset] = self._code.dataset(dataset)
+        return self._loaders[dataset]
+
     def _fingerprint(self, dataset: str) -> str:
         """Size and modification time of the user's files behind a data set, "" if embedded."""
         if dataset not in self._files:
             own = dataset.partition(":")[2]
             root = Path(own) if own else None
-            if root is None and self.env.data_dir and dataset not in data.NO_DOWNLOAD:
+            if root is None and self.env.data_dir and data.has_files(dataset):
                 root = self.env.data_dir / dataset
             paths = [] if root is None else [root, *sorted(root.rglob("*"))]
             facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]

@@ -9,11 +9,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import numpy as np
+
 from bench import models
 from bench.contract.defense import Defense
+from bench.data.partition import enough
 from bench.errors import UserError
 from bench.harness.attack import Attacking
-from bench.harness.environment import Environment, dataset_of, versions
+from bench.harness.environment import Environment, dataset_of, dealing_of, versions
 from bench.harness.executors.task import Executor, Outcome, Task, Work
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
@@ -88,7 +91,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
     """
     place = plan.suite.name
     # Of a data set only what is asked here: a plan has more of them than memory should hold.
-    told: dict[str, tuple[int, tuple[int, ...], int]] = {}
+    told: dict[str, tuple[int, tuple[int, ...], int, np.ndarray | None]] = {}
     networks: dict[str, models.Network] = {}
     defenses: dict[str, Defense] = {}
     companies: set[tuple[str, str]] = set()
@@ -99,8 +102,10 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
         if split not in told:
             dataset = dataset_of(job, env)
-            told[split] = len(dataset.train_y), dataset.shape, dataset.classes
-        samples, shape, classes = told[split]
+            own = dataset.train_clients
+            owners = None if own is None else own.numpy()
+            told[split] = len(dataset.train_y), dataset.shape, dataset.classes, owners
+        samples, shape, classes, owners = told[split]
         if task not in networks:
             networks[task] = models.build(
                 job.task.model, shape=shape, classes=classes, settings=job.task.model_settings
@@ -117,6 +122,12 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
                 f"{place}: {job.task.dataset} has {samples} training samples, but "
                 f"{job.protocol.clients} clients and the threats' batches need {need}."
             )
+        dealing = dealing_of(job)
+        if dealing.how == "natural":
+            try:
+                enough(owners, clients=dealing.clients, least=dealing.least)
+            except UserError as error:
+                raise UserError(f"{place}: {job.task.dataset}: {error}") from error
     for attack in {f"{c.attack} {c.settings!r}": c for c in plan.cells}.values():
         registry.attack(attack.attack, attack.settings, where=place)
 

@@ -219,7 +219,10 @@ def _audited(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | N
 
 def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
     rng = numpy_generator(job.seed, "partition", job.task.dataset)
-    return dealing_of(job).deal(dataset.train_y.numpy(), rng)
+    owners = dataset.train_clients
+    return dealing_of(job).deal(
+        dataset.train_y.numpy(), rng, None if owners is None else owners.numpy()
+    )
 
 
 def check_company(job: TrainJob, defense: Defense) -> None:

@@ -81,6 +81,7 @@ def floors(
     classes: int,
     aux_x: Tensor,
     aux_y: Tensor,
+    aux_clients: Tensor | None = None,
     categorical: Sequence[tuple[int, int]] = (),
     dealing: Dealing | None = None,
     granted: bool = False,
@@ -95,11 +96,14 @@ def floors(
         classes: Number of classes.
         aux_x: Public samples [N, ...].
         aux_y: Their labels [N].
+        aux_clients: Whose they are, int64 [N], if the data says so.
         categorical: Groups of one-hot columns of tabular data.
         dealing: How samples come to clients, which an attacker knows; None: evenly at random.
         granted: Whether the attacker is told the labels, which then leak nothing.
     """
-    known = _Public(aux_x.cpu(), aux_y.cpu(), tuple(categorical), classes)
+    natural = aux_clients is not None and dealing is not None and dealing.how == "natural"
+    owners = aux_clients.cpu() if natural and aux_clients is not None else None
+    known = _Public(aux_x.cpu(), aux_y.cpu(), owners, tuple(categorical), classes)
     found = _fitted(known, y.shape[1], dealing)
     scores: dict[int, dict[str, Tensor]] = {}
     values = {}
@@ -121,12 +125,18 @@ class _Public:
     """Public samples as a key of a cache: equal by their content."""
 
     def __init__(
-        self, x: Tensor, y: Tensor, categorical: tuple[tuple[int, int], ...], classes: int
+        self,
+        x: Tensor,
+        y: Tensor,
+        owners: Tensor | None,
+        categorical: tuple[tuple[int, int], ...],
+        classes: int,
     ) -> None:
-        self.x, self.y = x, y
+        self.x, self.y, self.owners = x, y, owners
         self.categorical, self.classes = categorical, classes
         content = hashlib.sha256(x.contiguous().numpy().tobytes())
-        content.update(y.contiguous().numpy().tobytes())
+        for numbers in (y, owners):
+            content.update(b"" if numbers is None else numbers.contiguous().numpy().tobytes())
         self.name = (content.hexdigest(), tuple(x.shape), categorical, classes)
 
     def __eq__(self, other: object) -> bool:
@@ -201,7 +211,9 @@ def _batches_of_labels(
 ) -> np.ndarray:
     """Labels [number, samples] of batches, each of one client."""
     known = public.y.numpy()
-    if dealing is None:
+    if dealing is not None and dealing.how == "natural" and public.owners is not None:
+        return _of_own_clients(known, public.owners.numpy(), samples, dealing.least, number, rng)
+    if dealing is None or dealing.how == "natural":
         return rng.choice(known, size=(number, samples))
     size = max(2000, 20 * dealing.clients * max(samples, dealing.least))
     found: list[np.ndarray] = []
@@ -211,6 +223,22 @@ def _batches_of_labels(
         found += [labels[rng.choice(s, size=samples, replace=False)] for s in shares]
         size *= 1 if shares else 2
     return np.stack(found[:number])
+
+
+def _of_own_clients(
+    labels: np.ndarray,
+    owners: np.ndarray,
+    samples: int,
+    least: int,
+    number: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Batches of the public clients that hold `least` samples, of all if none does; one that has
+    fewer than a batch shows some of them again."""
+    shares = [np.flatnonzero(owners == one) for one in np.unique(owners)]
+    shares = [s for s in shares if len(s) >= least] or shares
+    drawn = [shares[i] for i in rng.integers(len(shares), size=number)]
+    return np.stack([labels[rng.choice(s, samples, replace=len(s) < samples)] for s in drawn])
 
 
 # --- answers that are tried --------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import nn
 from bench.arguments import checked_arguments
 from bench.errors import UserError
 from bench.extensions import installed
-from bench.models import convolutional, dense, transformers
+from bench.models import convolutional, dense, sensors, transformers
 from bench.models.module import ModuleNetwork, Scale
 from bench.models.named import file_of, hand, is_handed, is_named, maker_of, module_of
 from bench.models.network import IDENTITY, ChainNetwork, Initial, Network, Stages, uniform
@@ -23,13 +23,14 @@ BUILDERS: Mapping[str, Callable[..., Stages]] = {
         *(dense.logistic, dense.mlp3, dense.mlp_spm, convolutional.lenet),
         *(convolutional.cnn_selective_shield, convolutional.cnn_spm, convolutional.resnet18),
         *(convolutional.vgg16, transformers.vit_small, transformers.vit_tiny),
-        transformers.pit_tiny,
+        *(transformers.pit_tiny, sensors.har_cnn, sensors.har_transformer),
     )
 }
 INITIAL: Mapping[str, Initial] = {
     "vit_small": transformers.SMALL_INITIAL,
     "vit_tiny": transformers.VIT_INITIAL,
     "pit_tiny": transformers.PIT_INITIAL,
+    "har_transformer": transformers.SMALL_INITIAL,
 }
 """How the networks begin that do not begin with PyTorch's default."""
 OWN: Mapping[str, str] = {

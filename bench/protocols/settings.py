@@ -38,7 +38,7 @@ class TaskSettings(BaseModel):
     """A data set with a model.
 
     Attributes:
-        dataset: Name of the data set, `folder:PATH` or `npz:PATH`.
+        dataset: Name of the data set, `folder:PATH`, `npz:PATH` or `hf:NAME`.
         dataset_settings: Settings of its loader.
         model: Name of the model.
         model_settings: Settings of its builder.
@@ -72,7 +72,9 @@ class ProtocolSettings(BaseModel):
         batch: Local batch size; a client with fewer samples uses all it has.
         lr: Learning rate of plain SGD.
         partition: How samples are dealt to clients: evenly at random, by label from a Dirichlet
-            distribution, or in shards of one label.
+            distribution, in shards of one label, or "natural": each client is one of the data's
+            own, such as a writer, drawn by the seed among those that hold as many samples as the
+            threats observe.
         alpha: Concentration of the Dirichlet distribution.
         shards: Shards that every client has.
         cut: The last stage on the clients under splitfed, or several that they have in turn.
@@ -90,7 +92,7 @@ class ProtocolSettings(BaseModel):
     local_epochs: float | None = Field(None, gt=0)
     batch: int = Field(32, ge=1)
     lr: float = Field(0.1, gt=0)
-    partition: Literal["iid", "dirichlet", "shards"] = "dirichlet"
+    partition: Literal["iid", "dirichlet", "shards", "natural"] = "dirichlet"
     alpha: float = Field(0.5, gt=0)
     shards: int = Field(1, ge=1)
     cut: str | list[str] | None = None

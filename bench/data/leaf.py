@@ -1,0 +1,113 @@
+"""FEMNIST in the JSON files of LEAF's scripts: handwritten characters with their writers."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.data.dataset import Dataset, carve_clients, data_folder, from_arrays, numbered
+from bench.errors import UserError
+from bench.seeding import numpy_generator
+
+CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+"""As LEAF numbers them."""
+SIDE = 28
+Samples = tuple[str, np.ndarray, np.ndarray]
+"""A writer's name, images [n, 28, 28] in [0, 1] and labels [n]."""
+
+
+def femnist(
+    *, seed: int, data_dir: Path | None, size: int | None = None, writers: int | None = None
+) -> Dataset:
+    """Handwritten digits and letters with their writers, in LEAF's JSON format: 62 classes, 28x28.
+
+    Read are `all_data_*.json` in `DATA_DIR/femnist` or its folder `all_data`, else the folders
+    `train` and `test`. The parts are of different writers. Where `train` and `test` have no writer
+    in common, `test` is the test part and a fifth of the other writers is auxiliary; else
+    everything is pooled, and a fifth of the writers is test, a fifth auxiliary.
+    Source: Caldas et al., arXiv:1812.01097.
+
+    Args:
+        size: Side to resize to.
+        writers: Number of writers that the seed draws before the split; None: all.
+
+    Raises:
+        UserError: For files that are missing or of another form, or too few writers.
+    """
+    folder = data_folder("femnist", data_dir) / "femnist"
+    whole = [*folder.glob("all_data_*.json"), *(folder / "all_data").glob("*.json")]
+    trained, tested = (list((folder / part).glob("*.json")) for part in ("train", "test"))
+    if not whole and not (trained and tested):
+        raise UserError(
+            f"{folder} holds neither LEAF's all_data_*.json nor its folders train and test; "
+            "leakbench does not download them: make them with LEAF's scripts."
+        )
+    first, second = _read(whole or trained), _read([] if whole else tested)
+    rng = numpy_generator(seed, "split", "femnist")
+    known = sorted({name for name, *_ in (*first, *second)})
+    if writers is not None:
+        if not 3 <= writers <= len(known):
+            raise UserError(f"writers of femnist must lie in [3, {len(known)}], got {writers}.")
+        chosen = set(rng.choice(known, size=writers, replace=False))
+        first, second = ([s for s in part if s[0] in chosen] for part in (first, second))
+    names, x, y = _joined([*first, *second])
+    owners = numbered(names)
+    count = sum(len(labels) for _, _, labels in first)
+    apart = second and not {name for name, *_ in first} & {name for name, *_ in second}
+    if apart:
+        test = np.arange(count, len(y))
+        aux, train = carve_clients(owners[:count], fractions=(0.2,), rng=rng)
+    else:
+        test, aux, train = carve_clients(owners, fractions=(0.2, 0.2), rng=rng)
+    return from_arrays(
+        name="femnist",
+        train=(x[train], y[train]),
+        test=(x[test], y[test]),
+        aux=(x[aux], y[aux]),
+        class_names=CLASSES,
+        size=size,
+        train_clients=owners[train],
+        aux_clients=owners[aux],
+    )
+
+
+def _read(files: Iterable[Path]) -> list[Samples]:
+    return [samples for file in sorted(files) for samples in _writers(file)]
+
+
+def _joined(parts: list[Samples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    names = np.repeat([name for name, *_ in parts], [len(y) for _, _, y in parts])
+    return names, np.concatenate([x for _, x, _ in parts]), np.concatenate([y for *_, y in parts])
+
+
+def _writers(file: Path) -> Iterator[Samples]:
+    """The samples of each writer in one of LEAF's files."""
+    try:
+        found = json.loads(file.read_bytes())
+        users, numbers, data = found["users"], found["num_samples"], found["user_data"]
+        for user, number in zip(users, numbers, strict=True):
+            yield user, *_samples(data[user]["x"], data[user]["y"], number)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{file} is truncated or not in LEAF's format of users, num_samples and user_data "
+            f"({type(error).__name__}: {error})."
+        ) from error
+
+
+def _samples(x: Any, y: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+    if images.shape != (number, SIDE * SIDE) or labels.shape != (number,):
+        raise ValueError(
+            f"x must be {number} lists of {SIDE * SIDE} numbers and y {number} numbers, got "
+            f"{list(images.shape)} and {list(labels.shape)}"
+        )
+    if labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < len(CLASSES):
+        raise ValueError(f"y must be whole numbers in 0..{len(CLASSES) - 1}")
+    if not (images.min() >= 0 and images.max() <= 1):
+        raise ValueError("x must lie in [0, 1]")
+    return images.reshape(-1, SIDE, SIDE), labels
