@@ -426,11 +426,21 @@ def cuts(_: Sequence[str], __: str) -> str:
 
     rows = []
     for name in models.BUILDERS:
-        network = models.build(name, shape=(3, 32, 32), classes=10)
-        rows.append(
-            [f"`{name}`", f"{network.n_parameters:,}", ", ".join(f"`{c}`" for c in network.cuts)]
-        )
-    return table(["model", "parameters (3 x 32 x 32, 10 classes)", "cuts"], rows)
+        network = example_of(name)
+        size = f"{network.n_parameters:,} ({' x '.join(map(str, network.shape))})"
+        rows.append([f"`{name}`", size, ", ".join(f"`{c}`" for c in network.cuts)])
+    return table(["model", "parameters (of samples, 10 classes)", "cuts"], rows)
+
+
+def example_of(name: str) -> Any:
+    """A network for ten classes of images, or of signals if it takes no images."""
+    from bench import models
+    from bench.errors import UserError
+
+    try:
+        return models.build(name, shape=(3, 32, 32), classes=10)
+    except UserError:
+        return models.build(name, shape=(9, 128), classes=10)
 
 
 # --- hooks of a defense ---------------------------------------------------------------------------

@@ -36,7 +36,7 @@ Set = Annotated[
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of data sets (or LEAKBENCH_DATA).")
 ]
-Download = Annotated[bool, typer.Option("--download", help="Let torchvision fetch data sets.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch data sets that are missing.")]
 PluginFile = Annotated[
     list[Path] | None, typer.Option("--plugin", help="A Python file with a defense or attack.")
 ]

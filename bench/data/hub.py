@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,22 +68,22 @@ def hf(
     with _network(datasets, allowed=download):
         try:
             splits = _load(datasets, path, config, revision, cache)
+        except UserError:
+            raise
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             hint = "" if download or path.exists() else " Add --download to fetch it."
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"cannot load {name}: {reason}{hint}") from error
     if test_split is None and "test" in splits:
         test_split = "test"
-    for wanted in filter(None, (train_split, test_split)):
-        if wanted not in splits:
-            raise UserError(did_you_mean(f"split of {name}", wanted, [*splits]))
-    tables = [splits[s] for s in (train_split, test_split) if s is not None]
+    wanted = [train_split] if test_split is None else [train_split, test_split]
+    _check_known("split", name, wanted, list(splits))
+    tables = [splits[s] for s in wanted]
     chosen = column or _only_images(tables[0], name)
-    needed = [*([chosen] if isinstance(chosen, str) else chosen), label]
-    for wanted in [*needed, *filter(None, [client_column])]:
-        for table in tables[: 1 if wanted == client_column else None]:
-            if wanted not in table.column_names:
-                raise UserError(did_you_mean(f"column of {name}", wanted, table.column_names))
+    _check_known("column", name, filter(None, [client_column]), tables[0].column_names)
+    for table in tables:
+        inputs = [chosen] if isinstance(chosen, str) else chosen
+        _check_known("column", name, [*inputs, label], table.column_names)
     x = [_samples(t, chosen, f"column {chosen} of {name}", size=size, gray=gray) for t in tables]
     y, class_names = _labels(tables, label, name)
     owners = None if client_column is None else _clients(tables[0], client_column, name)
@@ -103,20 +103,26 @@ def hf(
 
 @contextmanager
 def _network(datasets: Any, *, allowed: bool) -> Iterator[None]:
-    """Whether Hugging Face's libraries may use the network inside: they read their environment's
-    variables for it at import, which may have been long ago."""
+    """Whether Hugging Face's libraries may use the network inside, and show bars of progress: they
+    read their environment's variables at import, which may have been long ago."""
+    if allowed:
+        yield
+        return
     from huggingface_hub import constants
 
-    places = ((constants, "HF_HUB_OFFLINE"), (datasets.config, "HF_HUB_OFFLINE"))
-    before = [(module, name, getattr(module, name)) for module, name in places]
+    places: tuple[Any, ...] = (constants, datasets.config)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
-        for module, name in places:
-            if not allowed:
-                setattr(module, name, True)
+        for place in places:
+            place.HF_HUB_OFFLINE = True
         yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
+        if bars:
+            datasets.enable_progress_bars()
 
 
 def _load(
@@ -134,6 +140,12 @@ def _load(
         return dict(datasets.load_dataset(_READERS[path.suffix], data_files=str(path)))
     place = str(path) if path.exists() else path.as_posix()
     return dict(datasets.load_dataset(place, config, revision=revision, cache_dir=cache))
+
+
+def _check_known(what: str, name: str, wanted: Iterable[str], known: Sequence[str]) -> None:
+    for one in wanted:
+        if one not in known:
+            raise UserError(did_you_mean(f"{what} of {name}", one, known))
 
 
 def _only_images(table: Any, name: str) -> str:
