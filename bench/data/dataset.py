@@ -71,7 +71,7 @@ def checked(data: object, *, what: str) -> Dataset:
         what: What an error should call it, such as "dataset mine (mine:load of my-data)".
 
     Raises:
-        UserError: With what is wrong first.
+        UserError: With the first thing that is not.
     """
     if not isinstance(data, Dataset):
         raise UserError(f"{what} must be a bench.data.Dataset, got {type(data).__name__}.")
@@ -83,11 +83,11 @@ def checked(data: object, *, what: str) -> Dataset:
     for part in ("train", "test", "aux"):
         _check_samples(data, part, what)
     features = data.shape[0] if data.task == "tabular" else 0
-    for first, last in data.categorical:
-        if not 0 <= first < last <= features:
+    for group in data.categorical:
+        if len(group) != 2 or not 0 <= group[0] < group[1] <= features:
             raise UserError(
-                f"categorical of {what} must be ranges of its {features} columns, got "
-                f"({first}, {last})."
+                f"categorical of {what} must be ranges (first, last + 1) of its {features} "
+                f"columns, got {group}."
             )
     return data
 
@@ -215,11 +215,17 @@ def from_features(
         aux_clients: The same of the auxiliary samples.
 
     Raises:
-        UserError: For an auxiliary part without samples.
+        UserError: For an auxiliary part without samples, or samples of several shapes.
     """
     public = aux[0].astype(np.float64)
     if not public.size:
         raise UserError(f"dataset {name} has no auxiliary samples, by which it is standardised.")
+    for x, _ in (train, test):
+        if x.shape[1:] != public.shape[1:]:
+            raise UserError(
+                f"samples of dataset {name} must have one shape, got {list(public.shape[1:])} and "
+                f"{list(x.shape[1:])}."
+            )
     axes = (0, *range(2, public.ndim))
     mean, std = (s(axis=axes, keepdims=True)[0] for s in (public.mean, public.std))
     numeric = np.ones_like(mean, dtype=bool)

@@ -101,8 +101,9 @@ def floors(
         dealing: How samples come to clients, which an attacker knows; None: evenly at random.
         granted: Whether the attacker is told the labels, which then leak nothing.
     """
-    natural = aux_clients is not None and dealing is not None and dealing.how == "natural"
-    owners = aux_clients.cpu() if natural and aux_clients is not None else None
+    owners = None
+    if aux_clients is not None and dealing is not None and dealing.how == "natural":
+        owners = aux_clients.cpu()
     known = _Public(aux_x.cpu(), aux_y.cpu(), owners, tuple(categorical), classes)
     found = _fitted(known, y.shape[1], dealing)
     scores: dict[int, dict[str, Tensor]] = {}
@@ -211,7 +212,7 @@ def _batches_of_labels(
 ) -> np.ndarray:
     """Labels [number, samples] of batches, each of one client."""
     known = public.y.numpy()
-    if dealing is not None and dealing.how == "natural" and public.owners is not None:
+    if public.owners is not None and dealing is not None:
         return _of_own_clients(known, public.owners.numpy(), samples, dealing.least, number, rng)
     if dealing is None or dealing.how == "natural":
         return rng.choice(known, size=(number, samples))
