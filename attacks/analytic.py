@@ -52,9 +52,10 @@ class Analytic(Attack):
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
         layer = LayerGradient.stacked([_layer_gradient(one) for one in seen.releases])
-        public = ctx.aux_x.flatten(1).double().cpu()
+        scale, shift = _standardised(seen, ctx)
+        public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
-        images = x.view(len(x), 1, *ctx.network.shape).float()
+        images = ((x - shift) / scale).view(len(x), 1, *ctx.network.shape).float()
         if len(ctx.network.shape) == 3:
             images = images.clamp(0, 1)
         rows = int(visible.sum(dim=1).min())
@@ -207,6 +208,21 @@ def _first_layer(seen: Seen) -> tuple[str, str | None]:
         if fits and bias in names[:2] and seen.before[bias].shape == value.shape[:1]:
             return name, bias
     return "", None
+
+
+def _standardised(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
+    """Scale and shift [F] of each pixel on its way to the first layer, for networks that
+    standardise samples before it; 1 and 0 for all others."""
+    rng = torch.Generator().manual_seed(0)
+    width = math.prod(ctx.network.shape)
+    probes = torch.stack([torch.zeros(width), torch.ones(width), torch.rand(width, generator=rng)])
+    _, layers = ctx.network.trace(
+        seen.before, probes.view(3, *ctx.network.shape), buffers=seen.buffers
+    )
+    zero, one, other = layers[0].input.detach().flatten(1).double()
+    scale = one - zero
+    affine = torch.allclose(zero + scale * probes[2], other, atol=1e-5) and bool((scale != 0).all())
+    return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))
 
 
 def _candidates(seen: Seen, name: str, estimate: Tensor) -> tuple[Tensor, ...]:

@@ -209,9 +209,7 @@ def test_a_module_that_clients_cannot_run_together_is_refused_before_a_run() -> 
 
 
 def test_wrong_settings_shapes_and_files_get_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"Unknown setting of .*'widht'.*Did you mean 'width'"
-    ):
+    with pytest.raises(UserError, match=r"Unknown setting of .*'widht'.*Did you mean 'width'"):
         brought("Residual", widht=3)
     with pytest.raises(UserError, match=r"cannot take samples of shape \[7\]"):
         brought("Residual", shape=(7,), in_channels=3)

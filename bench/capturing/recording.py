@@ -124,22 +124,22 @@ class Capture:
         client: str = "client-0",
         plugins: Sequence[str | Path] = (),
     ) -> None:
-        wrapped = getattr(model, "_module", None)  # as Opacus wraps it
-        model = wrapped if isinstance(wrapped, nn.Module) else model
+        given, model = model, models.unwrapped(model)
         self._model, self._lr, self._client = model, lr, client
         self._plugins, self._noised = tuple(map(Path, plugins)), Noised(defense, settings or {})
         self._defense: Defense = self._noised.made(self._plugins)
         scale = {} if mean is None and std is None else {"mean": _plain(mean), "std": _plain(std)}
         x, y = public
         held = deepcopy(model).cpu()
+        if named in models.BUILDERS:
+            raise UserError(f"named must say how your model is made; '{named}' is leakbench's own.")
         made = models.build(
-            models.hand(held) if named is None else named,
+            models.hand(given) if named is None else named,
             shape=tuple(x.shape[1:]),
             classes=int(y.max()) + 1 if classes is None else classes,
             settings={**(model_settings or {}), **scale, "without_dropout": True},
         )
-        if not isinstance(made, ModuleNetwork):
-            raise UserError(f"named must say how the captured model is made, got '{named}'.")
+        assert isinstance(made, ModuleNetwork)
         self.network, self._scale = made, scale
         self._before = self._state(held)
         self._public = self._unscaled(x), y.detach().long().cpu()

@@ -16,12 +16,11 @@ from functools import cached_property
 from pathlib import Path
 
 from bench import data, models
-from bench.extensions import FILE_MODULE, installed
+from bench.extensions import FILE_MODULE
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan
 from bench.harness.sources import Sources
 from bench.harness.store import key_of
-from bench.names import MODELS
 from bench.records import SCHEMA, AttackJob, TrainJob
 from bench.registry import PluginKind, Registry, judge
 
@@ -38,7 +37,6 @@ class Code:
         self._models: dict[str, str] = {}
         modules = [p.cls.__module__ for p in registry.usable.values() if p.cls is not None]
         modules.append(type(judge()).__module__)
-        modules += [point.module for point in installed(MODELS).values()]
         packages = {m.partition(".")[0] for m in modules if not m.startswith(FILE_MODULE)}
         self._packages = {"bench", *packages}
         self._sources = Sources(self._packages)
@@ -77,7 +75,7 @@ class Code:
             found = {}
             if module is not None:
                 folder = None if file is None else file.resolve().parent
-                found = self._sources.reached(module, folder=folder)
+                found = self._foreign(module, folder)
             # The module's name tells where the file lies, which decides nothing.
             own = {"" if m == module and file else m: digest for m, digest in found.items()}
             self._models[name] = _hash(own) if own else ""
@@ -94,8 +92,13 @@ class Code:
         point = None if name in data.LOADERS else data.foreign().get(name)
         if point is None:
             return None
-        top = point.module.partition(".")[0]
-        return _hash(Sources({*self._packages, top}).reached(point.module))
+        return _hash(self._foreign(point.module))
+
+    def _foreign(self, module: str, folder: Path | None = None) -> dict[str, str]:
+        """What a module that is no plugin reaches. Its package is followed for it alone: that it is
+        installed must not change any other key."""
+        top = module.partition(".")[0]
+        return Sources({*self._packages, top}).reached(module, folder=folder)
 
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
         """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""

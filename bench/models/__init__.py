@@ -13,7 +13,7 @@ from bench.errors import UserError
 from bench.extensions import installed
 from bench.models import convolutional, dense, sensors, transformers
 from bench.models.module import ModuleNetwork, Scale
-from bench.models.named import file_of, hand, is_handed, is_named, maker_of, module_of
+from bench.models.named import file_of, hand, is_handed, is_named, maker_of, module_of, unwrapped
 from bench.models.network import IDENTITY, ChainNetwork, Initial, Network, Stages, uniform
 from bench.names import MODELS, did_you_mean
 
@@ -123,4 +123,5 @@ __all__ = [
     "hand",
     "is_handed",
     "module_of",
+    "unwrapped",
 ]

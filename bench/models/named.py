@@ -59,18 +59,30 @@ def is_named(name: str) -> bool:
     return library or file_of(name) is not None or name in installed(MODELS) or is_handed(name)
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside the wrapper by which Opacus takes per-sample gradients, or itself."""
+    inner = getattr(module, "_module", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
 def hand(module: nn.Module) -> str:
-    """Keep a module for this process, with the parameters that it has.
+    """Keep a copy of a module for this process, with the parameters that it has.
 
     Returns:
         A name for it, of its class and of a hash of its structure and numbers.
     """
+    own = deepcopy(unwrapped(module)).cpu()
+    if unwrapped(module) is not module:
+        for part in own.modules():  # the wrapper's, which watch ordinary backward passes
+            for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
+                hooks.clear()
+    module = own
     digest = hashlib.sha256(repr(module).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     name = f"{_HANDED}{type(module).__name__}-{digest.hexdigest()[:12]}"
-    _handed[name] = deepcopy(module).cpu()
+    _handed[name] = module
     return name
 
 

@@ -1,0 +1,279 @@
+"""Rounds of one's own training loop are captured as they were, attacked and scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from opacus import PrivacyEngine
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+import bench
+from attacks.engine.gradients import ObservedTraining, Simulated
+from bench.capturing.attacking import chosen, leak_of, read_views
+from bench.capturing.opacus import noised_by
+from bench.cli import app
+from bench.contract.events import Gaussian
+from bench.data.dataset import Dataset
+from bench.errors import UserError
+from bench.privacy.ledger import record_epsilon
+from bench.protocols.export import load_seen, load_truth
+from defenses.dp_sgd import DPSGD
+from defenses.none import NoDefense
+from tests import strangers
+
+FILE = Path(strangers.__file__).relative_to(Path.cwd())
+NAMED = f"{FILE}:Residual"
+
+
+def residual(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return strangers.Residual(in_channels=1)
+
+
+def flat(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 32), nn.Sigmoid(), nn.Linear(32, 10))
+
+
+@pytest.fixture(scope="module")
+def public(digits: Dataset) -> tuple[Tensor, Tensor]:
+    return digits.aux_x, digits.aux_y
+
+
+@pytest.fixture(scope="module")
+def private(digits: Dataset) -> tuple[Tensor, Tensor]:
+    return digits.train_x[:8], digits.train_y[:8]
+
+
+Samples = tuple[Tensor, Tensor]
+
+
+def test_a_gradient_is_captured_with_the_state_before_it(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = residual(), private
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    client = bench.capture(net, public=public, named=NAMED)
+    cross_entropy(net(x), y).backward()
+    torch.optim.SGD(net.parameters(), lr=0.5).step()
+    client.gradient(x, y)
+    client.save(tmp_path / "seen")
+    seen, truth = load_seen(tmp_path / "seen"), load_truth(tmp_path / "seen-truth.safetensors")
+    (message,) = seen.messages
+    own = dict(net.named_parameters())
+    for known, inner in client.network.anatomy.parameters.items():
+        assert torch.equal(seen.before[known], before[inner])
+        assert torch.equal(message.parts[known].values, own[inner].grad)
+    assert torch.equal(truth.x[0], x)
+    assert torch.equal(truth.y[0], y)
+    assert seen.known["mode"] == "train"
+    # What the attacker simulates from the files alone is what was sent.
+    found = client.network.run(seen.before, truth.x[0], mode="train")
+    loss = cross_entropy(found, truth.y[0])
+    assert torch.allclose(loss, cross_entropy(residual()(x), y))
+
+
+def test_local_training_is_captured_by_where_it_ended(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = flat(), private
+    client = bench.capture(net, public=public, lr=0.1)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        for some in torch.arange(8).split(3):  # the last step of an epoch has two samples
+            sgd.zero_grad()
+            cross_entropy(net(x[some]), y[some]).backward()
+            sgd.step()
+    client.weights(x, y, batch=3, local_epochs=2)
+    client.save(tmp_path / "seen")
+    seen = load_seen(tmp_path / "seen")
+    assert seen.known["local_steps"] == 6
+    assert seen.protocol == "fedavg"
+    # The true samples in their order explain the upload: what an attack matches is what was done.
+    work = ObservedTraining(
+        start=seen.before, const={}, buffers={}, steps=6, batch=3, lr=0.1, mode="train"
+    )
+    targets = torch.eye(10)[y]
+    found = Simulated(client.network, NoDefense(), work)(x[None], targets[None])
+    for name, part in seen.messages[0].parts.items():
+        sent = (seen.before[name] - part.values) / (0.1 * 6)
+        assert torch.allclose(found[name][0], sent, atol=1e-5)
+
+
+def test_running_statistics_are_what_evaluation_normalises_by(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = residual(), private
+    net.train()(public[0][:64])
+    net.eval()
+    client = bench.capture(net, public=public, named=NAMED)
+    cross_entropy(net(x), y).backward()
+    client.gradient(x, y)
+    client.save(tmp_path / "seen")
+    seen = load_seen(tmp_path / "seen")
+    logits = client.network.apply(seen.before, x, mode="eval", buffers=seen.buffers)
+    assert torch.allclose(logits, net(x), atol=1e-5)
+
+
+def test_an_attack_rebuilds_the_samples_of_a_loop_that_is_not_ours(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    """Standardised samples too: what is rebuilt are the pixels."""
+    net, (x, y) = flat(), private
+    scaled = (x[:1] - 0.3) / 0.4
+    client = bench.capture(net, public=((public[0] - 0.3) / 0.4, public[1]), mean=0.3, std=0.4)
+    cross_entropy(net(scaled), y[:1]).backward()
+    client.gradient(scaled, y[:1])
+    client.save(tmp_path / "seen")
+    analytic, floor = bench.attack(tmp_path / "seen", "analytic", model=net), None
+    assert analytic[0].means()["ssim"] > 0.99
+    assert leak_of(analytic[0]) > 0.99  # type: ignore[operator]
+    assert torch.allclose(load_truth(tmp_path / "seen-truth.safetensors").x[0], x[:1], atol=1e-6)
+    (floor,) = bench.attack(tmp_path / "seen", "prior_only", model=net)
+    assert leak_of(floor) < 0.5  # type: ignore[operator]
+    assert chosen([analytic[0], floor]) == ["analytic"]
+
+
+def test_clients_that_began_alike_are_attacked_together(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    x, y = private
+    for number in range(3):
+        net = flat(seed=number // 2)  # the third began elsewhere
+        client = bench.capture(net, public=public, client=f"client-{number}")
+        cross_entropy(net(x[[number]]), y[[number]]).backward()
+        client.gradient(x[[number]], y[[number]])
+        client.save(tmp_path / f"seen-{number}")
+    files = [tmp_path / f"seen-{number}" for number in range(3)]
+    # A handed model is named after its numbers, so the first two are of one name.
+    views = read_views(files)
+    assert [view.seen.clients for view in views] == [("client-0", "client-1"), ("client-2",)]
+    found = bench.attack(files[:2], "analytic", model=flat())
+    assert found[0].scores is not None
+    assert min(found[0].scores.values["ssim"]) > 0.99
+
+
+@pytest.fixture(scope="module")
+def noised(
+    public: Samples, private: Samples, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any, Any]:
+    """A step of Opacus, captured."""
+    net, (x, y) = flat(), private
+    engine = PrivacyEngine()
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, sgd, loader = engine.make_private(
+        module=net, optimizer=sgd, data_loader=loader, noise_multiplier=0.5, max_grad_norm=0.1
+    )
+    client = bench.capture(net, public=public)
+    some = torch.arange(6)  # a Poisson sample is rarely of the expected size
+    cross_entropy(net(x[some]), y[some]).backward()
+    sgd.step()
+    client.gradient(x[some], y[some], noised=noised_by(sgd, engine.accountant))
+    place = tmp_path_factory.mktemp("opacus") / "seen"
+    client.save(place)
+    return place, client, engine
+
+
+def test_opacus_noise_is_the_mechanism_and_its_history_the_ledgers(
+    noised: tuple[Path, Any, Any], private: Samples
+) -> None:
+    place, client, engine = noised
+    seen = load_seen(place)
+    assert seen.known["defense"] == {
+        "name": "dp_sgd",
+        "settings": {"noise_multiplier": 0.5, "clip_norm": 0.1},
+    }
+    (mechanism,) = seen.known["mechanisms"]
+    assert mechanism["std"] == pytest.approx(0.5 * 0.1 / 6)
+    # Less the mean of the clipped gradients, what was sent is the noise that the mechanism says.
+    x, y = (v[:6] for v in private)
+    work = ObservedTraining(
+        start=seen.before, const={}, buffers={}, steps=1, batch=6, lr=1.0, mode="train"
+    )
+    defense = DPSGD(noise_multiplier=0.5, clip_norm=0.1)
+    clean = Simulated(client.network, defense, work)(x[None], torch.eye(10)[y][None])
+    sent = seen.messages[0].parts
+    noise = torch.cat([(sent[n].values - clean[n][0]).flatten() for n in clean])
+    # Of N values the deviation is known to 1 / sqrt(2 N): four of these.
+    assert float(noise.std()) == pytest.approx(0.5 * 0.1 / 6, rel=4 / (2 * len(noise)) ** 0.5)
+    told = json.loads(place.with_suffix(".json").read_text())["privacy"]
+    assert told["eps_claimed"] == pytest.approx(engine.accountant.get_epsilon(1e-5))
+    event = Gaussian(sensitivity=0.2, std=0.05, unit="record", count=1)
+    assert told["eps_record"] == pytest.approx(record_epsilon([event], 1e-5))
+
+
+def test_the_command_shows_scores_choice_and_epsilon(
+    noised: tuple[Path, Any, Any], public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = residual(), private
+    client = bench.capture(net, public=public, named=NAMED)
+    cross_entropy(net(x[:2]), y[:2]).backward()
+    client.gradient(x[:2], y[:2])
+    client.save(tmp_path / "seen")
+    asked = ["attack", str(tmp_path / "seen"), "--attack", "ilrg", "--attack", "split_label"]
+    out = ["--out", str(tmp_path / "made")]
+    shown = CliRunner().invoke(app, [*asked, *out])
+    assert shown.exit_code == 0, shown.output
+    assert "1 client, 2 samples each" not in shown.output
+    assert "ilrg" in shown.output
+    assert "split_label does not apply: " in shown.output
+    assert (tmp_path / "made-ilrg.safetensors").is_file()
+    told = CliRunner().invoke(app, [*asked, "--json"])
+    (found,) = json.loads(told.output)
+    assert found["attacks"][0]["values"]["lnacc"] == [1.0]
+    lost = CliRunner().invoke(app, ["attack", str(noised[0]), "--attack", "ilrg"])
+    assert lost.exit_code == 0, lost.output  # this process holds the model still
+    assert "By the library's accountant: epsilon" in lost.output
+    other = CliRunner().invoke(
+        app, ["attack", str(tmp_path / "seen"), "--attack", "ilrg", "--model", f"{FILE}:Sensing"]
+    )
+    assert other.exit_code == 2
+    assert "cannot be made" in other.output
+    other = CliRunner().invoke(
+        app, ["attack", str(tmp_path / "seen"), "--attack", "ilrg", "--model", f"{FILE}:Attentive"]
+    )
+    assert other.exit_code == 2
+    assert "is not the one that was seen: its parameter" in " ".join(other.output.split())
+
+
+def test_without_the_truth_nothing_is_scored(public: Samples, tmp_path: Path) -> None:
+    net = flat()
+    client = bench.capture(net, public=public, lr=0.1)
+    client.weights(samples=2)
+    client.save(tmp_path / "seen")
+    (found,) = bench.attack(tmp_path / "seen", "prior_only", model=net)
+    assert found.scores is None
+    assert found.answer is not None
+    assert found.means() == {}
+
+
+def test_what_cannot_be_captured_is_refused_in_one_sentence(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = flat(), private
+    client = bench.capture(net, public=public)
+    for wrong, sentence in (
+        (lambda: client.save(tmp_path / "seen"), "nothing was recorded"),
+        (lambda: client.gradient(x, y), "no parameter has a gradient; call loss.backward"),
+        (lambda: client.weights(x, y), "needs the learning rate"),
+        (lambda: bench.capture(net, public=(3 * public[0], public[1])), r"must lie in \[0, 1\]"),
+        (lambda: bench.capture(net, public=public, defense="spm"), "needs the setting"),
+        (lambda: bench.capture(net, public=public, defense="pm_sfl"), "variables of its own"),
+        (lambda: bench.capture(net, public=public, named=NAMED), "must make the same model"),
+        (lambda: bench.capture(net, public=public, named="mlp3"), "named must say how"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            wrong()
+    cross_entropy(net(x), y).backward()
+    with pytest.raises(UserError, match=r"samples must be \[K, 1, 16, 16\] with K labels"):
+        client.gradient(x[:, :, :8], y)
+    with pytest.raises(UserError, match="1 files were given, but 2 files of their truth"):
+        bench.attack(tmp_path / "seen", "ilrg", truths=["one", "two"])
