@@ -219,7 +219,9 @@ def _standardised(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     _, layers = ctx.network.trace(
         seen.before, probes.view(3, *ctx.network.shape), buffers=seen.buffers
     )
-    zero, one, other = layers[0].input.detach().flatten(1).double()
+    first = _first_layer(seen)[0].removesuffix(".weight")
+    inputs = next((layer.input for layer in layers if layer.name == first), probes)
+    zero, one, other = inputs.detach().flatten(1).double()
     scale = one - zero
     affine = torch.allclose(zero + scale * probes[2], other, atol=1e-5) and bool((scale != 0).all())
     return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))

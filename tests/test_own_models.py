@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from typer.testing import CliRunner
 
 import bench
 from attacks.engine.gradients import ObservedTraining, Simulated, layered
+from bench.cli import app
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code
@@ -20,6 +23,7 @@ from bench.harness.launch import executor_of, planned
 from bench.models import build, hand
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
+from bench.sandbox.conformance.models import check_model
 from bench.seeding import generator
 from bench.suite import Suite
 from defenses.none import NoDefense
@@ -221,6 +225,53 @@ def test_wrong_settings_shapes_and_files_get_one_sentence(tmp_path: Path) -> Non
         build(f"{broken}:Net", shape=(1, 16, 16), classes=2)
     with pytest.raises(UserError, match=r"Unknown model 'lenett'\. Did you mean 'lenet'"):
         build("lenett", shape=(1, 16, 16), classes=2)
+
+
+def test_check_tells_of_a_model_what_it_can_and_cannot() -> None:
+    def shown(name: str, *more: str) -> tuple[int, str]:
+        found = CliRunner().invoke(app, ["check", f"{FILE}:{name}", *more])
+        return found.exit_code, " ".join(found.output.split())
+
+    code, text = shown("Residual", "--set", "width=2")
+    assert code == 0
+    assert "layer1/0" in text
+    assert "fast gradients are the general ones all 26" in text
+    code, text = shown("Attentive")
+    assert code == 0
+    assert "6 of 15; all by the general way" in text
+    code, text = shown("Rounded")
+    assert code == 1
+    assert "not for several clients at once" in text
+    code, text = shown("Residual", "--dataset", "breast_cancer", "--set", "in_channels=3")
+    assert code == 1
+    assert "cannot take samples of shape [30]" in text
+    found = CliRunner().invoke(app, ["check", "none", "--dataset", "digits"])
+    assert found.exit_code == 2
+
+
+def test_check_notices_gradients_and_cuts_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ModuleNetwork.trace
+
+    def wrong(self: ModuleNetwork, *args: Any, **more: Any) -> Any:
+        logits, layers = right(self, *args, **more)
+        return logits, [replace(layer, input=2 * layer.input) for layer in layers]
+
+    monkeypatch.setattr(ModuleNetwork, "trace", wrong)
+    found = check_model(f"{FILE}:Residual", {"width": 2}, dataset="digits")
+    assert [f.name for f in found.findings if f.status == "failed"] == [
+        "fast gradients are the general ones"
+    ]
+    monkeypatch.undo()
+    cut = ModuleNetwork._segment
+
+    def leaking(self: ModuleNetwork, tensors: Any, x: Tensor, low: int, high: int) -> Tensor:
+        return cut(self, tensors, x, low, high) + (0.1 if low else 0.0)
+
+    monkeypatch.setattr(ModuleNetwork, "_segment", leaking)
+    found = check_model(f"{FILE}:Residual", {"width": 2}, dataset="digits")
+    assert "cut in two it gives the same logits" in [
+        f.name for f in found.findings if f.status == "failed"
+    ]
 
 
 def test_models_of_libraries_are_found_by_name() -> None:

@@ -22,6 +22,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
 
 Target = Annotated[str, typer.Argument(help="A plugin's name, or FILE.py.")]
+Checked = Annotated[str, typer.Argument(help="A name, FILE.py, or a model FILE.py:Net.")]
 
 
 def new(
@@ -39,21 +40,25 @@ def new(
 
 
 def check(
-    target: Target,
+    target: Checked,
     set_: options.DefenseSet = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Leave out what takes longest, while you write it.")
     ] = False,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="On whose samples a model is tried.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play a defense or attack in tiny rounds and say where it breaks the contract."""
+    """Play a defense or attack in tiny rounds, or try a model, and say where it breaks."""
     with options.plain_errors():
         from bench import suite
         from bench.records import to_json
         from bench.sandbox.conformance.plugins import check_plugins
 
         found = []
-        for conformance in check_plugins(target, suite.parse_pairs(set_ or (), "--set"), fast=fast):
+        settings = suite.parse_pairs(set_ or (), "--set")
+        for conformance in check_plugins(target, settings, fast=fast, dataset=dataset):
             found.append(conformance)
             if not as_json:
                 _show(conformance)

@@ -122,6 +122,7 @@ __all__ = [
     "file_of",
     "hand",
     "is_handed",
+    "is_named",
     "module_of",
     "unwrapped",
 ]

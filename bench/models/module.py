@@ -81,7 +81,9 @@ class ModuleNetwork(Network):
             parameters=self.anatomy.parameters,
             norms=self.anatomy.norms,
             overwritten=[
-                n for p, n in self._named_layers().items() if p in self.anatomy.overwritten
+                name
+                for path, name in self.anatomy.plain.items()
+                if path in self.anatomy.overwritten
             ],
         )
 
@@ -106,7 +108,7 @@ class ModuleNetwork(Network):
         except Exception as error:  # whatever torch says of a foreign module's operations
             raise UserError(
                 f"model {self.name} has an operation that cannot be differentiated twice, or not "
-                f"for several clients at once by torch.func.vmap: {in_one_line(error)}"
+                f"for several clients at once by torch.func.vmap: {in_one_line(error)[:160]}"
             ) from error
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
@@ -200,16 +202,10 @@ class ModuleNetwork(Network):
             handle.remove()
 
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
-        for path, name in self._named_layers().items():
+        # What a module of another kind gets and gives may be anything, and nothing asks for it.
+        for path, name in self.anatomy.plain.items():
             module = self._module.get_submodule(path)
-            yield name, module, KINDS[type(module)] if path in self.anatomy.plain else "other"
-
-    def _named_layers(self) -> dict[str, str]:
-        """What the module calls a submodule with parameters of its own -> their names' prefix."""
-        return {
-            inner.rpartition(".")[0]: name.rpartition(".")[0]
-            for name, inner in self.anatomy.parameters.items()
-        }
+            yield name, module, KINDS[type(module)]
 
 
 class _Reached(Exception):

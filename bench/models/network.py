@@ -207,7 +207,8 @@ class Network:
         raise NotImplementedError
 
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
-        """Every module with parameters of its own, by the prefix of their names."""
+        """Modules with parameters of their own, by the prefix of their names: all of a kind that
+        is not "other"."""
         raise NotImplementedError
 
     def apply(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import models
 from bench.contract.defense import fresh
 from bench.errors import UserError
 from bench.names import did_you_mean
@@ -14,6 +15,7 @@ from bench.registry import Plugin, PluginKind, Registry, discover
 from bench.sandbox.conformance.attacks import check_attack
 from bench.sandbox.conformance.defenses import check_defense
 from bench.sandbox.conformance.findings import Conformance
+from bench.sandbox.conformance.models import check_model
 
 
 def find(target: str) -> tuple[Registry, list[tuple[PluginKind, str]]]:
@@ -45,13 +47,19 @@ def _of(registry: Registry, origin: str) -> list[Plugin]:
 
 
 def check_plugins(
-    target: str, settings: Mapping[str, Any], *, fast: bool = False
+    target: str, settings: Mapping[str, Any], *, fast: bool = False, dataset: str | None = None
 ) -> Iterator[Conformance]:
-    """The conformance of every plugin that the name or file stands for.
+    """The conformance of every plugin that the name or file stands for, or of a model.
 
-    settings: of the constructor. fast: what takes longest is left out. Raises UserError for bad
-    settings, or for those of a file that defines several plugins that do not all have them.
+    settings: of the constructor. fast: what takes longest is left out. dataset: of a model, on
+    whose samples it is tried. Raises UserError for bad settings, or for those of a file that
+    defines several plugins that do not all have them.
     """
+    if models.is_named(target):
+        yield check_model(target, settings, dataset=dataset)
+        return
+    if dataset is not None:
+        raise UserError(f"--dataset is for models; '{target}' is a defense or an attack.")
     registry, found = find(target)
     for kind, name in found:
         yield check(registry, kind, name, settings, fast=fast)
