@@ -128,7 +128,8 @@ def _privacy(view: View) -> list[str]:
         return []
     claimed = told["eps_claimed"]
     lines = [
-        f"Proven for replacing a record: epsilon {told['eps_record']:.4g} at {told['delta']:g}."
+        f"Proven for replacing a record: epsilon {float(told['eps_record']):.4g} at delta "
+        f"{told['delta']:g}."
     ]
     if claimed is not None:
         lines.append(f"By the library's accountant: epsilon {claimed:.3g} per {told['unit']}.")
