@@ -31,7 +31,7 @@ from bench.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class Captured:
     """What was seen of clients that began their rounds alike, with what belongs to it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Attacked:
     """
 
     attack: str
-    view: View
+    view: Captured
     reason: str | None = None
     answer: Reconstruction | None = None
     scores: Scores | None = None
@@ -81,7 +81,7 @@ class Attacked:
         return {name: fmean(values) for name, values in self.floors.items()}
 
 
-def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> list[View]:
+def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> list[Captured]:
     """Views in files; those of clients that began alike and did the same work are one view.
 
     Args:
@@ -93,14 +93,14 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
     """
     if truths is not None and len(truths) != len(files):
         raise UserError(f"{len(files)} files were given, but {len(truths)} files of their truth.")
-    found: list[View] = []
+    found: list[Captured] = []
     for number, file in enumerate(files):
         base = stem_of(file)
         seen = load_seen(base)
         place = truth_beside(base) if truths is None else truths[number]
         truth = load_truth(place) if truths is not None or place.is_file() else None
         about = read_json(base.with_name(f"{base.name}.json"))
-        view = View(name=base.name, seen=seen, public=public_of(base), truth=truth, about=about)
+        view = Captured(name=base.name, seen=seen, public=public_of(base), truth=truth, about=about)
         twin = next((i for i, other in enumerate(found) if _alike(other, view)), None)
         if twin is None:
             found.append(view)
@@ -109,7 +109,7 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
     return found
 
 
-def _alike(one: View, other: View) -> bool:
+def _alike(one: Captured, other: Captured) -> bool:
     """Whether clients began at the same state and did the same work under the same defense."""
     a, b = one.seen, other.seen
     plain = ("protocol", "network", "known")
@@ -124,7 +124,7 @@ def _alike(one: View, other: View) -> bool:
     )
 
 
-def _joined(one: View, other: View) -> View:
+def _joined(one: Captured, other: Captured) -> Captured:
     seen = replace(
         one.seen,
         messages=(*one.seen.messages, *other.seen.messages),
@@ -139,7 +139,7 @@ def _joined(one: View, other: View) -> View:
 
 
 def attack_view(
-    view: View,
+    view: Captured,
     names: Sequence[str],
     *,
     settings: Mapping[str, Any] | None = None,
@@ -178,7 +178,7 @@ def attack_view(
     return made
 
 
-def _attacked(name: str, attack: Attack, view: View, ctx: Context) -> Attacked:
+def _attacked(name: str, attack: Attack, view: Captured, ctx: Context) -> Attacked:
     lowest = _floors(view)
     read = view.seen if attack.reads == "all" else replace(view.seen, earlier=())
     reason = attack.applies(read)
@@ -195,7 +195,7 @@ def _attacked(name: str, attack: Attack, view: View, ctx: Context) -> Attacked:
     )
 
 
-def _told(view: View, truth: Truth) -> dict[str, Any]:
+def _told(view: Captured, truth: Truth) -> dict[str, Any]:
     """What scores are taken against."""
     return {
         "x": truth.x,
@@ -206,7 +206,7 @@ def _told(view: View, truth: Truth) -> dict[str, Any]:
     }
 
 
-def _floors(view: View) -> dict[str, list[float]]:
+def _floors(view: Captured) -> dict[str, list[float]]:
     """Of clients whose samples are like the public ones: how they were dealt is not known."""
     if view.truth is None:
         return {}
@@ -220,7 +220,7 @@ def _floors(view: View) -> dict[str, list[float]]:
 
 
 def _context(
-    view: View,
+    view: Captured,
     registry: Registry,
     network: Network,
     name: str,
@@ -293,7 +293,7 @@ def leak_of(made: Attacked) -> float | None:
     return None if metric is None else leak(means[metric], lowest[metric], metric)
 
 
-def to_dict(view: View, made: Sequence[Attacked]) -> dict[str, Any]:
+def to_dict(view: Captured, made: Sequence[Attacked]) -> dict[str, Any]:
     """Plain values of a view and the attacks on it, as `--json` prints them."""
     return {
         "view": view.name,

@@ -10,7 +10,7 @@ import typer
 from bench.cli import options
 
 if TYPE_CHECKING:
-    from bench.capturing.attacking import Attacked, View
+    from bench.capturing.attacking import Attacked, Captured
 
 _SHOWN = ("ssim", "mse", "label_accuracy", "lnacc")
 """The metrics of the table; --json has all."""
@@ -70,7 +70,7 @@ def attack(
         typer.echo(to_json(found))
 
 
-def _show(view: View, made: list[Attacked]) -> None:
+def _show(view: Captured, made: list[Attacked]) -> None:
     """A line per attack, the floor last, and below them what the attacker would choose."""
     from rich.text import Text
 
@@ -121,7 +121,7 @@ def _show(view: View, made: list[Attacked]) -> None:
         options.say(line)
 
 
-def _privacy(view: View) -> list[str]:
+def _privacy(view: Captured) -> list[str]:
     """What the ledger tells of the run so far."""
     told = view.about.get("privacy")
     if told is None:
