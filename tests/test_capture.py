@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +248,25 @@ def test_the_command_shows_scores_choice_and_epsilon(
     assert "is not the one that was seen: its parameter" in " ".join(other.output.split())
 
 
+def test_the_pages_programs_run_as_they_stand(tmp_path: Path) -> None:
+    text = (Path("docs") / "capture.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    for name, block in zip(("net.py", "plain.py", "private.py"), blocks, strict=False):
+        (tmp_path / name).write_text(block)
+    env = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    for name, shown in (
+        ("plain.py", r"idlg +1\.000 "),
+        ("private.py", r"By the library's accountant: epsilon 268 "),
+    ):
+        subprocess.run([sys.executable, name], cwd=tmp_path, env=env, check=True)
+        command = [sys.executable, "-m", "bench.cli", "attack", "--attack", "idlg"]
+        stem = {"plain.py": "seen", "private.py": "private"}[name]
+        made = subprocess.run(
+            [*command, stem], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+        )
+        assert re.search(shown, made.stdout), made.stdout
+
+
 def test_without_the_truth_nothing_is_scored(public: Samples, tmp_path: Path) -> None:
     net = flat()
     client = bench.capture(net, public=public, lr=0.1)
@@ -253,6 +276,22 @@ def test_without_the_truth_nothing_is_scored(public: Samples, tmp_path: Path) ->
     assert found.scores is None
     assert found.answer is not None
     assert found.means() == {}
+
+
+def test_a_gradient_of_another_loss_is_warned_of(public: Samples, private: Samples) -> None:
+    net, (x, y) = flat(), private
+    client = bench.capture(net, public=public)
+    (2 * cross_entropy(net(x), y)).backward()
+    with pytest.warns(UserWarning, match="differ by 100% of its length"):
+        client.gradient(x, y)
+
+
+def test_a_frozen_layer_that_would_be_made_anew_is_refused(public: Samples) -> None:
+    torch.manual_seed(1)
+    net = strangers.Attentive(classes=10, in_channels=1)
+    bench.capture(net, public=public)
+    with pytest.raises(UserError, match=r"'frozen.weight' is not trained, and .* other values"):
+        bench.capture(net, public=public, named=f"{FILE}:Attentive")
 
 
 def test_what_cannot_be_captured_is_refused_in_one_sentence(

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,8 @@ class Message:
 
 
 def arrays(state: dict[str, Tensor]) -> dict[str, Any]:
-    return {n: SimpleNamespace(numpy=lambda v=v: np.array(v)) for n, v in state.items()}
+    copies = {n: v.clone() for n, v in state.items()}
+    return {n: SimpleNamespace(numpy=lambda v=v: v.numpy()) for n, v in copies.items()}
 
 
 def network() -> nn.Module:

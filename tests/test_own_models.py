@@ -73,7 +73,7 @@ def test_a_users_module_gives_the_logits_that_it_gives_by_itself(name: str) -> N
     }
     module = getattr(strangers, name)(**arguments[name])
     own = {inner: params[known] for known, inner in network.anatomy.parameters.items()}
-    frozen = {n: p for n, p in network._constants.items() if n.startswith("frozen.")}
+    frozen = {n: p for n, p in network.constants.items() if n.startswith("frozen.")}
     expected = functional_call(module.train(), {**own, **frozen}, (x,))
     assert torch.allclose(network.apply(params, x, mode="train"), expected, atol=1e-5)
 
@@ -349,7 +349,7 @@ def test_every_attack_runs_on_a_users_module_whole_and_cut(tmp_path: Path) -> No
     done = {n for r in (whole, split) for n, a in r["attacks"].items() if a["status"] == "done"}
     assert done == set(names) - {"analytic"}
     assert "does not begin with a linear layer" in whole["attacks"]["analytic"]["reason"]
-    assert split["cut"] == "layer1/0"
+    assert split["protocol_settings"]["cut"] == "layer1.0"
 
 
 def test_the_python_api_takes_a_module_with_the_parameters_that_it_has(tmp_path: Path) -> None:

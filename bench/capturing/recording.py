@@ -10,6 +10,7 @@ It writes the files that `leakbench export` writes, and the truth apart: FILE-tr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from bench import models
 from bench.contract.attack import Seen
@@ -36,6 +38,8 @@ Samples = tuple[Tensor, Tensor]
 """Samples [N, ...] and their labels, int64 [N]."""
 _BEYOND = 1e-6
 """By which a pixel may leave [0, 1]."""
+_ALIKE = 0.01
+"""Share of a gradient's length by which it may differ from what attacks simulate, unremarked."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class Capture:
         assert isinstance(made, ModuleNetwork)
         self.network, self._scale = made, scale
         self._before = self._state(held)
+        self._same_constants(held, name=named)
         self._public = self._unscaled(x), y.detach().long().cpu()
         self._mode: Literal["train", "eval"] = "train" if model.training else "eval"
         self._buffers = self._statistics(held)
@@ -172,6 +177,8 @@ class Capture:
             for known, inner in self.network.anatomy.parameters.items()
         }
         truth = self._truth_of(x, y)
+        if self._noised.name == "none":
+            self._compare(values, truth)
         self._record("gradient", values, truth, samples=len(y), batch=len(y), steps=1)
 
     def weights(
@@ -240,6 +247,27 @@ class Capture:
         return written
 
     # --- how things are kept ----------------------------------------------------------------
+    def _compare(self, values: State, truth: Truth) -> None:
+        """Warn if what was recorded is not the gradient that attacks will simulate."""
+        leaves = {n: v.clone().requires_grad_() for n, v in self._before.items()}
+        logits = self.network.run(leaves, truth.x[0], mode=self._mode, buffers=self._buffers)
+        slopes = torch.autograd.grad(
+            cross_entropy(logits, truth.y[0]),
+            list(leaves.values()),
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        own = torch.cat([slope.flatten() for slope in slopes])
+        rest = torch.cat([values[n].flatten() for n in leaves]) - own
+        share = float(rest.norm() / own.norm().clamp_min(1e-12))
+        if share > _ALIKE:
+            warnings.warn(
+                "the recorded gradient is not that of the mean cross entropy at the captured "
+                f"state: they differ by {share:.0%} of its length. Another loss, dropout, a clip "
+                "or a step between may be why; attacks that simulate the client miss by as much.",
+                stacklevel=3,
+            )
+
     def _truth_of(self, x: Tensor, y: Tensor) -> Truth:
         if tuple(x.shape[1:]) != self.network.shape or len(x) != len(y) or len(y) == 0:
             raise UserError(
@@ -312,6 +340,16 @@ class Capture:
                 "model has not; named and model_settings must make the same model."
             )
         return {known: own[n].detach().cpu().clone() for known, n in inner.items()}
+
+    def _same_constants(self, held: nn.Module, *, name: str | None) -> None:
+        """Raises UserError if what is not trained would be another when the model is made again."""
+        own = dict((*held.named_parameters(), *held.named_buffers()))
+        for inner, value in self.network.constants.items():
+            if inner not in own or not torch.equal(own[inner].detach().cpu(), value):
+                raise UserError(
+                    f"'{inner}' is not trained, and {name} makes it with other values than the "
+                    "captured model has; leave named out and hand the model over when you attack."
+                )
 
     def _statistics(self, module: nn.Module) -> dict[str, Tensor]:
         """Of batch normalisation: the running ones in evaluation, else those of public samples."""

@@ -39,6 +39,10 @@ class ModuleNetwork(Network):
             evaluation, which draws none.
         scale: By which samples are standardised before the module; None: not at all.
 
+    Attributes:
+        anatomy: What the module looks like inside.
+        constants: Buffers and parameters that are not trained, by what the module calls them.
+
     Raises:
         UserError: With one sentence for a module that cannot be used.
     """
@@ -65,7 +69,7 @@ class ModuleNetwork(Network):
             self.anatomy = dissect(module.eval(), self._scaled(x), classes, what=what)
         norms = set(self.anatomy.norms.values())
         trained = set(self.anatomy.parameters.values())
-        self._constants = {
+        self.constants = {
             name: tensor.detach().clone()
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
             if name not in trained and name.rpartition(".")[0] not in norms
@@ -89,7 +93,7 @@ class ModuleNetwork(Network):
 
     def _fresh(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # not those of other devices
             return _prepared(self._make())
 
     def check(self) -> None:
@@ -163,7 +167,7 @@ class ModuleNetwork(Network):
         if place not in self._placed:
             self._placed[place] = {
                 name: value.to(x.device, x.dtype if value.is_floating_point() else value.dtype)
-                for name, value in self._constants.items()
+                for name, value in self.constants.items()
             }
         return self._placed[place]
 
@@ -245,7 +249,7 @@ def _check_modes(module: nn.Module, x: Tensor, what: str, *, without_dropout: bo
     training than in evaluation, but for batch normalisation."""
 
     def played(training: bool, seed: int) -> Any:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         with torch.no_grad():
             return module.train(training)(x)
 
