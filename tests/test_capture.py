@@ -248,6 +248,7 @@ def test_the_command_shows_scores_choice_and_epsilon(
     assert "is not the one that was seen: its parameter" in " ".join(other.output.split())
 
 
+@pytest.mark.slow
 def test_the_pages_programs_run_as_they_stand(tmp_path: Path) -> None:
     text = (Path("docs") / "capture.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.S)
