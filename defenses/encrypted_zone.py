@@ -180,7 +180,7 @@ class EncryptedZone(Defense):
 
     def sealed(self, update: Message, zone: Masks, client: Client) -> dict[str, Sealed]:
         """The update's values in the zone, as ciphertexts once `finish_uploads` is through."""
-        hidden = {n: p.presence() & zone[n] for n, p in update.parts.items()}
+        hidden = {n: p.told() & zone[n] for n, p in update.parts.items()}
         sealed = {n: Sealed(n_bytes=0, covers=h) for n, h in hidden.items() if bool(h.any())}
         if sealed:
             values = torch.cat([update.parts[n].values[hidden[n]] for n in sealed])

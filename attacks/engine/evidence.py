@@ -16,6 +16,7 @@ from attacks.engine.observation import (
     STEPS,
     ObservedUploads,
     SplitView,
+    bounds_of,
     gradient_estimate,
     kind_of,
     mechanisms_of,
@@ -83,6 +84,7 @@ class Evidence:
         view: What was seen at the cut, or None.
         returned: The gradient by the slopes that the server returned, or None.
         noise: What makes the uploads random, or None.
+        bounds: What tells intervals of their values where nothing is random, or None.
         spread: How activations move with the defense's random weights, or None.
         uploads: What the victims uploaded, or None where it adds nothing.
         own: Terms of the objective about this release.
@@ -131,6 +133,7 @@ class Evidence:
         self.spread: Spread | None = None
         if self.view is not None:
             self.spread = self.clients.spread(self.view, ctx.aux_x, least=_EXACT)
+        self.bounds = None if zone else bounds_of(seen)
         names = None if self.returned is None else set(self.returned.start)
         kind = kind_of(mechanisms[-1]) if mechanisms else "gradient"
         observation = self._observed(kind, zone, names)
@@ -146,6 +149,7 @@ class Evidence:
                 returned=self.returned,
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
+                bounds=self.bounds if distance == "likelihood" else None,
             )
             if self._shuffled(arranged):
                 self.uploads.orders = Orders.drawn(
@@ -193,7 +197,9 @@ class Evidence:
         if self.distance == "cosine":
             found = gradient_estimate(self.seen, dtype=self.dtype)
         else:
-            found = observe(self.seen, kind, dtype=self.dtype)
+            law = self.noise or self.bounds
+            absent = law is not None and law.reads_absent
+            found = observe(self.seen, kind, dtype=self.dtype, absent=absent)
         if zone:
             shown = {n: p & zone.get(n, p.new_zeros(())) for n, p in found.present.items()}
             found = replace(found, present=shown)

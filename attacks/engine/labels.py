@@ -81,14 +81,18 @@ def _negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
     if evidence.noise is not None or evidence.uploads is None:
         return None
     observation = evidence.uploads.observation
-    if bias not in observation.values or not bool(observation.present[bias].all()):
+    if bias not in observation.values:
         return None
-    values = observation.values[bias]
+    values, present = observation.values[bias], observation.present[bias]
     if observation.kind == "gradient":
-        return values.argmin(dim=1)
-    if observation.kind == "weights":
+        values = -values
+    elif observation.kind == "weights":
         values = values - evidence.clients.start[bias]
-    return values.argmax(dim=1)
+    if evidence.bounds is None:
+        return values.argmax(dim=1) if bool(present.all()) else None
+    # Of intervals the sign is right, but the one entry that rises may not have been sent.
+    rise, label = values.where(present, -torch.inf).max(dim=1)
+    return label if bool((rise > 0).all()) else None
 
 
 def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:

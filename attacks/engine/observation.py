@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, cast
 
@@ -77,6 +77,14 @@ def noise_of(seen: Seen) -> Mechanism | None:
     return next((m for m in reversed(mechanisms_of(seen)) if m.random), None)
 
 
+def bounds_of(seen: Seen) -> Mechanism | None:
+    """The last mechanism that draws nothing and tells in which interval a value lies, where
+    nothing is random; else None."""
+    if noise_of(seen) is not None:
+        return None
+    return next((m for m in reversed(mechanisms_of(seen)) if m.tells_interval), None)
+
+
 def _mechanisms(seen: Seen) -> list[Mechanism]:
     return [Mechanism.from_dict(m) for m in seen.known["mechanisms"]]
 
@@ -91,9 +99,12 @@ class NonFiniteError(ValueError):
 
 
 # --- uploads ----------------------------------------------------------------------------------
-def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> ObservedUploads:
+def observe(
+    seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype, absent: bool = False
+) -> ObservedUploads:
     """The victims' uploads converted to `kind` (None: as sent), in `dtype`.
 
+    absent: Whether to show as 0 what was not sent because it is small, for a law that takes it so.
     Raises ValueError if there is none, and NonFiniteError, naming the client.
     """
     sent = seen.upload_kind()
@@ -110,7 +121,7 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
         message = seen.of(client, sent)[0]
         wide = message.with_parts(
             {
-                n: Part(values=p.values.to(dtype), present=p.present)
+                n: replace(p, values=p.values.to(dtype))
                 if scores is None or n not in seen.const
                 else _as_scores(p, scores, dtype)
                 for n, p in message.parts.items()
@@ -124,11 +135,20 @@ def observe(seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype) -> Obse
     if broken and bool(torch.stack(list(broken.values())).any()):  # asked once, for all of them
         name, client = next(which for which, found in broken.items() if bool(found))
         raise NonFiniteError(f"the upload '{name}' of {client} holds non-finite values.")
+    if absent:
+        rows = [{n: _zeros_shown(p) for n, p in row.items()} for row in rows]
     return ObservedUploads(
         kind=kind or sent,
         values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},
         present={n: torch.stack([r[n].presence() for r in rows]) for n in rows[0]},
     )
+
+
+def _zeros_shown(part: Part) -> Part:
+    """An update or gradient with the zeros in place that were not sent."""
+    if part.absent != "zero" or part.present is None:
+        return part
+    return Part(values=torch.where(part.present, part.values, 0.0))
 
 
 def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> ObservedUploads:

@@ -238,7 +238,7 @@ def withheld(seen: Seen, names: Iterable[str]) -> dict[str, Tensor]:
             absent = torch.ones_like(seen.before[name], dtype=torch.bool)
             for message in seen.of(client, kind) if kind else ():
                 if name in message.parts:
-                    absent = absent & ~message.parts[name].presence()
+                    absent = absent & ~message.parts[name].told()
                 if name in message.sealed:
                     absent = absent & ~message.sealed[name].covers
             rows.append(absent)

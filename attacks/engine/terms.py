@@ -78,7 +78,9 @@ class Uploads:
         observation: Uploads of V victims as one kind.
         returned: The gradient by returned slopes, which needs no labels, or None.
         clips: Mechanisms whose deterministic part is played, in order.
-        law: The mechanism whose likelihood compares, or None for the squared distance.
+        law: The mechanism whose likelihood compares, or None for a squared distance.
+        bounds: Without a law, the mechanism that tells the interval of every value to which the
+            distance is taken, or None.
         orders: Guesses of the samples' order, where it matters and nobody told it, or None.
         own: What the victims kept to themselves, or None.
         unexplained: Standard deviation [V] of what no candidate explains all the same; None where
@@ -93,8 +95,9 @@ class Uploads:
         returned: Returned | None,
         clips: Sequence[Mechanism],
         law: Mechanism | None,
+        bounds: Mechanism | None = None,
     ) -> None:
-        self.clients, self.observation, self.law = clients, observation, law
+        self.clients, self.observation, self.law, self.bounds = clients, observation, law, bounds
         self.returned, self.clips = returned, clips
         self.orders: Orders | None = None
         self.own: OwnValues | None = None
@@ -158,9 +161,10 @@ class Uploads:
     def prepared(self, values: Tensor, base: State, heat: float = 0.0) -> Prepared:
         """Observed values [V, ...] as the law compares them; base: the broadcast tensors that
         they belong to."""
-        if self.law is None:
+        compares = self.law or self.bounds
+        if compares is None:
             return squared_distance(values)
-        return self.law.prepared(values, self.law.softness(heat), base=base)
+        return compares.prepared(values, compares.softness(heat), base=base)
 
     @cached_property
     def visible(self) -> Tensor | None:
@@ -211,12 +215,16 @@ class Uploads:
     def missed(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
         """Mean square [P] of what candidates for the victims int64 [P] leave unexplained, in the
         coordinates that were seen; own: see `Candidate`."""
-        names = list(self.observation.values)
-        rest = as_vector(self.sent(x, y, victims, own), names) - self.values[victims]
+        sent = as_vector(self.sent(x, y, victims, own), list(self.observation.values))
+        if self.bounds is None:
+            square = (sent - self.values[victims]).square()
+        else:
+            base = {n: self.clients.before[n] for n in self.observation.values}
+            square, _ = self.prepared(self.values, base)[victims].misfit(sent)
         mask = self.mask(victims)
         if mask is not None:
-            rest = rest * mask
-        return rest.square().sum(dim=1) / self.sizes[victims].clamp_min(1)
+            square = square * mask
+        return square.sum(dim=1) / self.sizes[victims].clamp_min(1)
 
     @cached_property
     def sizes(self) -> Tensor:

@@ -203,6 +203,7 @@ class Round:
         local_steps: Their gradient steps.
         lr: Learning rate of a local step.
         parameters: Values that one client uploads.
+        uploads: Most uploads that one of them sent in earlier rounds.
     """
 
     clients: int = 1
@@ -210,3 +211,4 @@ class Round:
     local_steps: int = 1
     lr: float = 1.0
     parameters: int = 1
+    uploads: int = 0

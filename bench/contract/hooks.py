@@ -54,7 +54,12 @@ def parts_in_turn(members: Members, hook: str, arguments: tuple[Any, ...]) -> Pa
     for member in members.values():
         after = getattr(member, hook)(part.values, *rest)
         if part.present is not None:
-            after = replace(after, present=part.present & after.presence())
+            zero = "zero" in (part.absent, after.absent)
+            after = replace(
+                after,
+                present=part.present & after.presence(),
+                absent="zero" if zero else "kept",
+            )
         part = after
     return part
 

@@ -13,6 +13,7 @@ State = Mapping[str, Tensor]
 """Named tensors: trained variables, network weights, or one client's update."""
 Stage = Literal["round", "step", "upload"]
 Kind = Literal["weights", "update", "gradient"]
+Absent = Literal["kept", "zero"]
 SERVER = "server"
 EVERYONE = "all"
 UPLOAD_KINDS: tuple[Kind, ...] = ("weights", "update", "gradient")
@@ -22,29 +23,47 @@ UPLOAD_KINDS: tuple[Kind, ...] = ("weights", "update", "gradient")
 class Part:
     """One tensor on the wire.
 
-    A receiver never reads a value that is not present. One that cannot derive `present` must be
-    sent it as a message of its own, since the pattern costs bytes and carries information.
+    A receiver never reads a value that is not present. Where the client keeps the others, one that
+    cannot derive `present` must be sent it as a message of its own, since the pattern costs bytes
+    and carries information. Where the others are zero, the part brings the pattern with it.
 
     Attributes:
         values: A tensor of any shape.
         present: A bool tensor of the same shape, or None if every coordinate is sent.
         bits: The wire size of one value.
+        absent: What is so of a coordinate that is not sent: `kept`, the client withholds it and
+            goes on with its own value; `zero`, its update (or gradient, or activation) is 0.
     """
 
     values: Tensor
     present: Tensor | None = None
     bits: int = 32
+    absent: Absent = "kept"
 
     @property
     def n_bytes(self) -> int:
-        sent = self.values.numel() if self.present is None else int(self.present.sum())
-        return -(-sent * self.bits // 8)
+        """Bytes of the values and, where the absent ones are zero, of the positions: a bit for
+        every coordinate or, if that is less, a list of those that are sent, or of the others."""
+        if self.present is None:
+            return -(-self.values.numel() * self.bits // 8)
+        sent, every = int(self.present.sum()), self.values.numel()
+        if self.absent == "kept":
+            return -(-sent * self.bits // 8)
+        index_bits = (every - 1).bit_length() if every else 0
+        positions = min(every, min(sent, every - sent) * index_bits)
+        return -(-(sent * self.bits + positions) // 8)
 
     def presence(self) -> Tensor:
         """Bool tensor of the values' shape: True where a value was sent."""
         if self.present is not None:
             return self.present
         return torch.ones_like(self.values, dtype=torch.bool)
+
+    def told(self) -> Tensor:
+        """Bool tensor of the values' shape: True where the receiver learns the value, sent or 0."""
+        if self.absent == "zero":
+            return torch.ones_like(self.values, dtype=torch.bool)
+        return self.presence()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +120,7 @@ def as_kind(message: Message, kind: Kind, *, base: State, lr: float) -> Message:
     """Express an upload as end weights, as an update (end - base) or as a mean gradient.
 
     The gradient is (base - end) / (lr * local_steps), so all three describe one local training.
-    Presence and wire width are kept.
+    Presence, wire width and what absence means are kept.
 
     Args:
         message: The upload.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.contract.defense import Mixture, Party
 from bench.contract.events import Unit
-from bench.contract.messages import UPLOAD_KINDS, Message, Part, Sealed
+from bench.contract.messages import UPLOAD_KINDS, Absent, Message, Part, Sealed
 
 Problem = str | None
 Check = Callable[[tuple[Any, ...], Any], Problem]
@@ -177,6 +177,8 @@ def _part(what: str, part: Any, *, like: Tensor | None) -> Problem:
                 f"returned {what} with `present` of shape {list(present.shape)} for values of "
                 f"shape {list(values.shape)}"
             )
+    if part.absent not in get_args(Absent):
+        return f"returned {what} with absent {part.absent!r}, expected kept or zero"
     if isinstance(part.bits, bool) or not isinstance(part.bits, int) or not 1 <= part.bits <= 64:
         return f"returned {what} with bits {part.bits!r}, expected a whole number from 1 to 64"
     sent = values.detach() if present is None else values.detach()[present]

@@ -81,7 +81,11 @@ def save_release(seen: Seen, path: Path, *, earlier: int = 0, of_many: bool = Fa
             put(f"m{i}/{j}", {"values": part.values})
             if part.present is not None:
                 put(f"m{i}/{j}", {"present": part.present})
-            parts[name] = {"present": part.present is not None, "bits": part.bits}
+            parts[name] = {
+                "present": part.present is not None,
+                "bits": part.bits,
+                "absent": part.absent,
+            }
         sealed = {}
         for j, (name, box) in enumerate(m.sealed.items()):
             put(f"m{i}/s{j}", {"covers": box.covers})
@@ -138,6 +142,7 @@ def _load_release(path: Path) -> tuple[Seen, int]:
                 values=tensors[f"m{i}/{j}/values"],
                 present=tensors[f"m{i}/{j}/present"] if info["present"] else None,
                 bits=info["bits"],
+                absent=info.get("absent", "kept"),  # not in files before 0.2.0
             )
             for j, (name, info) in enumerate(m.pop("parts").items())
         }

@@ -21,7 +21,7 @@ from bench.models import Network
 from bench.protocols.local_training import LocalTraining, LocalWork
 from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator
-from bench.toolkit.aggregation import mean_over_present
+from bench.toolkit.aggregation import filled, mean_over_present
 
 STREAMS = ("joins", "batch", "defense")
 """Names of a client's random streams, which `Client.rng` holds."""
@@ -258,10 +258,10 @@ class Federation(LocalTraining):
     def _remember(self, client: Client, local: Local, uploads: Sequence[Message]) -> None:
         """Withheld at upload is kept by the client: the one rule behind personal parameters."""
         shown: dict[str, list[Tensor]] = {n: [] for n in local.end}
-        whole: set[str] = set()  # sent with every coordinate, which no value need be asked for
+        whole: set[str] = set()  # told in every coordinate, which no value need be asked for
         for message in uploads:
             for name, part in message.parts.items():
-                if part.present is None:
+                if part.present is None or part.absent == "zero":
                     whole.add(name)
                 elif name in shown:
                     shown[name].append(part.present)
@@ -289,7 +289,7 @@ class Federation(LocalTraining):
             trained=self._server_variables(),
             ask=ask,
         )
-        messages = wire.collect(SERVER)
+        messages = [filled(m, base=self.state) for m in wire.collect(SERVER)]
         chosen = self.defense.aggregate(server, messages)
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)

@@ -115,6 +115,7 @@ def observe(
         local_steps=victims.steps,
         lr=protocol.lr,
         parameters=_uploaded(messages),
+        uploads=max((federation.uploads.get(v, 0) for v in present), default=0),
     )
     known: dict[str, Any] = {
         "batch": victims.batch,

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from bench.contract.defense import Server
 from bench.contract.messages import UPLOAD_KINDS, Message, State, as_kind
+
+
+def filled(message: Message, *, base: State) -> Message:
+    """An upload with the zeros in place that it did not send: absent updates and gradients of a
+    part whose absent coordinates are zero are 0, absent weights those of `base`.
+
+    The server receives every upload so; what a client keeps to itself stays absent, and any other
+    message is as it was.
+    """
+    if message.kind not in UPLOAD_KINDS:
+        return message
+    parts = {}
+    for name, part in message.parts.items():
+        if part.absent == "zero" and part.present is not None:
+            zero = base[name] if message.kind == "weights" else torch.zeros_like(part.values)
+            values = torch.where(part.present, part.values, zero)
+            part = replace(part, values=values, present=None)
+        parts[name] = part
+    return message.with_parts(parts)
 
 
 def mean_over_present(server: Server, messages: Sequence[Message]) -> State:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.messages import Message, Part, State
+from bench.errors import UserError
 from bench.toolkit.memory import to_device
 
 
@@ -60,9 +61,38 @@ def showing(part: Part, shown: Tensor) -> Part:
     return replace(part, values=torch.where(present, part.values, 0.0), present=present)
 
 
+def sparse(part: Part, sent: Tensor) -> Part:
+    """The part with only the coordinates `sent` on the wire; the others are zero for everybody.
+
+    A part of which nothing is present stays as it is.
+
+    Raises:
+        UserError: For a part of which the client keeps some coordinates, since absence can mean
+            one thing only.
+    """
+    present = part.presence()
+    if part.absent == "kept" and not bool(present.all()):
+        if not bool(present.any()):
+            return part
+        raise UserError(
+            f"a tensor of shape {list(part.values.shape)} of which the client keeps some "
+            "coordinates cannot be sparsified: absence would mean both kept and zero. Put the "
+            "sparsifier first, as in 'top_k+other'."
+        )
+    present = present & sent
+    values = torch.where(present, part.values, 0.0)
+    return replace(part, values=values, present=present, absent="zero")
+
+
 def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
-    """The message with other values under the same names, presence and width."""
-    return message.with_parts({n: replace(p, values=values[n]) for n, p in message.parts.items()})
+    """The message with other values under the same names, presence and width; 0 where absent."""
+    parts = {}
+    for name, part in message.parts.items():
+        value = values[name]
+        if part.present is not None:
+            value = torch.where(part.present, value, 0.0)
+        parts[name] = replace(part, values=value)
+    return message.with_parts(parts)
 
 
 def flatten(state: State) -> Tensor:

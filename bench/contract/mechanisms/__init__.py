@@ -5,6 +5,7 @@ from bench.contract.mechanisms.base import Clip, Mechanism, Prepared, squared_di
 from bench.contract.mechanisms.bits import BernoulliMask
 from bench.contract.mechanisms.bounded import AdaptiveTwoPoint, Piecewise, TwoPoint
 from bench.contract.mechanisms.signs import SignPerturbation
+from bench.contract.mechanisms.sparse import Sparsified
 
 __all__ = [
     "AdaptiveTwoPoint",
@@ -18,6 +19,7 @@ __all__ = [
     "Prepared",
     "SignPerturbation",
     "SmashedNoise",
+    "Sparsified",
     "TwoPoint",
     "squared_distance",
     "without_law",

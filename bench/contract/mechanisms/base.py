@@ -68,6 +68,11 @@ class Mechanism:
     scores: ClassVar[bool] = False
     """Whether the values that it acts on are scores, the logits of what is sent."""
 
+    tells_interval: ClassVar[bool] = False
+    """Whether, where it draws nothing, what was seen tells an interval that the value lies in."""
+    reads_absent: ClassVar[bool] = False
+    """Whether its law takes values that were not sent, as 0, for those too small to be."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Mechanism.kinds[cls.__name__] = cls
@@ -96,6 +101,11 @@ class Mechanism:
     def random(self) -> bool:
         """Whether two releases of the same value differ."""
         return True
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what is sent also follows from what the client kept of earlier rounds."""
+        return False
 
     @property
     def variance(self) -> float:

@@ -77,6 +77,8 @@ def check_mechanisms(
             raise NotChecked(
                 "several mechanisms act on it one after another; check each defense alone"
             )
+        if mechanism.remembers:
+            raise NotChecked("it follows from what a client remembers of earlier rounds")
         if mechanism.random and type(mechanism).sample is Mechanism.sample:
             raise NotChecked("it does not say what it samples")
         pairs = pairs_of(mechanism.of)

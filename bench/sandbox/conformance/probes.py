@@ -59,8 +59,8 @@ class Probes:
         """What is public of the rounds that the pairs come from. Uploads that are made alone
         follow no training, as a learning rate of 0 says."""
         if self.alone and not self._in_steps():
-            return Round(lr=0.0, parameters=_COUNT)
-        return Round(clients=company(self.defense), batch=BATCH)
+            return Round(lr=0.0, parameters=_COUNT, uploads=1)
+        return Round(clients=company(self.defense), batch=BATCH, uploads=1)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The public mechanisms of those rounds."""

@@ -108,7 +108,8 @@ def _repeats(own: Examination, ground: Ground) -> str:
 def _other_draws(own: Examination, ground: Ground) -> list[Finding]:
     """Whether declared randomness follows the client's stream."""
     name = "other draws, other figures"
-    declared = {type(m).__name__: m for m in own.defense.mechanisms() if m.random}
+    random = [m for m in own.defense.mechanisms() if m.random and not m.remembers]
+    declared = {type(m).__name__: m for m in random}
     if not declared:
         raise NotChecked("mechanisms() declares no randomness")
     return [_other_draw(own, ground, name, m) for m in declared.values()]
