@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.gradients import ObservedTraining, Returned, Simulated, layered
-from attacks.engine.observation import IN_ORDER, SplitView, same_state
+from attacks.engine.observation import IN_ORDER, SUMMED, SplitView, same_state
 from bench.api import Context, Kind, Mechanism, Seen, State
 
 _SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 64, 0
@@ -28,7 +28,9 @@ class Clients:
     Attributes:
         start: Variables that were received.
         training: One observed local training.
-        samples: Per client.
+        samples: Per victim.
+        batch: Of a step, per victim.
+        summed: Clients whose mean update is that of a victim, each with a part of every batch.
         step: Learning rate times local steps.
         in_order: Whether all steps are known to have the samples in one order.
         shared: Whether several releases begin from this state, so that what one candidate would
@@ -44,13 +46,14 @@ class Clients:
         const = moved(seen.const)
         self.before = moved(seen.before)
         self.start = dict(ctx.defense.receive(self.before, const))
-        steps, batch = int(seen.known["local_steps"]), int(seen.known["batch"])
+        steps, self.batch = int(seen.known["local_steps"]), int(seen.known["batch"])
+        self.summed = int(seen.known.get(SUMMED, 1))
         self.training = ObservedTraining(
             start=self.start,
             const=const,
             buffers=moved(seen.buffers),
             steps=steps,
-            batch=batch,
+            batch=self.batch // self.summed,
             lr=float(seen.known["lr"]),
             mode=str(seen.known["mode"]),
         )
@@ -76,6 +79,25 @@ class Clients:
         if self.shared:
             self._latest = x, y, found
         return found
+
+    def apart(self, x: Tensor, y: Tensor, clips: bool) -> tuple[Tensor, Tensor]:
+        """Samples and labels [P, K, ...] as those of the clients whose mean is taken
+        [P * summed, K / summed, ...]; clips: whether a mechanism acts on each client's upload."""
+        if self.summed == 1 or not (clips or isinstance(self.gradients, Simulated)):
+            return x, y
+
+        def split(values: Tensor) -> Tensor:
+            steps = values.unflatten(1, (-1, self.summed, self.training.batch))
+            return steps.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+        return split(x), split(y)
+
+    def joined(self, gradient: State, problems: int) -> dict[str, Tensor]:
+        """Gradients of the clients of `problems` candidates as the candidates' [problems, ...]."""
+        return {
+            n: g if len(g) == problems else g.unflatten(0, (problems, -1)).mean(dim=1)
+            for n, g in gradient.items()
+        }
 
     def returned(self, view: SplitView) -> Returned | None:
         """The gradient of the first stages by the slopes that the server returned, if it did; None

@@ -14,6 +14,7 @@ from attacks.engine.clients import Clients, OwnValues, Spread, column, moves, sh
 from attacks.engine.observation import (
     SMASHED,
     STEPS,
+    SUMMED,
     ObservedUploads,
     SplitView,
     bounds_of,
@@ -137,6 +138,8 @@ class Evidence:
         names = None if self.returned is None else set(self.returned.start)
         kind = kind_of(mechanisms[-1]) if mechanisms else "gradient"
         observation = self._observed(kind, zone, names)
+        if observation is not None and self._resolves_no_noise(observation):
+            self.noise = None
         if self.view is not None and distance == "likelihood":
             self.view, observation = self._weighed(self.view, observation)
         self.uploads: Uploads | None = None
@@ -155,7 +158,7 @@ class Evidence:
                 self.uploads.orders = Orders.drawn(
                     len(seen.clients),
                     samples=self.clients.samples,
-                    batch=self.clients.training.batch,
+                    batch=self.clients.batch,
                     steps=self.clients.training.steps,
                     first=arranged,
                     sent=self.uploads.in_order,
@@ -181,9 +184,9 @@ class Evidence:
     def _shuffled(self, arranged: bool) -> bool:
         """Whether steps use samples in an order that is not known, or, under a split protocol, on
         server stages that move in a way that is not simulated, which counts as noise alike."""
-        training, samples = self.clients.training, self.clients.samples
-        beyond = training.steps * training.batch > samples
-        return samples > training.batch and (beyond or not arranged or self.view is not None)
+        batch, samples = self.clients.batch, self.clients.samples
+        beyond = self.clients.training.steps * batch > samples
+        return samples > batch and (beyond or not arranged or self.view is not None)
 
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
@@ -215,6 +218,14 @@ class Evidence:
             values={n: found.values[n].to(device) for n in kept},
             present={n: found.present[n].to(device) for n in kept},
         )
+
+    def _resolves_no_noise(self, observation: ObservedUploads) -> bool:
+        """Whether a sum's noise, as of numbers of fixed point, is too small to look for."""
+        if self.noise is None or SUMMED not in self.seen.known:
+            return False
+        size = sum(v[0].numel() for v in observation.values.values())
+        rms = float((observation.square.mean() / size).sqrt())
+        return self.noise.faithful and 0 < self.noise.spread <= (_EXACT * rms) ** 2
 
     def _weighed(
         self, view: SplitView, observation: ObservedUploads | None

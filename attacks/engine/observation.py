@@ -32,6 +32,8 @@ EPOCH: Final = "local_epoch"
 """Of what is known of a release, where it is a later local epoch of a round (see `epochs`)."""
 STEPS: Final = "steps_of_an_epoch"
 """Of what is known of a release, where it stands for several steps (see `whole_epochs`)."""
+SUMMED: Final = "summed"
+"""Of what is known of a release, where the mean of so many clients' uploads is one victim's."""
 IN_ORDER: Final = "in_order"
 """Of what is known of a release: all its steps have the samples in one order (see `lined_up`)."""
 

@@ -142,11 +142,13 @@ class Uploads:
         if self.returned is not None and victims is not None:
             gradient = self.returned(x, y, victims)
         else:
-            gradient = self.clients.computed(x, y, self.moves(victims, own))
+            apart = self.clients.apart(x, y, bool(self.clips))
+            gradient = self.clients.computed(*apart, self.moves(victims, own))
         if self.clips:
             shown = self._shown(victims)
             for clip in self.clips:
                 gradient = self.clients.applied(gradient, clip, shown)
+        gradient = self.clients.joined(gradient, len(x))
         named = {n: gradient[n] for n in self.observation.values}
         return self.clients.as_sent(named, self.observation.kind)
 

@@ -43,6 +43,7 @@ class Composed(Defense):
         _refuse_noise_on_bits(self.members)
         self.requires = frozenset().union(*(m.requires for m in self.members.values()))
         self.owns = frozenset(owners)
+        self.only_sums = any(m.only_sums for m in self.members.values())
         self.together = max(m.together for m in self.members.values())
         self.source = " + ".join(m.source for m in self.members.values() if m.source)
 

@@ -181,6 +181,10 @@ class Defense:
     """The roles it takes alone: variables, gradient, joins, batch, mix or aggregate."""
     together: int = 1
     """Clients that must take a step together, for example to mix their smashed data."""
+    only_sums: bool = False
+    """Whether the server reads no client's upload but the mean of all, which `aggregate` notes as a
+    message from `SUM` to the server. An observation then has one victim with the samples of all,
+    but under split protocols, where clients send more than uploads."""
     is_reference: bool = False
     """True for the undefended protocol: attacks' convergence is measured on it."""
     zero_strength: Mapping[str, Any] | None = None

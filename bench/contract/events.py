@@ -162,6 +162,19 @@ class Encrypted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Summed(Event):
+    """Something of which the server learns the sum over clients alone.
+
+    That tells no more than what each client has sent, and by itself nothing is proven of it.
+
+    Attributes:
+        what: Noun phrase for it.
+    """
+
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unprotected(Event):
     """Something that leaves the client with no proven protection.
 

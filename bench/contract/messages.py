@@ -16,6 +16,8 @@ Kind = Literal["weights", "update", "gradient"]
 Absent = Literal["kept", "zero"]
 SERVER = "server"
 EVERYONE = "all"
+SUM = "sum"
+"""Sender of the mean update that the server reads where it gets no client's own."""
 UPLOAD_KINDS: tuple[Kind, ...] = ("weights", "update", "gradient")
 
 

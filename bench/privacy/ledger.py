@@ -25,6 +25,7 @@ from bench.contract.events import (
     Gaussian,
     Laplace,
     RandomisedResponse,
+    Summed,
     Unprotected,
     Withheld,
 )
@@ -103,9 +104,12 @@ def record_epsilon(events: Sequence[Event], delta: float) -> float:
 
     Gaussian events compose exactly: squared multipliers add. Pure events compose as the worst
     mechanisms of their epsilons do, randomised responses (`composed_epsilon`). No event means
-    that nothing is randomised: infinite.
+    that nothing is randomised: infinite, as is a sum without noise.
     """
     if not events or any(isinstance(e, Unprotected) for e in events):
+        return math.inf
+    noised = any(isinstance(e, Gaussian | Laplace | RandomisedResponse) for e in events)
+    if not noised and any(isinstance(e, Summed) for e in events):
         return math.inf
     squares = 0.0
     pure: list[tuple[float, int]] = []
@@ -118,7 +122,7 @@ def record_epsilon(events: Sequence[Event], delta: float) -> float:
                 pure.append((_ratio(s, scale) if n else 0.0, n))
             case RandomisedResponse(epsilon=epsilon, coordinates=d, count=n):
                 pure.append((epsilon, n * d))
-            case Withheld() | Encrypted():
+            case Withheld() | Encrypted() | Summed():
                 pass
             case _:
                 raise TypeError(f"the ledger has no rule for {type(event).__name__} events.")
@@ -190,6 +194,11 @@ def explain(event: Event) -> str:
             return f"{what[:1].upper()}{what[1:]}: no DP, {why}."
         case Encrypted(what=what):
             return f"{what[:1].upper()}{what[1:]}: ciphertexts to the server, which has no key."
+        case Summed(what=what):
+            return (
+                f"{what[:1].upper()}{what[1:]}: the server learns the sum over the clients alone, "
+                "of which nothing is proven without noise."
+            )
         case Withheld(what=what):
             return f"{what[:1].upper()}{what[1:]}: never leaves the client."
     raise TypeError(f"the ledger cannot explain {type(event).__name__} events.")

@@ -12,7 +12,8 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Client
 from bench.contract.events import Round
-from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, detached
+from bench.contract.mechanisms import Mechanism, averaged
+from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, Message, detached
 from bench.errors import UserError
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
@@ -127,8 +128,12 @@ def observe(
         "defense": dict(defense_known),
         "mechanisms": [m.to_dict() for m in federation.defense.mechanisms_in(known_round)],
     }
+    victims_seen = tuple(present)
     if place is not None:
         known["cut"] = place
+    elif federation.defense.only_sums:
+        victims_seen, truth = (SUM,), _as_one(truth, victims.batch)
+        known |= _of_sum(known, federation.defense.mechanisms_in(known_round), len(present))
     if threat.labels:
         known["truth_labels"] = truth.y.tolist()
     seen = Seen(
@@ -143,10 +148,32 @@ def observe(
         before=detached(result.before),
         after=detached(copy.state) if threat.hears_broadcast else None,
         messages=messages,
-        clients=tuple(present),
+        clients=victims_seen,
         known=known,
     )
     return seen, truth
+
+
+def _as_one(truth: Truth, batch: int) -> Truth:
+    """All victims' samples as those of one, step after step."""
+
+    def joined(values: Tensor) -> Tensor:
+        steps = values.unflatten(1, (-1, batch)).transpose(0, 1)
+        return steps.flatten(0, 2)[None]
+
+    return Truth(x=joined(truth.x), y=joined(truth.y))
+
+
+def _of_sum(
+    known: Mapping[str, Any], mechanisms: Sequence[Mechanism], count: int
+) -> dict[str, Any]:
+    """What is known of the mean upload of `count` clients otherwise than of one."""
+    return {
+        "batch": known["batch"] * count,
+        "samples": known["samples"] * count,
+        "summed": count,
+        "mechanisms": [m.to_dict() for m in averaged(mechanisms, count)],
+    }
 
 
 def _chosen(

@@ -147,6 +147,11 @@ class Mechanism:
             raise NotImplementedError(f"{type(self).__name__} does not say what it samples.")
         return self.apply(values)
 
+    @property
+    def spread(self) -> float:
+        """Variance of what it adds to a value, averaged over values where it depends on them."""
+        return self.variance
+
     # --- what an attacker makes of it ---------------------------------------------------------
     @property
     def known_law(self) -> bool:

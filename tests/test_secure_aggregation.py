@@ -1,0 +1,288 @@
+"""Secure aggregation: masks that cancel, the sum that the server reads, and attacks on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from attacks.dlg import DLG
+from attacks.engine.evidence import Evidence
+from bench.api import SUM, Clip, Defense, FixedPoint, GaussianNoise, Mechanism, SignPerturbation
+from bench.contract.compose import Composed
+from bench.contract.events import Facts, Gaussian, Summed
+from bench.contract.mechanisms import Averaged, averaged
+from bench.data.dataset import Dataset
+from bench.privacy.ledger import account, record_epsilon
+from bench.protocols.federation import Federation
+from bench.protocols.local_training import LocalWork
+from bench.protocols.wire import Wire
+from bench.seeding import generator
+from defenses.noise import GaussianUpdate
+from defenses.secure_aggregation import (
+    MASKED,
+    MODULUS,
+    SecureAggregation,
+    WholeNumbers,
+    agreed,
+    pair_mask,
+    public_key,
+)
+from tests.conftest import context_for, federation_of, network_for, seen_under
+
+WORK = LocalWork(protocol="fedavg", batch=8, lr=0.1, local_steps=3)
+
+
+def rng(name: str) -> torch.Generator:
+    return generator(0, "test secure aggregation", name)
+
+
+def played(digits: Dataset, defense: Defense, *, clients: int = 4) -> tuple[Federation, Wire]:
+    federation = federation_of(digits, network_for(digits, "mlp_spm"), defense, clients=clients)
+    result = federation.play(replace(WORK), [c.id for c in federation.clients], observed=True)
+    return federation, result.wire
+
+
+# --- arithmetic -------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(rows=st.lists(st.lists(st.floats(-1, 1), min_size=5, max_size=5), min_size=1, max_size=6))
+def test_the_sum_of_masked_messages_decodes_to_the_sum(rows: list[list[float]]) -> None:
+    encoding = WholeNumbers(clip=1.0, levels=2**16)
+    names = [f"client-{i}" for i in range(len(rows))]
+    secrets = [bytes([7 + i]) * 32 for i in range(len(rows))]
+    total = torch.zeros(5, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        message = encoding.encoded(torch.tensor(row), rng("round"))
+        for j, other in enumerate(names):
+            if j != i:
+                seed = agreed(secrets[i], public_key(secrets[j]))
+                message = message + pair_mask(names[i], other, seed, 5)
+        total = total + message % MODULUS
+    found = encoding.decoded(total % MODULUS, len(rows))
+    expected = torch.tensor(rows, dtype=torch.float64).sum(dim=0)
+    assert bool(((found - expected).abs() <= len(rows) * encoding.step + 1e-6).all())
+
+
+def test_two_clients_agree_on_one_seed() -> None:
+    a, b, c = (bytes([i]) * 32 for i in (1, 2, 3))
+    assert agreed(a, public_key(b)) == agreed(b, public_key(a))
+    assert agreed(a, public_key(b)) != agreed(a, public_key(c))
+
+
+def test_rounding_is_right_in_the_mean_and_cuts_at_the_clip() -> None:
+    encoding = WholeNumbers(clip=1.0, levels=4)  # steps of one half
+    values = torch.tensor([0.1, -0.6, 5.0, -5.0]).repeat_interleave(40_000)
+    got = encoding.decoded(encoding.encoded(values, rng("mean")), 1).view(4, -1)
+    assert set(got[0].unique().tolist()) == {0.0, 0.5}
+    # The least likely step has a standard error of .5 sqrt(.2 .8 / 40000) = .001.
+    torch.testing.assert_close(
+        got.mean(dim=1), torch.tensor([0.1, -0.6, 1.0, -1.0]).double(), rtol=0, atol=0.005
+    )
+
+
+def test_the_declared_rounding_is_the_one_that_is_done() -> None:
+    (law,) = SecureAggregation(clip=1.0, levels=4).mechanisms()
+    values = torch.tensor([[0.1, -0.6, 0.3, 2.0]]).expand(20_000, 4)
+    drawn = law.sample(values, rng("law"))
+    encoding = WholeNumbers(clip=1.0, levels=4)
+    encoded = encoding.decoded(encoding.encoded(values.flatten(), rng("own")), 1).view(-1, 4)
+    for one, other in zip(drawn.T, encoded.T, strict=True):
+        counts = [Counter(v.tolist()) for v in (one.double(), other)]
+        assert set(counts[0]) == set(counts[1])
+        assert all(abs(counts[0][k] - counts[1][k]) < 600 for k in counts[0])  # 5 standard errors
+
+
+# --- rounds -----------------------------------------------------------------------------------
+
+
+def test_the_model_is_that_of_plain_averaging_up_to_the_rounding(digits: Dataset) -> None:
+    plain, _ = played(digits, Defense())
+    summed, _ = played(digits, SecureAggregation())
+    for name, value in plain.state.items():
+        torch.testing.assert_close(summed.state[name], value, rtol=0, atol=16 / 2**22 + 1e-6)
+    assert all(c.kept is None for c in summed.clients)
+
+
+class _Boxes(SecureAggregation):
+    """Keeps what the clients sent."""
+
+    found: dict[str, Tensor]
+
+    def finish_uploads(self, uploads: Mapping[str, Any]) -> Mapping[str, Any]:
+        _Boxes.found = {
+            c: torch.frombuffer(bytearray(m.sealed[MASKED].box), dtype=torch.uint32).long()
+            for c, (m,) in uploads.items()
+        }
+        return uploads
+
+
+def test_a_single_masked_upload_is_uniform_and_shows_no_value(digits: Dataset) -> None:
+    _, wire = played(digits, _Boxes())
+    for masked in _Boxes.found.values():
+        counts = torch.bincount(masked // 2**26, minlength=64)  # of the highest 6 bits
+        assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+    one, two = list(_Boxes.found.values())[:2]
+    assert abs(float(torch.corrcoef(torch.stack([one, two]).double())[0, 1])) < 0.05
+    uploads = [m for m in wire.seen_by("server") if m.kind == "update" and m.sender != SUM]
+    assert len(uploads) == 4
+    assert not any(bool(p.presence().any()) for m in uploads for p in m.parts.values())
+    assert all(m.sealed[MASKED].box is None for m in uploads)
+
+
+def test_the_sum_of_those_that_did_not_drop_out_is_exact(digits: Dataset) -> None:
+    seeds = range(8)
+    counts = set()
+    for seed in seeds:
+        defense = SecureAggregation(dropout=0.4, threshold=0.1)
+        network = network_for(digits, "mlp_spm")
+        federation = federation_of(digits, network, defense, clients=4, seed=seed)
+        plain = federation_of(digits, network, Defense(), clients=4, seed=seed)
+        wire = federation.play(
+            replace(WORK), [c.id for c in federation.clients], observed=True
+        ).wire
+        sent = [m for m in wire.log if m.kind == "update" and MASKED in m.sealed]
+        counts.add(len(sent))
+        # Those that dropped out lose their round, and nothing of theirs becomes personal.
+        assert all(c.kept is None for c in federation.clients)
+        if not sent:
+            continue
+        plain.play(replace(WORK), [m.sender for m in sent])
+        for name, value in plain.state.items():
+            torch.testing.assert_close(federation.state[name], value, rtol=0, atol=1e-5)
+    assert {2, 3} <= counts
+
+
+def test_with_too_few_uploads_the_round_is_lost(digits: Dataset) -> None:
+    defense = SecureAggregation(dropout=0.9, threshold=1.0)
+    federation, wire = played(digits, defense)
+    arrived = [m for m in wire.log if MASKED in m.sealed]
+    assert len(arrived) < 4
+    fresh = federation_of(digits, network_for(digits, "mlp_spm"), defense)
+    assert all(torch.equal(v, federation.state[n]) for n, v in fresh.state.items())
+    assert not [m for m in wire.log if m.sender == SUM]
+
+
+def test_levels_that_overflow_are_refused(digits: Dataset) -> None:
+    with pytest.raises(ValueError, match=r"levels must be < 1073741824 for the sum of 4 clients"):
+        played(digits, SecureAggregation(levels=2**31))
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"clip": 0.0}, "clip must be > 0"),
+        ({"levels": 0}, r"levels must lie in \[1, 2\^32\), got 0"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
+        ({"threshold": 0.0}, r"threshold must lie in \(0, 1\]"),
+    ],
+)
+def test_bad_settings_are_named(given_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SecureAggregation(**given_)
+
+
+# --- what is seen -----------------------------------------------------------------------------
+
+
+def test_what_is_seen_of_a_sum_is_one_victim_with_all_samples(digits: Dataset) -> None:
+    network = network_for(digits, "mlp_spm")
+    plain, alone = seen_under(digits, network, Defense(), clients=3, batch=2, local_steps=2)
+    seen, truth = seen_under(
+        digits, network, SecureAggregation(dropout=0.9), clients=3, batch=2, local_steps=2,
+        hears_broadcast=False,
+    )  # fmt: skip
+    assert seen.clients == (SUM,)
+    assert seen.after is None
+    assert truth.x.shape[:2] == truth.y.shape == (1, 12)
+    # Step after step, and in each client after client.
+    expected = [alone.y[c, s * 2 + b] for s in range(2) for c in range(3) for b in range(2)]
+    assert truth.y[0].tolist() == [int(y) for y in expected]
+    assert (seen.known["batch"], seen.known["samples"], seen.known["summed"]) == (6, 12, 3)
+    (message,) = seen.of(SUM, "update")
+    for name, part in message.parts.items():
+        mean = torch.stack([plain.of(c, "update")[0].parts[name].values for c in plain.clients])
+        torch.testing.assert_close(part.values, mean.mean(dim=0), rtol=0, atol=1e-5)
+
+
+def test_under_a_split_protocol_every_client_is_seen(digits: Dataset) -> None:
+    seen, truth = seen_under(
+        digits, network_for(digits), SecureAggregation(), protocol="splitfed", clients=2,
+        split={"cut": "block1", "labels": "private"},
+    )  # fmt: skip
+    assert len(seen.clients) == len(truth.y) == 2
+    assert "summed" not in seen.known
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_true_samples_explain_a_sum_of_clipped_and_rounded_updates(
+    digits: Dataset, steps: int
+) -> None:
+    """Each client's update is clipped by a factor of its own before the sum."""
+    network = network_for(digits)
+    clipped = GaussianUpdate(noise_multiplier=0.0, clip_norm=0.5)
+    defense = Composed({"gaussian": clipped, "sum": SecureAggregation()})
+    seen, truth = seen_under(digits, network, defense, clients=3, batch=2, local_steps=steps)
+    evidence = Evidence(seen, context_for(digits, network, defense), dtype=torch.float64)
+    assert evidence.uploads is not None
+    assert not evidence.noisy  # the rounding is below what is looked for
+    x, y = truth.x.double(), torch.nn.functional.one_hot(truth.y, digits.classes).double()
+    square = evidence.uploads.observation.square
+    size = sum(v[0].numel() for v in evidence.uploads.observation.values.values())
+    victim = torch.zeros(1, dtype=torch.int64)
+    assert float(evidence.uploads.missed(x, y, victim)) * size < 1e-5 * float(square)
+    swapped = torch.cat([x[:, 1:], x[:, :1]], dim=1)
+    assert float(evidence.uploads.missed(swapped, y, victim)) * size > 1e-4 * float(square)
+
+
+def test_the_sum_of_two_clients_is_rebuilt(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(
+        digits, network, SecureAggregation(), protocol="fedsgd", clients=2, hears_broadcast=False
+    )
+    answer = DLG().run(seen, context_for(digits, network, SecureAggregation(), budget=100))
+    assert answer.images is not None
+    errors = [
+        float((answer.images[:, order] - truth.x).square().mean()) for order in ([0, 1], [1, 0])
+    ]
+    assert min(errors) < 1e-3
+
+
+def test_several_noises_of_a_mean_are_one_and_laws_that_are_not_known_are_not_told() -> None:
+    clip = Clip(of="update", norm=1.0)
+    noise = GaussianNoise(of="update", std=0.3)
+    point = FixedPoint(of="update", clip=8.0, step=0.6**0.5)  # a variance of .1 in the mean
+    found = averaged((clip, noise, point), 4)
+    assert found[0] == clip
+    cut, both = found[1], found[2]
+    assert isinstance(both, GaussianNoise)
+    assert both.std == pytest.approx(((0.09 + 0.1) / 4) ** 0.5)
+    assert cut.apply(torch.tensor([[9.0, -1.0]])).tolist() == [[8.0, -1.0]]
+    assert Mechanism.from_dict(cut.to_dict()) == cut
+    assert averaged((clip, point), 1) == [clip, point]
+    signs = SignPerturbation(of="update", keep=0.9, low=1.0, high=1.0)
+    (unknown,) = averaged((signs,), 2)
+    assert isinstance(unknown, Averaged)
+    assert not unknown.known_law
+
+
+# --- ledger -----------------------------------------------------------------------------------
+
+
+def test_a_sum_proves_nothing_and_takes_nothing_from_noise() -> None:
+    facts = Facts(parameters=100, clients=4, rounds=3)
+    assert account(SecureAggregation(), facts).eps_record == float("inf")
+    noise = GaussianUpdate(noise_multiplier=5.0, clip_norm=1.0)
+    both = Composed({"gaussian": noise, "sum": SecureAggregation()})
+    assert account(both, facts).eps_record == account(noise, facts).eps_record
+    event = Gaussian(sensitivity=1.0, std=1.0, unit="record")
+    assert record_epsilon((event, Summed(what="updates")), 1e-5) == record_epsilon((event,), 1e-5)
