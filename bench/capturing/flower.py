@@ -187,9 +187,11 @@ def defense_mod(
         if len(sent) != 1 or sent[0].sealed:
             raise UserError(f"defense {name} sends more than one plain upload, Flower takes one.")
         parts = as_kind(sent[0], "weights", base=base, lr=lr).parts
-        if any(not bool(p.presence().all()) for p in parts.values()):
+        if any(not bool(p.told().all()) for p in parts.values()):
             raise UserError(f"defense {name} withholds coordinates, which Flower's arrays cannot.")
-        _replace(reply.content, {**after, **{n: p.values for n, p in parts.items()}})
+        # An update of 0 is sent as the weights that came.
+        made = {n: torch.where(p.presence(), p.values, base[n]) for n, p in parts.items()}
+        _replace(reply.content, {**after, **made})
         _remember(ctxt, client.memory)
         return reply
 
