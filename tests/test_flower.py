@@ -161,6 +161,7 @@ def programs() -> list[str]:
 
 @needs_flower
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_ten_clients_of_a_real_simulation_are_captured_and_attacked(tmp_path: Path) -> None:
     """The tutorial's programs as they stand there."""
     for name, text in zip(("simulation.py", "attack.py", "defended.py"), programs(), strict=True):
