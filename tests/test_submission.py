@@ -21,6 +21,7 @@ import typer
 from typer.testing import CliRunner
 
 from bench.cli import plugins, runs
+from bench.errors import UserError
 from bench.harness.runner import cell_label
 from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
 from bench.report.files import Files
@@ -28,7 +29,7 @@ from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
 from bench.submission.figures import Comparison, compare
 from bench.submission.marks import marks
-from bench.submission.packing import Request, _without_paths, submit
+from bench.submission.packing import Request, _check_data, _without_paths, submit
 from bench.submission.page import plain
 from bench.submission.verification import (
     candidates,
@@ -835,3 +836,20 @@ def test_marks_and_flags_stand_in_the_readme_and_in_what_submit_and_verify_say(
     code, said = leakbench("verify", submitted, "--sample", "1", "--jobs", "0", "--device", "cpu")
     assert code == 0, said
     assert "Mark: 1 seed where 3 are asked for" in said
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "sentence"),
+    [
+        ("npz:mine.npz", "mlp_spm", "the data set 'npz:...' lies on your machine alone"),
+        ("digits", "net.py:Net", "the model 'net.py:Net' lies on your machine alone"),
+        ("digits", "handed:Net-0123456789ab", "the model 'handed:Net-"),
+    ],
+)
+def test_a_run_on_what_nobody_else_has_is_not_packed(
+    dataset: str, model: str, sentence: str
+) -> None:
+    task = SimpleNamespace(dataset=dataset, model=model)
+    choice: Any = SimpleNamespace(own=[SimpleNamespace(job=SimpleNamespace(task=task))])
+    with pytest.raises(UserError, match=sentence):
+        _check_data(choice)

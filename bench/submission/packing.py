@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import __version__
+from bench import __version__, models
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code, Keys
@@ -170,6 +170,12 @@ def _check_data(choice: Choice) -> None:
                 f"the data set '{training.job.task.dataset.partition(':')[0]}:...' lies on your "
                 "machine alone, so nobody could verify its rows; submit a run on one that "
                 "`leakbench list datasets` names."
+            )
+        model = training.job.task.model
+        if models.file_of(model) is not None or models.is_handed(model):
+            raise UserError(
+                f"the model '{model}' lies on your machine alone, so nobody could verify its "
+                "rows; submit a run on one that `leakbench list models` names."
             )
 
 
