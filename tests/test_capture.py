@@ -268,6 +268,18 @@ def test_the_pages_programs_run_as_they_stand(tmp_path: Path) -> None:
         assert re.search(shown, made.stdout), made.stdout
 
 
+def test_a_network_that_only_another_process_held_is_asked_for(
+    public: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = bench.capture(flat(), public=public, lr=0.1)
+    client.weights(samples=2)
+    client.save(tmp_path / "seen")
+    monkeypatch.setattr("bench.models.named._handed", {})
+    found = CliRunner().invoke(app, ["attack", str(tmp_path / "seen"), "--attack", "ilrg"])
+    assert found.exit_code == 2
+    assert "give --model FILE.py:Net" in " ".join(found.output.split())
+
+
 def test_without_the_truth_nothing_is_scored(public: Samples, tmp_path: Path) -> None:
     net = flat()
     client = bench.capture(net, public=public, lr=0.1)

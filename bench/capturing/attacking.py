@@ -257,6 +257,11 @@ def _network(seen: Seen, model: str | nn.Module | None) -> Network:
         settings = {k: v for k, v in settings.items() if k in ("mean", "std", "without_dropout")}
     elif model is not None:
         name = model
+    elif models.is_handed(name) and not models.is_held(name):
+        raise UserError(
+            "the view was captured without `named`, so its file does not say what makes the "
+            "network: give --model FILE.py:Net, in Python model=."
+        )
     network = models.build(
         name, shape=tuple(about["shape"]), classes=int(about["classes"]), settings=settings
     )

@@ -13,7 +13,16 @@ from bench.errors import UserError
 from bench.extensions import installed
 from bench.models import convolutional, dense, sensors, transformers
 from bench.models.module import ModuleNetwork, Scale
-from bench.models.named import file_of, hand, is_handed, is_named, maker_of, module_of, unwrapped
+from bench.models.named import (
+    file_of,
+    hand,
+    is_handed,
+    is_held,
+    is_named,
+    maker_of,
+    module_of,
+    unwrapped,
+)
 from bench.models.network import IDENTITY, ChainNetwork, Initial, Network, Stages, uniform
 from bench.names import MODELS, did_you_mean
 
@@ -122,6 +131,7 @@ __all__ = [
     "file_of",
     "hand",
     "is_handed",
+    "is_held",
     "is_named",
     "module_of",
     "unwrapped",

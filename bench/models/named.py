@@ -40,6 +40,11 @@ def is_handed(name: str) -> bool:
     return name.startswith(_HANDED)
 
 
+def is_held(name: str) -> bool:
+    """Whether this process was handed that module."""
+    return name in _handed
+
+
 def module_of(name: str) -> str | None:
     """The Python module that decides what a model is, None for leakbench's own and libraries'.
 
