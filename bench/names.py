@@ -75,4 +75,4 @@ def did_you_mean(what: str, name: str, known: Sequence[str], *, where: str = "")
     near = close_name(name, known)
     place = f" in {where}" if where else ""
     hint = f" Did you mean '{near}'?" if near else ""
-    return f"Unknown {what} '{name}'{place}.{hint} Known: {', '.join(sorted(known)) or 'none'}."
+    return f"Unknown {what} '{name}'{place}.{hint} Known: {', '.join(sorted(known)) or 'nothing at all'}."
