@@ -26,6 +26,7 @@ DEFENSES: Mapping[str, Mapping[str, Any]] = {
     "dp_fedavg": {"noise_multiplier": 12.79, "clip_norm": 0.1, "shared_by": 20},
     "dp_sgd": {"noise_multiplier": 3.0, "clip_norm": 1.0},
     "top_k": {"keep": 0.1},
+    "quantise": {"how": "stochastic"},
     "fedml_he": {"share": 0.1},
     "mask_crypt": {"share": 0.1},
     "ms_pafl": {"epsilon": 10000.0, "noise": "analytic", "clip_norm": 10.0, "check_in": 0.7},

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attacks.engine.evidence import Evidence
 from attacks.engine.observation import observe
+from attacks.engine.terms import Candidate
 from attacks.idlg import IDLG
 from bench.api import (
     Client,
@@ -301,10 +302,12 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     assert evidence.uploads is not None
     assert evidence.uploads.visible is None  # every coordinate says something
     x, y = truth.x.double(), torch.nn.functional.one_hot(truth.y, digits.classes).double()
-    everyone = torch.arange(2)
-    square = evidence.uploads.observation.square
-    assert bool((evidence.uploads.missed(x, y, everyone) < 1e-10 * square).all())
-    assert bool((evidence.uploads.missed(1 - x, y, everyone) > 1e-8 * square).all())
+    compare = evidence.terms[0].against(torch.arange(2))
+    (true,), (other,) = (
+        compare(Candidate(x=one, y=y, vectors=one.flatten(1))) for one in (x, 1 - x)
+    )
+    assert bool((true.loss < 0.1 * network.n_parameters).all())
+    assert bool((other.loss > 100 * true.loss).all())
     shown = observe(seen, "update", dtype=torch.float64).present
     assert sum(int(p[0].sum()) for p in shown.values()) == round(0.1 * network.n_parameters)
 

@@ -77,8 +77,8 @@ def negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
 
 
 def _negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
-    bias = ctx.network.head[1]
-    if evidence.noise is not None or evidence.uploads is None:
+    bias, noise = ctx.network.head[1], evidence.noise
+    if evidence.uploads is None or (noise is not None and (noise.random or not noise.vague)):
         return None
     observation = evidence.uploads.observation
     if bias not in observation.values:
@@ -88,7 +88,7 @@ def _negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
         values = -values
     elif observation.kind == "weights":
         values = values - evidence.clients.start[bias]
-    if evidence.bounds is None:
+    if noise is None and evidence.bounds is None:
         return values.argmax(dim=1) if bool(present.all()) else None
     # Of intervals the sign is right, but the one entry that rises may not have been sent.
     rise, label = values.where(present, -torch.inf).max(dim=1)

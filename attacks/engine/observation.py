@@ -75,8 +75,10 @@ def kind_of(mechanism: Mechanism) -> Kind:
 
 
 def noise_of(seen: Seen) -> Mechanism | None:
-    """The last mechanism that makes uploads random, or None if all are deterministic."""
-    return next((m for m in reversed(mechanisms_of(seen)) if m.random), None)
+    """The last mechanism that makes uploads random, or else the last that leaves them vague;
+    None if neither does."""
+    acting = mechanisms_of(seen)[::-1]
+    return next((m for m in acting if m.random), next((m for m in acting if m.vague), None))
 
 
 def bounds_of(seen: Seen) -> Mechanism | None:

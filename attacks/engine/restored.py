@@ -114,7 +114,7 @@ def _computed(
     step = float(seen.known["lr"])
     shown = [gradient.weight, gradient.bias]
     for mechanism in mechanisms_of(seen):
-        if not mechanism.random:
+        if not (mechanism.random or mechanism.tells_interval) or mechanism.reads_absent:
             continue
         for place, name in enumerate(seen.network["head"]):
             base = seen.before[name].double()

@@ -16,7 +16,7 @@ from bench.contract import returns
 from bench.contract.defense import Defense
 from bench.contract.events import Event, Formula
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import Part
+from bench.contract.messages import UPLOAD_KINDS, Message, Part
 from bench.contract.returns import Check
 from bench.errors import UserError
 
@@ -45,6 +45,17 @@ def in_turn(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:
     for member in members.values():
         value = getattr(member, hook)(value, *rest)
     return value
+
+
+def uploads_in_turn(members: Members, hook: str, arguments: tuple[Any, ...]) -> list[Message]:
+    """Each member gets the uploads that the one before it sends; other messages go with them."""
+    messages, *rest = arguments
+    beside: list[Message] = []
+    for member in members.values():
+        sent = getattr(member, hook)(messages, *rest)
+        messages = [m for m in sent if m.kind in UPLOAD_KINDS]
+        beside += [m for m in sent if m.kind not in UPLOAD_KINDS]
+    return messages + beside
 
 
 def parts_in_turn(members: Members, hook: str, arguments: tuple[Any, ...]) -> Part:
@@ -180,7 +191,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("smashed", "step", "client", parts_in_turn, returns.smashed),
     Hook("labels", "step", "client", in_turn, returns.tensor_like_first),
     Hook("features_grad", "step", "client", in_turn, returns.tensor_like_first),
-    Hook("upload", "upload", "client", in_turn, returns.upload),
+    Hook("upload", "upload", "client", uploads_in_turn, returns.upload),
     Hook("finish_uploads", "upload", "client", in_turn, returns.finish_uploads),
     Hook("mix", "step", "server", owner, returns.mix, "mix"),
     Hook("aggregate", "upload", "server", owner, returns.aggregate, "aggregate"),

@@ -85,13 +85,14 @@ def sparse(part: Part, sent: Tensor) -> Part:
 
 
 def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
-    """The message with other values under the same names, presence and width; 0 where absent."""
+    """The message with other values under the same names and presence, 0 where absent; they are
+    as wide as any real numbers, 32 bits at least."""
     parts = {}
     for name, part in message.parts.items():
         value = values[name]
         if part.present is not None:
             value = torch.where(part.present, value, 0.0)
-        parts[name] = replace(part, values=value)
+        parts[name] = replace(part, values=value, bits=max(part.bits, 32))
     return message.with_parts(parts)
 
 

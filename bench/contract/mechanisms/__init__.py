@@ -5,6 +5,7 @@ from bench.contract.mechanisms.averaged import Averaged, NoiseFree, averaged
 from bench.contract.mechanisms.base import Clip, Mechanism, Prepared, squared_distance, without_law
 from bench.contract.mechanisms.bits import BernoulliMask
 from bench.contract.mechanisms.bounded import AdaptiveTwoPoint, Piecewise, TwoPoint
+from bench.contract.mechanisms.quantised import Quantised
 from bench.contract.mechanisms.rounding import FixedPoint
 from bench.contract.mechanisms.signs import SignPerturbation
 from bench.contract.mechanisms.sparse import Sparsified
@@ -22,6 +23,7 @@ __all__ = [
     "NoiseFree",
     "Piecewise",
     "Prepared",
+    "Quantised",
     "SignPerturbation",
     "SmashedNoise",
     "Sparsified",

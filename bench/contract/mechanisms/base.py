@@ -70,6 +70,8 @@ class Mechanism:
 
     tells_interval: ClassVar[bool] = False
     """Whether, where it draws nothing, what was seen tells an interval that the value lies in."""
+    vague: ClassVar[bool] = False
+    """Whether that interval is so wide that a likelihood and a prior compare, not a distance."""
     reads_absent: ClassVar[bool] = False
     """Whether its law takes values that were not sent, as 0, for those too small to be."""
 

@@ -15,6 +15,9 @@ RESIDUAL = 0.5
 """Standard deviation of what earlier rounds left, in units of the least value that was sent.
 Residuals are what was too small to be sent, so that none is above 1 and most are far below."""
 
+SOFTEST = 1e-3
+"""Noise that stands for none where a descent ends, in the same unit; it begins with 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sparsified(Mechanism):
@@ -31,6 +34,8 @@ class Sparsified(Mechanism):
     clip: float | None = None
     residual: bool = False
     tells_interval = True
+    vague = True
+    anneals = True
     reads_absent = True
 
     @property
@@ -47,31 +52,44 @@ class Sparsified(Mechanism):
             return super().sample(values, rng, base=base)
         return values if self.clip is None else values.clamp(-self.clip, self.clip)
 
+    def softness(self, heat: float = 0.0) -> float:
+        return SOFTEST ** (1 - heat)
+
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
-        """The squared distance to the interval that a value lies in: itself where it was sent,
-        what exceeds the clip where it was cut, and all that is small enough where it was not.
-        With a residual, its likelihood."""
+        """Which values can have become what was seen: the value itself where it was sent, all
+        beyond where it was cut, all small enough ones where it was not sent.
+
+        softness: Normal noise of so many times the least magnitude that was sent is taken to
+            stand beside exact values, and logistic noise beside intervals; 0: the squared distance
+            to the interval. With a residual, its likelihood, whatever the softness.
+        """
         size = seen.abs()
         sent = size > 0
         # float32 rounds what is sent, and a round trip through weights rounds it once more.
         cut = size >= (math.inf if self.clip is None else self.clip * (1 - 1e-5))
+
+        def least(which: Tensor) -> Tensor:
+            found = torch.where(which, size, torch.inf).flatten(1).amin(dim=1)
+            return found.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen)
+
         # Of values that all were cut, none tells from which size on they were sent.
-        least = torch.where(sent & ~cut, size, torch.inf).flatten(1).amin(dim=1)
-        bound = least.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen)
+        bound = least(sent & ~cut)
         low = torch.where(sent, torch.where(cut & (seen < 0), -torch.inf, seen), -bound)
         high = torch.where(sent, torch.where(cut & (seen > 0), torch.inf, seen), bound)
-        if not self.residual:
-            return Prepared(_outside, (low, high))
-        std = torch.where(bound.isinf(), 1.0, RESIDUAL * bound)
-        return Prepared(_with_residual, (low, high, std))
+        if softness == 0 and not self.residual:
+            return Prepared(outside, (low, high))
+        unit = least(sent)
+        unit = torch.where(unit.isinf(), 1.0, unit)  # nothing was sent, and nothing compares
+        return Prepared(_noised, (low, high, unit * (RESIDUAL if self.residual else softness)))
 
 
-def _outside(sent: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def outside(sent: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distance to the interval [low, high], and its derivative."""
     rest = sent - sent.clamp(low, high)
     return rest.square(), 2 * rest
 
 
-def _with_residual(sent: Tensor, low: Tensor, high: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+def _noised(sent: Tensor, low: Tensor, high: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     """Of values known to lie in [low, high] after normal noise: its density where both are one,
     else the chance of the interval, by logistic noise of the same variance, whose tails do not
     underflow."""

@@ -1,0 +1,114 @@
+"""Updates sent in few bits per value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bench.api import (
+    SERVER,
+    UPLOAD_KINDS,
+    Client,
+    Defense,
+    Event,
+    Facts,
+    Local,
+    Mechanism,
+    Message,
+    Part,
+    Quantised,
+    Unprotected,
+    as_kind,
+)
+
+_BITS = {"qsgd": 4, "sign": 1, "int8": 8, "stochastic": 4}
+_MOST = 16
+
+
+class Quantise(Defense):
+    """Rounds every tensor of an update to a grid, so that a value takes few bits.
+
+    Args:
+        how: qsgd, a sign and steps up to the tensor's largest magnitude, rounded at random; sign,
+            the sign times the mean magnitude; int8, the nearest of 127 steps to either side;
+            stochastic, steps from the least to the largest value, rounded at random.
+        bits: Of one value: 1 for sign, 8 for int8; qsgd from 2 to 16, stochastic from 1 to 16.
+            None: 4 for these two.
+
+    Departures: QSGD's practical variant, which scales by the largest magnitude in place of the L2
+    norm; its buckets are whole tensors, and its lossless code of the rounded values is left out.
+    The sign of 0 counts as plus, since one bit has no third value. The scaled sign is that of
+    Karimireddy et al.; signSGD's majority vote is replaced by the mean.
+    Source: Alistarh et al., arXiv:1610.02132 (QSGD); Bernstein et al., arXiv:1802.04434 (signSGD);
+    Karimireddy et al., arXiv:1901.09847 (scale); Suresh et al., arXiv:1611.00429 (stochastic).
+    """
+
+    strength = None  # bits are whole numbers, few enough to list
+    source = (
+        "Alistarh et al., arXiv:1610.02132; Bernstein et al., arXiv:1802.04434; "
+        "Suresh et al., arXiv:1611.00429"
+    )
+
+    def __init__(
+        self,
+        *,
+        how: Literal["qsgd", "sign", "int8", "stochastic"] = "qsgd",
+        bits: int | None = None,
+    ) -> None:
+        if how not in _BITS:
+            raise ValueError(f"how must be one of {', '.join(_BITS)}, got '{how}'.")
+        self.how, self.bits = how, _BITS[how] if bits is None else bits
+        least, most = {"qsgd": (2, _MOST), "stochastic": (1, _MOST)}.get(how, (_BITS[how],) * 2)
+        if not least <= self.bits <= most:
+            span = f"lie in [{least}, {most}]" if least < most else f"be {least}"
+            raise ValueError(f"bits must {span} with how = {how} (of one value), got {bits}.")
+
+    @property
+    def law(self) -> Quantised:
+        return Quantised(of="update", how=self.how, bits=self.bits)
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        out = []
+        for message in messages:
+            if message.kind not in UPLOAD_KINDS:
+                out.append(message)
+                continue
+            update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
+            rng = client.rng["defense"]
+            parts = {n: self._rounded(p, rng) for n, p in update.parts.items()}
+            out += [update.with_parts(parts), self._grid(update, parts)]
+        return out
+
+    def _rounded(self, part: Part, rng: torch.Generator) -> Part:
+        """The part with its present values on the grid that they span."""
+        shown = part.presence()
+        given = part.values[shown].cpu()
+        if not len(given):
+            return replace(part, bits=self.bits)
+        values = torch.zeros_like(part.values)
+        values[shown] = self.law.sample(given[None], rng)[0].to(values)
+        return replace(part, values=values, bits=self.bits)
+
+    def _grid(self, update: Message, parts: dict[str, Part]) -> Message:
+        """The ends of every tensor's grid, without which the server cannot read it."""
+        ends = {n: _ends(p.values[p.presence()], self.how) for n, p in parts.items()}
+        grid = {n: Part(values=v) for n, v in ends.items() if len(v)}
+        return replace(update, kind="grid", receiver=SERVER, parts=grid, sealed={})
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (self.law,)
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        return (Unprotected(what="the rounded values", why="rounding is no noise of a known size"),)
+
+
+def _ends(values: Tensor, how: str) -> Tensor:
+    """What a receiver needs of a grid: its lower and upper end, or one of two alike."""
+    if not len(values):
+        return values
+    if how == "stochastic":
+        return torch.stack([values.min(), values.max()])
+    return values.abs().max()[None]

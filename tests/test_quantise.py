@@ -1,0 +1,180 @@
+"""Updates in few bits: what is sent, what it weighs, and what attackers know of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attacks.engine.evidence import Evidence
+from attacks.idlg import IDLG
+from bench.api import Defense, Local, Message, Part, Quantised
+from bench.contract.compose import Composed
+from bench.data.dataset import Dataset
+from bench.sandbox.stage import client_alone
+from bench.seeding import generator
+from defenses.noise import GaussianUpdate
+from defenses.quantise import Quantise
+from defenses.sparsifiers import TopK
+from tests.conftest import context_for, network_for, seen_under
+
+HOWS = ["qsgd", "sign", "int8", "stochastic"]
+
+
+def sent(defense: Defense, *values: Tensor, absent: Tensor | None = None) -> list[Message]:
+    parts = {str(i): Part(values=v) for i, v in enumerate(values)}
+    message = Message(kind="update", sender="client-0", receiver="server", round=0, parts=parts)
+    state = {n: torch.zeros_like(p.values) for n, p in parts.items()}
+    local = Local(
+        broadcast=state, start=state, end=state, const={}, grad_sum=state, lr=1.0, steps=1
+    )
+    return defense.upload([message], local, client_alone(generator(0, "test quantise")))
+
+
+def rounded(how: Any, values: Tensor, bits: int | None = None) -> Tensor:
+    return sent(Quantise(how=how, bits=bits), values)[0].parts["0"].values
+
+
+# --- what is sent -----------------------------------------------------------------------------
+
+
+def test_known_values_on_their_grids() -> None:
+    values = torch.tensor([1.27, -0.006, 0.004, 0.5])
+    torch.testing.assert_close(rounded("int8", values), torch.tensor([1.27, -0.01, 0.0, 0.5]))
+    signs = rounded("sign", torch.tensor([3.0, -1.0, 0.0, 0.0]))  # a mean magnitude of 1
+    assert signs.tolist() == [1.0, -1.0, 1.0, 1.0]
+    qsgd = rounded("qsgd", torch.tensor([3.0, -1.0, 0.0, 2.0]), bits=3)  # three steps of 1
+    assert qsgd.tolist() == [3.0, -1.0, 0.0, 2.0]
+    uniform = rounded("stochastic", torch.tensor([-1.0, 0.0, 2.0, 1.0]), bits=2)
+    assert uniform.tolist() == [-1.0, 0.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ["qsgd", "stochastic"])
+def test_random_rounding_is_right_in_the_mean(how: str) -> None:
+    values = torch.tensor([1.0, -1.0, 0.3, -0.45, 0.05])
+    law = Quantised(of="update", how=how, bits=2)  # type: ignore[arg-type]
+    drawn = law.sample(values.expand(40_000, 5), generator(0, "test mean"))
+    # A step is at most 1, so a standard error at most .5 / 200.
+    torch.testing.assert_close(drawn.mean(dim=0), values, rtol=0, atol=0.0125)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_every_value_takes_its_bits_and_every_tensor_its_grid(how: str) -> None:
+    values = torch.randn(1000, generator=generator(0, "test bytes"))
+    defense = Quantise(how=how)  # type: ignore[arg-type]
+    update, grid = sent(defense, values, values[:16])
+    assert update.n_bytes == (1016 * defense.bits + 7) // 8
+    assert grid.n_bytes == (16 if how == "stochastic" else 8)
+    assert len(update.parts["0"].values.unique()) <= 2**defense.bits
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"how": "ternary"}, "how must be one of qsgd, sign, int8, stochastic, got 'ternary'"),
+        ({"how": "sign", "bits": 2}, "bits must be 1 with how = sign"),
+        ({"how": "qsgd", "bits": 1}, r"bits must lie in \[2, 16\] with how = qsgd"),
+        ({"how": "stochastic", "bits": 17}, r"bits must lie in \[1, 16\]"),
+    ],
+)
+def test_bad_settings_are_named(given_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Quantise(**given_)
+
+
+def test_what_is_not_sent_is_not_on_the_grid() -> None:
+    """A sparse update's zeros neither move the mean magnitude nor get a sign."""
+    both = Composed({"top_k": TopK(keep=0.5, feedback=False), "sign": Quantise(how="sign")})
+    part = sent(both, torch.tensor([4.0, -2.0, 1.0, 0.5]))[0].parts["0"]
+    assert part.values.tolist() == [3.0, -3.0, 0.0, 0.0]
+    assert part.n_bytes == 1  # two signs and a bitmap of four bits
+
+
+# --- what attackers know ----------------------------------------------------------------------
+
+NUMBERS = st.lists(st.floats(-3, 3, width=32), min_size=3, max_size=12).filter(
+    lambda v: max(map(abs, v)) > 0.1
+)
+
+
+@given(values=NUMBERS, how=st.sampled_from(HOWS))
+def test_the_law_allows_what_the_defense_sends_and_no_value_far_from_it(
+    values: list[float], how: str
+) -> None:
+    true = torch.tensor(values)
+    seen = rounded(how, true).double()[None]
+    law = Quantise(how=how).law  # type: ignore[arg-type]
+    loss, _ = law.misfit(true.double()[None], seen)
+    assert bool((loss < 20).all())  # float32 ends of grids stand within 1e-7 of a step
+    far = true.double()[None] - seen.sign() * 10
+    apart, _ = law.misfit(far, seen)
+    assert bool((apart[seen != 0] > 20).all())
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_the_law_of_random_rounding_is_its_chance(bits: int) -> None:
+    law = Quantised(of="update", how="qsgd", bits=bits)
+    value = torch.tensor([[0.23, 1.0]], dtype=torch.float64)
+    drawn = law.sample(value.expand(40_000, 2), generator(0, "test chance"))[:, 0]
+    for point in drawn.unique():
+        share = float((drawn == point).double().mean())
+        loss, _ = law.misfit(value, torch.tensor([[float(point), 1.0]], dtype=torch.float64))
+        assert share == pytest.approx(float((-loss[0, 0]).exp()), abs=0.0125)
+
+
+@pytest.mark.parametrize("softness", [0.1, 1.0])
+@pytest.mark.parametrize("how", ["qsgd", "sign", "stochastic", "int8"])
+def test_the_slope_of_the_law_is_its_derivative(how: str, softness: float) -> None:
+    law = Quantise(how=how).law  # type: ignore[arg-type]
+    values = torch.tensor([[1.0, -0.8, 0.33, 0.02, -0.1]], dtype=torch.float64)
+    seen = law.sample(values, generator(0, "test slope"))
+    at = values + torch.tensor([[0.3, -0.02, 0.01, -0.4, 0.15]])
+    up, down = (law.misfit(at + e, seen, softness)[0] for e in (1e-6, -1e-6))
+    torch.testing.assert_close(
+        law.misfit(at, seen, softness)[1], (up - down) / 2e-6, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_the_nearest_of_127_steps_is_an_interval_that_the_true_samples_hit(
+    digits: Dataset,
+) -> None:
+    network, defense = network_for(digits), Quantise(how="int8")
+    seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
+    evidence = Evidence(seen, context_for(digits, network, defense), dtype=torch.float64)
+    uploads = evidence.uploads
+    assert uploads is not None
+    assert uploads.bounds is not None
+    x, y = truth.x.double(), torch.nn.functional.one_hot(truth.y, digits.classes).double()
+    missed = [uploads.missed(one, y, torch.arange(2)).detach() for one in (x, 1 - x)]
+    assert bool((missed[0] < 1e-4 * missed[1]).all())
+
+
+@pytest.mark.parametrize(("how", "least"), [("qsgd", 0.9), ("sign", 0.8)])
+def test_two_bits_or_one_hide_no_digit_from_an_attack_that_knows_the_rounding(
+    digits: Dataset, how: str, least: float
+) -> None:
+    """By squared distance alone neither is rebuilt."""
+    network = network_for(digits)
+    defense = Quantise(how=how, bits=2 if how == "qsgd" else 1)  # type: ignore[arg-type]
+    seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=4)
+    answer = IDLG().run(seen, context_for(digits, network, defense, budget=100))
+    assert answer.images is not None
+    rest = (answer.images - truth.x).square().sum() / (truth.x - truth.x.mean()).square().sum()
+    assert float(rest) < 1 - least
+
+
+def test_noise_before_and_after_rounding_runs_and_is_told(digits: Dataset) -> None:
+    network = network_for(digits, "mlp_spm")
+    noise = GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)
+    for members in (
+        {"gaussian": noise, "quantise": Quantise()},
+        {"quantise": Quantise(), "gaussian": noise},
+    ):
+        seen, _ = seen_under(digits, network, Composed(members), clients=2)
+        assert {m["kind"] for m in seen.known["mechanisms"]} == {
+            "Clip", "GaussianNoise", "Quantised",
+        }  # fmt: skip
