@@ -75,4 +75,5 @@ def did_you_mean(what: str, name: str, known: Sequence[str], *, where: str = "")
     near = close_name(name, known)
     place = f" in {where}" if where else ""
     hint = f" Did you mean '{near}'?" if near else ""
-    return f"Unknown {what} '{name}'{place}.{hint} Known: {', '.join(sorted(known)) or 'nothing at all'}."
+    every = ", ".join(sorted(known)) or "nothing at all"
+    return f"Unknown {what} '{name}'{place}.{hint} Known: {every}."
