@@ -59,7 +59,8 @@ class Likelihood(Judge):
         if images is None:
             means = class_means(ctx.aux_x, ctx.aux_y, classes=encoding.classes)
             images = means.to(ctx.device, evidence.dtype)[labels]
-        if not evidence.noisy and encoding.image:
+        drawn = evidence.noisy and (evidence.noise is None or evidence.noise.random)
+        if not drawn and encoding.image:
             images = _uncut(evidence, images, labels, ctx)
         _ordered(evidence, encoding, images, labels)
         if keeping(evidence):
@@ -117,7 +118,7 @@ def _uncut(evidence: Evidence, images: Tensor, labels: Tensor, ctx: Context) -> 
     everyone = torch.arange(len(images), device=images.device)
     hot = torch.nn.functional.one_hot(labels, encoding.classes).to(images)
     with torch.no_grad():
-        losses = matcher.losses(images, hot, everyone)
+        losses = matcher.distances(images, hot, everyone)
     explained = (losses < _LITTLE * evidence.square).nonzero().squeeze(1)
     if not len(explained):
         return images

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from attacks.engine.evidence import Evidence
 from attacks.idlg import IDLG
-from bench.api import Defense, Local, Message, Part, Quantised
+from attacks.judge import Likelihood
+from bench.api import Defense, Local, Message, Part, Quantised, Reconstruction
 from bench.contract.compose import Composed
 from bench.data.dataset import Dataset
 from bench.sandbox.stage import client_alone
@@ -178,3 +179,23 @@ def test_noise_before_and_after_rounding_runs_and_is_told(digits: Dataset) -> No
         assert {m["kind"] for m in seen.known["mechanisms"]} == {
             "Clip", "GaussianNoise", "Quantised",
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [TopK(keep=0.1), Quantise(how="sign"), Quantise(how="int8"), Quantise()],
+    ids=["top_k", "sign", "int8", "qsgd"],
+)
+def test_the_judge_prefers_what_is_closer_to_the_truth(digits: Dataset, defense: Defense) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
+    ctx = context_for(digits, network, defense)
+    noise = torch.randn(truth.x.shape, generator=generator(0, "test judge"))
+    losses = []
+    for level in (0.0, 0.02, 0.2):
+        images = (truth.x + level * noise).clamp(0, 1)
+        found = Likelihood().losses(seen, ctx, Reconstruction(images=images, labels=truth.y))
+        assert found is not None
+        losses.append(found)
+    assert bool((losses[0] < losses[1]).all())
+    assert bool((losses[1] < losses[2]).all())

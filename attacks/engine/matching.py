@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence, keeping, some_terms
+from attacks.engine.evidence import Evidence, keeping, releases_of, some_terms
 from attacks.engine.lbfgs import Evaluate
 from attacks.engine.terms import Candidate, Compare, Misfit, Term, UploadLikelihood
 
@@ -79,6 +79,14 @@ class Matcher:
         compares = [term.against(victims) for term in self.evidence.terms]
         return _total(compares, Candidate(x=x, y=y, vectors=x.flatten(1)))[0]
 
+    def distances(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
+        """As `losses` where nothing is noised; where intervals are told that a noise which falls
+        stands for (see `Mechanism.vague`), the squared distance of the uploads to these."""
+        if not self.evidence.noisy:
+            return self.losses(x, y, victims)
+        found = [one.uploads for one in releases_of(self.evidence) if one.uploads is not None]
+        return torch.stack([u.to_intervals(x, y, victims) for u in found]).sum(dim=0)
+
     def judged(self, x: Tensor, y: Tensor) -> Tensor:
         """How badly one candidate for every victim explains all that was seen, and how unlike
         public samples it is: comparable between answers of any attack.
@@ -118,6 +126,11 @@ class Matcher:
 
     def _judged(self, term: Term, candidate: Candidate, everyone: Tensor) -> Tensor:
         evidence = self.evidence
+        if isinstance(term, UploadLikelihood) and term.uploads.left_out:  # judged as exact values
+            uploads = term.uploads
+            far = uploads.to_intervals(candidate.x, candidate.y, everyone)
+            share = far / uploads.observation.square.clamp_min(_RESOLVED)
+            return self.encoding.pixels / 2 * share.clamp_min(_RESOLVED).log()
         free = evidence.noisy or bool(keeping(evidence))
         if free and isinstance(term, UploadLikelihood) and term.uploads.weighs:
             return term.uploads.surprise(candidate.x, candidate.y, everyone)

@@ -228,6 +228,19 @@ class Uploads:
             square = square * mask
         return square.sum(dim=1) / self.sizes[victims].clamp_min(1)
 
+    @property
+    def left_out(self) -> bool:
+        """Whether the law says of exact values which were too small, or too large, to be sent."""
+        return self.law is not None and self.law.reads_absent and not self.law.random
+
+    def to_intervals(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
+        """Squared distance [P] of candidates for the victims int64 [P] to the intervals of a law
+        that draws nothing."""
+        assert self.law is not None
+        base = {n: self.clients.before[n] for n in self.observation.values}
+        sent = as_vector(self.sent(x, y, victims), list(self.observation.values))
+        return self.law.prepared(self.values, base=base)[victims].misfit(sent)[0].sum(dim=1)
+
     @cached_property
     def sizes(self) -> Tensor:
         """Coordinates that were seen, [V]."""

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from bench.contract.mechanisms.base import TINY, Base, Mechanism, Prepared
 from bench.contract.mechanisms.rounding import SOFTNESS, rounded
-from bench.contract.mechanisms.sparse import outside
+from bench.contract.mechanisms.sparse import SOFTEST, outside
 
 Rounding = Literal["qsgd", "sign", "int8", "stochastic"]
 
@@ -91,7 +91,7 @@ class Quantised(Mechanism):
         return torch.cat(lows, dim=1).view_as(values), torch.cat(steps, dim=1).view_as(values)
 
     def softness(self, heat: float = 0.0) -> float:
-        return SOFTNESS + (1 - SOFTNESS) * heat if self.how == "sign" else SOFTNESS
+        return SOFTEST ** (1 - heat) if self.how == "sign" else SOFTNESS
 
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """The chance of what was seen where it is random; of `int8` the squared distance to the
