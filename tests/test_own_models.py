@@ -31,6 +31,8 @@ from tests import strangers
 
 FILE = Path(strangers.__file__).relative_to(Path.cwd())
 CLASSES = 5
+CUT = ("idlg", "split_label")
+"""Attacks that are played on a cut network too."""
 TINY: dict[str, Any] = {
     "name": "own",
     "version": 1,
@@ -341,13 +343,14 @@ def test_every_attack_runs_on_a_users_module_whole_and_cut(tmp_path: Path) -> No
     task = TINY["tasks"][0]
     suite = TINY | {
         "tasks": [task, task | {"protocol": cut}],
-        "attacks": [{"name": name} for name in names],
+        "attacks": [{"name": n, "tasks": [0, 1] if n in CUT else [0]} for n in names],
     }
     results = bench.run(suite, out=tmp_path, jobs=0, progress=False)
     assert results.failures == []
     whole, split = results.rows
     done = {n for r in (whole, split) for n, a in r["attacks"].items() if a["status"] == "done"}
     assert done == set(names) - {"analytic"}
+    assert all(split["attacks"][name]["status"] == "done" for name in CUT)
     assert "does not begin with a linear layer" in whole["attacks"]["analytic"]["reason"]
     assert split["protocol_settings"]["cut"] == "layer1.0"
 

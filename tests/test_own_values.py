@@ -53,6 +53,7 @@ def similarity(digits: Dataset, case: Trained, seen: Seen) -> float:
     return float(ssim(found.flatten(0, 1), case.truth.x.flatten(0, 1)).mean())
 
 
+@pytest.mark.slow
 def test_a_surrogate_of_the_private_half_opens_a_trained_clients_image(
     digits: Dataset, trained: Trained
 ) -> None:

@@ -269,8 +269,10 @@ def test_releases_from_one_state_share_their_evaluations(digits: Dataset) -> Non
         (IDLG(), PMSFL(lr_scale=300.0), "lenet", True),
         (Analytic(), GaussianUpdate(noise_multiplier=0.003, clip_norm=1.0), "mlp_spm", False),
         (Ridge(rows=400), PMSFL(lr_scale=300.0), "lenet", True),
-        (Ridge(rows=400), DPCutMix(patches=16, group=2, clip=1.0, smashed_std=0.1, label_std=0.0),
-         "lenet", True),
+        pytest.param(
+            Ridge(rows=400),
+            DPCutMix(patches=16, group=2, clip=1.0, smashed_std=0.1, label_std=0.0),
+            *("lenet", True), marks=pytest.mark.slow),
     ],
     ids=["gaussian", "spm", "pm_sfl", "analytic", "ridge-pm_sfl", "ridge-dp_cutmix"],
 )  # fmt: skip
@@ -315,6 +317,7 @@ def test_more_rounds_of_a_trained_network_are_never_worse(
     assert together > alone - 0.02
 
 
+@pytest.mark.slow
 def test_later_epochs_of_a_split_client_tell_of_the_same_samples(
     digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +416,7 @@ def test_labels_of_all_steps_are_read_off_the_features_gradient(digits: Dataset)
 
 
 @pytest.mark.parametrize("attack", [IDLG(), Ridge(rows=400)], ids=type)
-@pytest.mark.parametrize("labels", ["private", "shared"])
+@pytest.mark.parametrize("labels", [pytest.param("private", marks=pytest.mark.slow), "shared"])
 def test_several_steps_and_epochs_hide_nothing_of_an_undefended_split(
     digits: Dataset, attack: Attack, labels: str
 ) -> None:
