@@ -224,6 +224,7 @@ def test_dlg_reads_fedsgd_and_fedavg_alike(digits: Dataset, protocol: str) -> No
     assert mean(scored(DLG(restarts=0), digits, seen, truth, network)["ssim"]) > 0.99
 
 
+@pytest.mark.slow
 def test_dlg_rebuilds_both_images_of_two_local_steps(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth = seen_under(digits, network, Defense(), clients=2, local_steps=2)

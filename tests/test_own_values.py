@@ -69,6 +69,7 @@ def test_a_surrogate_of_the_private_half_opens_a_trained_clients_image(
     assert similarity(digits, trained, seen) > other + 0.4
 
 
+@pytest.mark.slow
 def test_what_a_client_kept_is_found_together_with_its_image(
     digits: Dataset, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

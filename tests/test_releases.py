@@ -268,7 +268,9 @@ def test_releases_from_one_state_share_their_evaluations(digits: Dataset) -> Non
         (IDLG(), SPM(epsilon=1.0, variant="sign_rr"), "lenet", False),
         (IDLG(), PMSFL(lr_scale=300.0), "lenet", True),
         (Analytic(), GaussianUpdate(noise_multiplier=0.003, clip_norm=1.0), "mlp_spm", False),
-        (Ridge(rows=400), PMSFL(lr_scale=300.0), "lenet", True),
+        pytest.param(
+            Ridge(rows=400), PMSFL(lr_scale=300.0), "lenet", True, marks=pytest.mark.slow
+        ),
         pytest.param(
             Ridge(rows=400),
             DPCutMix(patches=16, group=2, clip=1.0, smashed_std=0.1, label_std=0.0),
