@@ -169,17 +169,18 @@ def attack_view(
     if settings and len(names) != 1:
         raise UserError(f"settings are of one attack, but {len(names)} were asked for.")
     attacks = {name: registry.attack(name, settings or {}) for name in names}
-    network = _network(view.seen, model)
+    network, lowest = _network(view.seen, model), _floors(view)
     made = []
     for name, attack in attacks.items():
-        # All that an attack sees is loaded anew, so that none changes what the next one sees.
+        # Each draws from a stream of its own, whatever runs beside it.
         ctx = _context(view, registry, network, name, budget=budget, seed=seed, device=device)
-        made.append(_attacked(name, attack, view, ctx))
+        made.append(_attacked(name, attack, view, ctx, lowest))
     return made
 
 
-def _attacked(name: str, attack: Attack, view: Captured, ctx: Context) -> Attacked:
-    lowest = _floors(view)
+def _attacked(
+    name: str, attack: Attack, view: Captured, ctx: Context, lowest: Mapping[str, list[float]]
+) -> Attacked:
     read = view.seen if attack.reads == "all" else replace(view.seen, earlier=())
     reason = attack.applies(read)
     if reason is not None:

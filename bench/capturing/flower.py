@@ -79,7 +79,7 @@ def capture_mod(
         # Mods further in change the message: what came is copied before they get it.
         before, config = _arrays(msg.content), _config(msg)
         reply = call_next(msg, ctxt)
-        number = int(config.get("server-round") or msg.metadata.group_id or 0)
+        number = _round(msg, config)
         if before is None or reply.has_error() or (rounds and number not in rounds):
             return reply
         who, among = (int(ctxt.node_config[n]) for n in ("partition-id", "num-partitions"))
@@ -154,7 +154,7 @@ def defense_mod(
         after = _arrays(reply.content)
         if after is None:
             raise UserError(f"defense {name}: the client's reply has no plain arrays to change.")
-        number = int(config.get("server-round") or msg.metadata.group_id or 0)
+        number = _round(msg, config)
         who = f"client-{ctxt.node_config['partition-id']}"
         client = Client(
             id=who,
@@ -210,6 +210,11 @@ def _arrays(content: RecordDict) -> dict[str, Tensor] | None:
 def _config(msg: Message) -> dict[str, Any]:
     """All that the message's configs say."""
     return {k: v for record in msg.content.config_records.values() for k, v in record.items()}
+
+
+def _round(msg: Message, config: Mapping[str, Any]) -> int:
+    """Number of the round: in the config, or of Flower's older interface in the metadata."""
+    return int(config.get("server-round") or msg.metadata.group_id or 0)
 
 
 def _examples(content: RecordDict) -> int:

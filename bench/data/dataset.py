@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -175,21 +175,13 @@ def from_arrays(
     Raises:
         UserError: For too small a side.
     """
-    (tx, ty), (vx, vy), (ax, ay) = (
-        (images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)
-    )
-    return Dataset(
+    parts = [(images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)]
+    return _of_parts(
+        parts,
+        (train_clients, aux_clients),
         name=name,
         task="image",
-        train_x=tx,
-        train_y=ty,
-        test_x=vx,
-        test_y=vy,
-        aux_x=ax,
-        aux_y=ay,
         class_names=class_names,
-        train_clients=None if train_clients is None else labels_to_tensor(train_clients),
-        aux_clients=None if aux_clients is None else labels_to_tensor(aux_clients),
     )
 
 
@@ -232,23 +224,39 @@ def from_features(
     for first, last in categorical:
         numeric[first:last] = False
     mean, std = np.where(numeric, mean, 0), np.where(numeric & (std > 0), std, 1)
-    (tx, ty), (vx, vy), (ax, ay) = (
+    parts = [
         (torch.from_numpy(((x - mean) / std).astype(np.float32)), labels_to_tensor(y))
         for x, y in (train, test, aux)
-    )
-    return Dataset(
+    ]
+    return _of_parts(
+        parts,
+        (train_clients, aux_clients),
         name=name,
         task="tabular" if public.ndim == 2 else "signal",
+        class_names=class_names,
+        categorical=categorical,
+    )
+
+
+def _of_parts(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    clients: tuple[np.ndarray | None, np.ndarray | None],
+    **more: Any,
+) -> Dataset:
+    """A data set of training, test and auxiliary samples with labels, and of whose the training and
+    auxiliary ones are. more: The other fields."""
+    (tx, ty), (vx, vy), (ax, ay) = parts
+    whose_train, whose_aux = (None if c is None else labels_to_tensor(c) for c in clients)
+    return Dataset(
         train_x=tx,
         train_y=ty,
         test_x=vx,
         test_y=vy,
         aux_x=ax,
         aux_y=ay,
-        class_names=class_names,
-        categorical=categorical,
-        train_clients=None if train_clients is None else labels_to_tensor(train_clients),
-        aux_clients=None if aux_clients is None else labels_to_tensor(aux_clients),
+        train_clients=whose_train,
+        aux_clients=whose_aux,
+        **more,
     )
 
 
