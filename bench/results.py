@@ -323,6 +323,37 @@ class Results:
         rows = self._table(dataset, model, protocol, checkpoint)
         return figures.budget(plots.budgets(rows, rows[0]), width=width)
 
+    def plot_course(
+        self,
+        what: str = "accuracy",
+        *,
+        dataset: str | None = None,
+        model: str | None = None,
+        protocol: str | None = None,
+        checkpoint: str | None = None,
+        width: str = "column",
+    ) -> Figure:
+        """One table's accuracy, leak, eps_record or eps_claimed over the rounds of training.
+
+        Raises UserError if that was not measured after two rounds or more.
+        """
+        from bench.report import courses, figures
+
+        table = self._table(dataset, model, protocol, checkpoint)
+        found = {c.name: c for c in courses.courses(table, self._files.rows)}
+        if what not in found:
+            there = ", ".join(found) or "nothing"
+            raise UserError(
+                f"this table has {there} over its rounds, not '{what}'; `course` and `checkpoints` "
+                "of the suite say what is measured when."
+            )
+        return figures.course(found[what], width=width)
+
+    def course(self) -> DataFrame:
+        """One line per setting and round after which something was measured: accuracy and epsilons
+        (`course` of the suite), and at checkpoints the leak."""
+        return frames.course(self._files.rows)
+
     def to_latex(
         self,
         *,

@@ -29,6 +29,7 @@ from bench.protocols.settings import (
     ProtocolSettings,
     TaskSettings,
     ThreatSettings,
+    rounds_before,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Suite(BaseModel):
         description: One sentence.
         seeds: Every training runs once per seed.
         checkpoints: Where in a training a round is observed.
+        course: Rounds, spread evenly, after which accuracy and epsilon are measured; 0: after the
+            last one and at the checkpoints alone.
         delta: The delta of every proven epsilon.
         budget: Gradient evaluations per start of an optimising attack that names none of its own.
         audit: Draws of the audit of each defense's setting, 0 for no audit.
@@ -109,6 +112,7 @@ class Suite(BaseModel):
     description: str = ""
     seeds: list[int] = Field(default=[0], min_length=1)
     checkpoints: list[Checkpoint] = Field(default=["init", "final"], min_length=1)
+    course: int = Field(0, ge=0)
     delta: float = Field(1e-5, gt=0, lt=1)
     budget: int = Field(200, ge=1)
     audit: int = Field(2000, ge=0)
@@ -159,11 +163,18 @@ class Suite(BaseModel):
                     f"threat {threat.name} has local_steps {threat.local_steps} and local_epochs "
                     f"{threat.local_epochs}; fedsgd takes one step."
                 )
-            if "final" in self.checkpoints and threat.rounds > protocol.rounds + 1:
-                raise UserError(
-                    f"threat {threat.name} observes {threat.rounds} rounds, but a run of "
-                    f"{protocol.rounds} rounds has {protocol.rounds + 1} states to begin one from."
-                )
+            for checkpoint in self.checkpoints:
+                played = rounds_before(checkpoint, protocol.rounds)
+                if played > protocol.rounds:
+                    raise UserError(
+                        f"checkpoint {checkpoint} lies beyond the {protocol.rounds} rounds of "
+                        f"{task.dataset} with {task.model}."
+                    )
+                if checkpoint != "init" and threat.rounds > played + 1:
+                    raise UserError(
+                        f"threat {threat.name} observes {threat.rounds} rounds, but after {played} "
+                        f"rounds there are {played + 1} states to begin one from."
+                    )
         return self
 
     @model_validator(mode="after")

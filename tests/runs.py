@@ -12,7 +12,7 @@ from bench.harness.environment import Environment
 from bench.harness.plan import Plan
 from bench.harness.store import Store
 
-CLOCK = {"seconds", "client_seconds", "memory"}
+CLOCK = {"seconds", "client_seconds", "workings", "memory"}
 """What two runs of the same seed may differ in."""
 
 

@@ -153,6 +153,7 @@ def without_clock(rows: list[Row]) -> list[Row]:
         replace(
             row,
             client_seconds=None,
+            workings=None,
             attacks={n: replace(e, seconds=None) for n, e in row.attacks.items()},
         )
         for row in rows

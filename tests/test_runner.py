@@ -25,6 +25,7 @@ def figures(store: Store) -> list[dict[str, Any]]:
     rows = board(store.folder)
     for row in rows:
         row.pop("client_seconds")
+        row.pop("workings")
         for entry in row["attacks"].values():
             entry.pop("seconds")
     return rows

@@ -31,7 +31,7 @@ from bench.suite import Suite
 
 _DECIDES_NO_NUMBER = ("seeds", "timeout_s")
 """Of a suite: what its parts may differ in. Seeds are told apart by the records."""
-_CLOCK = ("seconds", "client_seconds", "memory", "versions", "traceback")
+_CLOCK = ("seconds", "client_seconds", "workings", "memory", "versions", "traceback")
 """Of a record: what differs when the same figures are made twice."""
 R = TypeVar("R", bound=TrainOutcome | AttackOutcome)
 

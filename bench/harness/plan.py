@@ -67,6 +67,8 @@ ONLY_KEYS = (
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     """All trainings and attacks of a suite, or those that match a filter.
 
+    A task that no attack names is trained for its accuracy alone.
+
     Args:
         suite: The suite.
         only: Key of ONLY_KEYS -> value, or several with commas between them; a task is its place
@@ -90,6 +92,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
 
     first = suite.threats[0].name
     attacks = labels(suite)
+    only_attacks = not choices.keys().isdisjoint(("attack", "threat", "checkpoint"))
     trainings, cells = [], []
     axes = itertools.product(enumerate(suite.tasks), suite.defenses, suite.seeds)
     for (place, task), defense, seed in axes:
@@ -117,6 +120,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 delta=suite.delta,
                 seed=seed,
                 audit=suite.audit,
+                course=suite.course,
             )
             mine = [
                 attack_job(job, suite, label, attack, checkpoint)
@@ -126,7 +130,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 and (attack.tasks is None or place in attack.tasks)
                 and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]
-            if mine or not attacks:
+            attacked = any(a.tasks is None or place in a.tasks for a in suite.attacks)
+            if mine or not (attacked or only_attacks):
                 trainings.append(job)
                 cells.extend(mine)
     if not trainings:

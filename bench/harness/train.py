@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
@@ -31,21 +32,24 @@ from bench.harness.environment import (
     registry_for,
     versions,
 )
+from bench.privacy.entry import Entry
 from bench.privacy.ledger import account
-from bench.protocols.evaluate import Reached, evaluate
+from bench.protocols.evaluate import Reached, Utility, evaluate
 from bench.protocols.export import earlier_path, save_release, save_truth
-from bench.protocols.federation import Federation
+from bench.protocols.federation import UPLOADED, Federation, RoundSeconds
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
-from bench.protocols.settings import Checkpoint, ThreatSettings
+from bench.protocols.settings import Checkpoint, ThreatSettings, evenly, rounds_before
 from bench.protocols.split import start_federation
 from bench.records import (
     AuditFailure,
     AuditSummary,
+    CoursePoint,
     Observation,
     TrainJob,
     TrainOutcome,
     TrainRecord,
+    Workings,
     sound_text,
 )
 from bench.seeding import generator, numpy_generator
@@ -102,23 +106,24 @@ def run_training(work: Training) -> TrainOutcome:
     )
     observations: dict[str, dict[str, Observation]] = {}
     release = partial(_release, federation, job, dataset, work.artifacts)
+    places = {c: rounds_before(c, protocol.rounds) for c in job.checkpoints}
+    measured = set(evenly(protocol.rounds, job.course) if job.course else ())
+    measured |= {after for c, after in places.items() if c not in ("init", "final")}
 
-    def look(checkpoint: Checkpoint) -> None:
-        if checkpoint in job.checkpoints:
-            observations[checkpoint] = {
-                t.name: _observe(release, t, checkpoint, work.artifacts) for t in job.threats
-            }
+    def look(played: int) -> None:
+        """Save what is to be observed after so many rounds: at checkpoints all, and for later ones
+        their earlier releases that begin here."""
+        for checkpoint, after in places.items():
+            for threat in job.threats if checkpoint != "init" and after > played else ():
+                for number, begins in enumerate(threat.scheduled(after)[:-1]):
+                    if begins == played:
+                        release(threat, checkpoint, number)
+            if after == played and diverged is None:
+                observations[checkpoint] = {
+                    t.name: _observe(release, t, checkpoint, work.artifacts) for t in job.threats
+                }
 
-    def look_early(played: int) -> None:
-        """Save the earlier releases of the checkpoint final that begin here."""
-        if "final" in job.checkpoints:
-            for threat in job.threats:
-                for number, after in enumerate(threat.scheduled(protocol.rounds)[:-1]):
-                    if after == played:
-                        release(threat, "final", number)
-
-    look("init")
-    norm_before = _norm(federation.state)
+    sampling = generator(job.seed, "participation")
     local = LocalWork(
         protocol=protocol.name,
         batch=protocol.batch,
@@ -126,73 +131,109 @@ def run_training(work: Training) -> TrainOutcome:
         local_steps=1 if protocol.name == "fedsgd" else protocol.local_steps,
         local_epochs=protocol.local_epochs,
     )
-    up = down = 0
-    seconds = 0.0
-    client_rounds = 0
+
+    def facts() -> Facts:
+        """What happened so far."""
+        return Facts(
+            parameters=max(
+                sum(federation.state[n].numel() for n in federation.held(c))
+                for c in federation.clients
+            ),
+            rounds=rounds,
+            clients=protocol.clients,
+            participation=protocol.participation,
+            batch=protocol.batch,
+            records=min(len(s) for s in shares),
+            local_steps=max(local.steps(len(s)) for s in shares),
+            participations=max(federation.uploads.values(), default=0),
+            fewest=federation.fewest,
+            split=bool(protocol.cuts),
+            broadcast=any(t.hears_broadcast for t in job.threats),
+            delta=job.delta,
+        )
+
+    def utility() -> Utility:
+        return evaluate(
+            federation,
+            test_x=dataset.test_x,
+            test_y=dataset.test_y,
+            aux_x=dataset.aux_x,
+            has_global=reached.everything(),
+        )
+
+    up = down = rounds = client_rounds = 0
+    spent = RoundSeconds()
+    uploaded = torch.zeros(len(UPLOADED), dtype=torch.float64, device=device)
     reached = Reached()
+    course: list[CoursePoint] = []
     diverged: str | None = None
-    sampling = generator(job.seed, "participation")
-    rounds = 0
-    for played in range(protocol.rounds):
-        look_early(played)
+    norm_before = _norm(federation.state)
+    look(0)
+    for _ in range(protocol.rounds):
         result = federation.play(local, _sample(federation, protocol.participants, sampling))
         rounds += 1
         up += result.wire.bytes_up
         down += result.wire.bytes_down
-        seconds += result.client_seconds
+        spent += result.seconds
+        uploaded += result.uploaded
         client_rounds += len(result.joined)
         for client in result.joined:
             reached.add(client, federation.held(client))
         diverged = _diverged(federation.state, norm_before, rounds)
         if diverged and "not finite" in diverged:
             break
-    if diverged is None:
-        look("final")
-    elif "final" in job.checkpoints:
+        look(rounds)
+        if rounds in measured:
+            course.append(_point(rounds, utility(), account(defense, facts())))
+    for checkpoint in places.keys() - observations.keys():
         reason = f"training diverged ({diverged})"
         lost = Observation(status="not_applicable", reason=reason)
-        observations["final"] = {t.name: lost for t in job.threats}
-        for left in work.artifacts.glob("final-*"):  # earlier releases, which nothing will read
+        observations[checkpoint] = {t.name: lost for t in job.threats}
+        for left in work.artifacts.glob(f"{checkpoint}-*"):  # releases that nothing will read
             left.unlink()
-    utility = evaluate(
-        federation,
-        test_x=dataset.test_x,
-        test_y=dataset.test_y,
-        aux_x=dataset.aux_x,
-        has_global=reached.everything(),
-    )
-    facts = Facts(
-        parameters=max(
-            sum(federation.state[n].numel() for n in federation.held(c)) for c in federation.clients
-        ),
-        rounds=rounds,
-        clients=protocol.clients,
-        participation=protocol.participation,
-        batch=protocol.batch,
-        records=min(len(s) for s in shares),
-        local_steps=max(local.steps(len(s)) for s in shares),
-        participations=max(federation.uploads.values(), default=0),
-        fewest=federation.fewest,
-        split=bool(protocol.cuts),
-        broadcast=any(t.hears_broadcast for t in job.threats),
-        delta=job.delta,
-    )
+    found, happened = utility(), facts()
     return TrainRecord(
         variant=defense.variant,
-        **utility.to_dict() | {"personal_accuracies": tuple(utility.personal_accuracies)},
+        **found.to_dict() | {"personal_accuracies": tuple(found.personal_accuracies)},
         diverged=diverged,
         rounds_played=rounds,
         bytes_up=up / rounds,
         bytes_down=down / rounds,
-        client_seconds=seconds / max(1, client_rounds),
-        facts=facts,
-        ledger=account(defense, facts),
+        client_seconds=spent.of_clients / max(1, client_rounds),
+        facts=happened,
+        ledger=account(defense, happened),
         audit=_audited(defense, job),
-        observations=observations,
+        observations={c: observations[c] for c in places},
+        course=tuple(course),
+        workings=_workings(uploaded, spent, rounds),
         parameters=network.n_parameters,
         seconds=time.perf_counter() - began,
         device=str(device),
         versions=versions(),
+    )
+
+
+def _point(rounds: int, found: Utility, entry: Entry) -> CoursePoint:
+    return CoursePoint(
+        rounds=rounds,
+        correct=found.correct,
+        personal_accuracies=tuple(found.personal_accuracies),
+        eps_claimed=entry.eps_claimed,
+        eps_record=entry.eps_record,
+    )
+
+
+def _workings(uploaded: Tensor, spent: RoundSeconds, rounds: int) -> Workings:
+    """uploaded: coordinates by UPLOADED, summed over rounds and clients."""
+    clear, sealed, withheld = (uploaded / uploaded.sum().clamp_min(1)).tolist()
+    return Workings(
+        clear=clear,
+        sealed=sealed,
+        withheld=withheld,
+        training=spent.training / rounds,
+        sealing=spent.sealing / rounds,
+        parties=spent.parties / rounds,
+        aggregation=spent.aggregation / rounds,
     )
 
 

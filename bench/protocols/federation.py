@@ -23,8 +23,40 @@ from bench.protocols.wire import Wire
 from bench.seeding import derived_seed, generator
 from bench.toolkit.aggregation import filled, mean_over_present
 
+UPLOADED = ("clear", "sealed", "withheld")
+"""What a client may do with a coordinate that it trained: send its value readable, or encrypted, or
+not send it."""
 STREAMS = ("joins", "batch", "defense")
 """Names of a client's random streams, which `Client.rng` holds."""
+
+
+@dataclass(kw_only=True)
+class RoundSeconds:
+    """Where time went.
+
+    Attributes:
+        training: Local training of all clients.
+        uploading: What each client does to its upload by itself.
+        sealing: What is done to all uploads together (`Defense.finish_uploads`).
+        parties: Third parties' answers to the server and the clients' uploads.
+        aggregation: The server's aggregation, without third parties.
+    """
+
+    training: float = 0.0
+    uploading: float = 0.0
+    sealing: float = 0.0
+    parties: float = 0.0
+    aggregation: float = 0.0
+
+    def __iadd__(self, other: RoundSeconds) -> RoundSeconds:
+        for name, seconds in vars(other).items():
+            setattr(self, name, getattr(self, name) + seconds)
+        return self
+
+    @property
+    def of_clients(self) -> float:
+        """Those that clients spend."""
+        return self.training + self.uploading + self.sealing
 
 
 @dataclass(kw_only=True)
@@ -33,14 +65,16 @@ class RoundResult:
 
     Attributes:
         used: Indices of the samples of every step, int64 [steps, B], by client.
-        client_seconds: Time spent on what clients do.
+        seconds: Where the round's time went.
+        uploaded: Coordinates of all clients by what became of them, float64 [3] by UPLOADED.
     """
 
     wire: Wire
     before: State
     joined: list[Client]
     used: dict[str, Tensor]
-    client_seconds: float
+    seconds: RoundSeconds
+    uploaded: Tensor
 
 
 @dataclass(kw_only=True)
@@ -172,25 +206,40 @@ class Federation(LocalTraining):
         )
         for client in joined:
             wire.collect(client.id)
-        began = time.perf_counter()
+        clock = time.perf_counter
+        seconds = RoundSeconds()
+        began = clock()
         self._inspect(joined, work)
         locals_, used = self._train(joined, work, wire)
-        seconds = time.perf_counter() - began
+        seconds.training = clock() - began
         self._coordinate("upload", wire, joined, locals_)
-        began = time.perf_counter()
-        uploads = self.defense.finish_uploads(
-            {c.id: self._upload(c, locals_[c.id], work) for c in joined}
-        )
-        seconds += time.perf_counter() - began
+        began = clock()
+        made = {c.id: self._upload(c, locals_[c.id], work) for c in joined}
+        seconds.uploading = clock() - began
+        began = clock()
+        uploads = self.defense.finish_uploads(made)
+        seconds.sealing = clock() - began
+        answered = wire.party_seconds
         for client in joined:
             self._remember(client, locals_[client.id], uploads[client.id])
             wire.send(uploads[client.id])
             self.uploads[client.id] = self.uploads.get(client.id, 0) + 1
+        uploaded = torch.zeros(len(UPLOADED), dtype=torch.float64, device=self.device)
+        for client in joined:
+            uploaded += _uploaded(uploads[client.id], locals_[client.id])
+        began, before_asking = clock(), wire.party_seconds
         if joined:
             self.state = self._aggregate(wire, work)
+        seconds.parties = wire.party_seconds - answered
+        seconds.aggregation = clock() - began - (wire.party_seconds - before_asking)
         self.round += 1
         return RoundResult(
-            wire=wire, before=before, joined=joined, used=used, client_seconds=seconds
+            wire=wire,
+            before=before,
+            joined=joined,
+            used=used,
+            seconds=seconds,
+            uploaded=uploaded,
         )
 
     def mean_weights(self) -> State:
@@ -294,6 +343,24 @@ class Federation(LocalTraining):
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)
         return detached(chosen)
+
+
+def _uploaded(messages: Sequence[Message], local: Local) -> Tensor:
+    """A client's coordinates by what became of them, float64 [3] by UPLOADED."""
+    device = next(iter(local.end.values())).device
+    whole = 0
+    clear = sealed = torch.zeros((), dtype=torch.float64, device=device)
+    for message in messages:
+        for name, part in message.parts.items():
+            if name in local.end and part.present is None:
+                whole += part.values.numel()
+            elif name in local.end:
+                clear = clear + part.presence().sum()
+        for name, box in message.sealed.items():
+            if name in local.end:
+                sealed = sealed + box.covers.sum()
+    total = sum(v.numel() for v in local.end.values())
+    return torch.stack([clear + whole, sealed, total - whole - clear - sealed])
 
 
 def names_in(stages: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bench.errors import UserError
 from bench.names import GivenName
 
-Checkpoint = Literal["init", "final"]
+
+def _checkpoint(name: str) -> str:
+    if name in ("init", "final") or re.fullmatch(r"round-[1-9]\d{0,6}", name):
+        return name
+    raise UserError(f"a checkpoint is init, final or round-N (after N rounds), got '{name}'.")
+
+
+Checkpoint = Annotated[str, AfterValidator(_checkpoint)]
+"""When a round is observed: `init`, before the first; `round-N`, after N rounds; `final`, after the
+last."""
+
+
+def rounds_before(checkpoint: Checkpoint, rounds: int) -> int:
+    """How many of a run's `rounds` are played before a checkpoint's."""
+    ends = {"init": 0, "final": rounds}
+    return ends[checkpoint] if checkpoint in ends else int(checkpoint.removeprefix("round-"))
+
+
+def evenly(rounds: int, points: int) -> list[int]:
+    """So many rounds spread evenly over a run's, the last one included."""
+    return sorted({round(i * rounds / points) for i in range(1, points + 1)} - {0})
+
+
 LEAST_DRAWS = 100
 """The fewest draws of an audit, per input of a pair."""
 
@@ -139,9 +162,9 @@ class ThreatSettings(BaseModel):
     Attributes:
         name: The name by which attacks ask for it; its observations' files are named after it.
         victims: Clients that are observed.
-        rounds: Rounds in which the same samples of the victims are seen: spread evenly over the
-            run, first and last state included, at the checkpoint final; that many from the initial
-            state, each with fresh randomness, at init. One: the checkpoint's alone.
+        rounds: Rounds in which the same samples of the victims are seen: spread evenly from the
+            first state to the checkpoint's; at init that many from the first state, each with fresh
+            randomness. One: the checkpoint's alone.
         work: "single" (`batch`, `local_steps` and `local_epochs` below) or "trained" (batch and
             steps of the run's training, on the victims' own data).
         batch: Distinct samples of each step.
@@ -179,8 +202,8 @@ class ThreatSettings(BaseModel):
         return self
 
     def scheduled(self, rounds: int) -> list[int]:
-        """After how many of a run's rounds each observed one is played, for the checkpoint final;
-        the last is the run's own last."""
+        """After how many rounds each observed one is played, for a checkpoint after `rounds` of
+        them; the last is the checkpoint's own."""
         if self.rounds == 1:
             return [rounds]
         return [round(i * rounds / (self.rounds - 1)) for i in range(self.rounds)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -35,6 +36,7 @@ class Wire:
         self.inbox: dict[str, list[Message]] = {name: [] for name in [*self.clients, SERVER]}
         self.bytes_up = 0
         self.bytes_down = 0
+        self.party_seconds = 0.0
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send messages and whatever third parties answer, until nobody has more to say."""
@@ -67,7 +69,9 @@ class Wire:
         answers: list[Message] = []
         for name in receivers:
             if name in self.parties:
+                began = time.perf_counter()
                 answers.extend(self.parties[name].reply(message))
+                self.party_seconds += time.perf_counter() - began
             else:
                 self.inbox[name].append(message)
         return answers

@@ -18,6 +18,7 @@ from bench.records.outcomes import (
     AttackRecord,
     AuditFailure,
     AuditSummary,
+    CoursePoint,
     DoneRecord,
     DoubledRun,
     Kind,
@@ -29,12 +30,14 @@ from bench.records.outcomes import (
     TrainOutcome,
     TrainRecord,
     Verdict,
+    Workings,
     settled,
 )
 from bench.records.rows import (
     LEADERBOARD,
     AttackEntry,
     Convergence,
+    CourseFigures,
     DoubledScore,
     LedgerWords,
     Row,

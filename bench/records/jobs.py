@@ -63,6 +63,7 @@ class TrainJob(Job):
         delta: Of every epsilon.
         seed: Of every draw.
         audit: Draws of the empirical audit, 0 for none.
+        course: Rounds after which accuracy and epsilon are measured; see `Suite`.
     """
 
     task: TaskSettings
@@ -74,6 +75,7 @@ class TrainJob(Job):
     delta: float
     seed: int
     audit: int = 0
+    course: int = 0
 
     def inputs(self) -> dict[str, Any]:
         return {
@@ -86,6 +88,7 @@ class TrainJob(Job):
             "delta": self.delta,
             "seed": self.seed,
             "audit": self.audit,
+            "course": self.course,
         }
 
     to_json_value = inputs

@@ -148,6 +148,48 @@ class DoneRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CoursePoint:
+    """A training after some of its rounds.
+
+    Attributes:
+        rounds: Played by then.
+        correct: Right answers of the common model, None where there is no such model.
+        personal_accuracies: As in the record.
+        eps_claimed: What the paper's formula says of that many rounds.
+        eps_record: What is proven of them.
+    """
+
+    rounds: Count
+    correct: Count | None
+    personal_accuracies: tuple[float | None, ...]
+    eps_claimed: float | None
+    eps_record: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workings:
+    """What uploads consisted of and where a round's time went; means over a run's rounds.
+
+    Attributes:
+        clear: Share of the coordinates that a client trains whose values it sent readable.
+        sealed: Share that it sent encrypted.
+        withheld: Share that it kept to itself.
+        training: Seconds of all clients' local training.
+        sealing: Seconds of what is done to all uploads together, such as encryption.
+        parties: Seconds of third parties, such as decryption.
+        aggregation: Seconds of the server's aggregation, without third parties.
+    """
+
+    clear: float
+    sealed: float
+    withheld: float
+    training: float
+    sealing: float
+    parties: float
+    aggregation: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainRecord(DoneRecord):
     """A training that is done.
 
@@ -170,6 +212,8 @@ class TrainRecord(DoneRecord):
         personal_chance: Of always guessing a client's commonest class.
         keeping_clients: How many withheld something.
         audit: Of one release; None if none was asked for.
+        course: Accuracy and epsilon over the rounds; empty where the suite asks for none.
+        workings: None in older records.
         inputs: The job; None in older records.
     """
 
@@ -191,6 +235,8 @@ class TrainRecord(DoneRecord):
     personal_chance: float | None = None
     keeping_clients: Count = 0
     audit: AuditSummary | AuditFailure | None = None
+    course: tuple[CoursePoint, ...] = ()
+    workings: Workings | None = None
     inputs: TrainJob | None = None
 
 

@@ -18,7 +18,7 @@ from bench.records.files import checked, read_json
 from bench.records.flags import Flag
 from bench.records.jobs import setting_text
 from bench.records.older import observed_of, row_of_first
-from bench.records.outcomes import AuditSummary, Count, Status
+from bench.records.outcomes import AuditSummary, Count, Status, Workings
 from bench.records.text import to_line
 
 ROW_SCHEMA = 2
@@ -129,6 +129,25 @@ class LedgerWords:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CourseFigures:
+    """A setting after some rounds of its trainings.
+
+    Attributes:
+        rounds: Played by then.
+        accuracy: Of the common model; None where there is none.
+        personal_accuracy: Of the clients' own networks.
+        eps_claimed: By the paper's own formula.
+        eps_record: Proven, infinite without a proof.
+    """
+
+    rounds: Count
+    accuracy: Interval | None
+    personal_accuracy: Interval | None
+    eps_claimed: float | None
+    eps_record: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One defense setting at one checkpoint.
 
@@ -164,6 +183,8 @@ class Row:
         choice: Per victim the answer of least judged loss, as the attacker chooses; None where no
             record holds judged losses, as older ones.
         observed: What work the observed rounds hold: batch and steps.
+        course: Accuracy and epsilons over the rounds, where the suite asks for them.
+        workings: Of uploads and time, means over seeds; None in older files.
         flags: What to know before trusting the row.
         rank: Within its table, 1 leaks least, by the attacker's choice, or by the upper bound
             without one; rows that are not separated share it. None without utility or figure, and
@@ -201,6 +222,8 @@ class Row:
     audit: AuditSummary | None = None
     choice: WorstCase | None = None
     observed: str = ""
+    course: tuple[CourseFigures, ...] = ()
+    workings: Workings | None = None
 
     def __post_init__(self) -> None:
         for case in (self.worst, self.choice):

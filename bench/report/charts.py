@@ -11,7 +11,7 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import TITLES
 from bench.records import Row
-from bench.report import explain, plots, svg
+from bench.report import courses, explain, plots, svg
 from bench.report.boards import Board
 from bench.report.columns import bounds, epsilon_text, figure, interval_text
 from bench.report.plots import Scatter, Spot
@@ -144,6 +144,51 @@ def _words(row: Row) -> str:
     parts.append(f"ε claimed {claim} per {row.unit}" if row.unit else "no ε claimed")
     parts.append(f"ε proven {epsilon_text(row.eps_record)}")
     return "; ".join(parts)
+
+
+# --- over the rounds ----------------------------------------------------------------------------
+
+
+def course_views(board: Board, rows: Sequence[Row]) -> list[View]:
+    """Accuracy, leak and epsilons of one table's settings over the rounds; rows: of the whole
+    page."""
+    return [_course_view(board, shown) for shown in courses.courses(board.rows, rows)]
+
+
+def _course_view(board: Board, shown: courses.Course) -> View:
+    plot = svg.Plot(
+        shown.x,
+        shown.y,
+        name=f"{board.id}-over-{shown.name}",
+        title=f"{shown.choice}: {board.title}",
+        description="leaderboard.json and results.course() have the same figures.",
+    )
+    lines = [
+        [
+            svg.Mark(
+                x=Interval(mean=rounds, lo=rounds, hi=rounds),
+                y=at,
+                row=line.place,
+                group=line.group,
+                words=f"{line.row.setting}; {rounds} rounds; "
+                f"{shown.y.label.partition(' (')[0]} {interval_text(at)}",
+                tag=line.row.defense if rounds == line.points[-1][0] else "",
+            )
+            for rounds, at in line.points
+        ]
+        for line in shown.lines
+    ]
+    for marks in lines:
+        plot.path(marks)
+    names = {line.group: line.row.defense for line in sorted(shown.lines, key=lambda x: x.group)}
+    missing = ", ".join(row.setting for row in shown.missing)
+    return View(
+        name=f"over-{shown.name}",
+        choice=shown.choice,
+        drawing=plot.draw([m for marks in lines for m in marks]),
+        notes=tuple([f"Without such figures: {missing}."] if missing else []),
+        legend=tuple((svg.key(g), d) for g, d in names.items()),
+    )
 
 
 # --- all tables ---------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def ends(name: str) -> tuple[str, str, str]:
     return name, f"{name}_lo", f"{name}_hi"
 
 
-def _three(name: str, read: Callable[[T], Interval | None]) -> dict[str, Callable[[T], Any]]:
+def three(name: str, read: Callable[[T], Interval | None]) -> dict[str, Callable[[T], Any]]:
     """An interval's mean and ends."""
 
     return {
@@ -357,8 +357,8 @@ def _by(name: str, metric: str) -> Callable[[Row], Interval | None]:
 def _of_case(name: str) -> dict[str, Callable[[Row], Any]]:
     return {
         f"{name}_attack": _inside(attrgetter(name), "attack"),
-        **_three(f"{name}_ssim", _by(name, "ssim")),
-        **_three(f"{name}_mse", _by(name, "mse")),
+        **three(f"{name}_ssim", _by(name, "ssim")),
+        **three(f"{name}_mse", _by(name, "mse")),
     }
 
 
@@ -379,7 +379,7 @@ _ACCURACY = Column(
     heading="acc",
     note="accuracy",
     shown=lambda row: shown_interval(row.accuracy),
-    raw=_three("accuracy", lambda row: row.accuracy),
+    raw=three("accuracy", lambda row: row.accuracy),
 )
 _OWN = Column(
     name="personal accuracy",
@@ -387,7 +387,7 @@ _OWN = Column(
     heading="own\nacc",
     note="own",
     shown=lambda row: shown_interval(row.personal_accuracy),
-    raw=_three("personal_accuracy", lambda row: row.personal_accuracy),
+    raw=three("personal_accuracy", lambda row: row.personal_accuracy),
 )
 _EPSILONS = (
     Column(
@@ -530,7 +530,7 @@ def _of_metric(metric: str) -> dict[str, Callable[[AttackEntry], Any]]:
     def score(entry: AttackEntry) -> Interval | None:
         return entry.scores.get(metric)
 
-    return _three(metric, score) | {
+    return three(metric, score) | {
         f"{metric}_floor": lambda entry: entry.floor.get(metric),
         f"{metric}_floor{FLOOR_SUFFIX}": lambda entry: entry.floor.get(metric + FLOOR_SUFFIX),
     }

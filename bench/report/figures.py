@@ -20,6 +20,7 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.records import Row, Run
 from bench.report import grids, plots
+from bench.report.courses import Course, courses
 from bench.report.leaderboard import cells_by_row
 from bench.report.overview import overview
 from bench.report.paper import Paper, inches, styled, write
@@ -121,6 +122,32 @@ def budget(spent: Curves | None, *, width: str = "column") -> Figure:
     return figure
 
 
+def course(shown: Course, *, width: str = "column") -> Figure:
+    """One figure of a table's settings over the rounds of their trainings, with 95 % intervals."""
+    names = [line.row.setting for line in shown.lines]
+    missing = [f"not shown, without a figure: {r.setting}" for r in shown.missing]
+    with styled():
+        figure, axes, _ = frame(width, [*names, *missing])
+        handles = []
+        for number, line in enumerate(shown.lines):
+            x, y = zip(*line.points, strict=True)
+            drawn = axes.errorbar(
+                x,
+                [v.mean for v in y],
+                yerr=bars(y),
+                color=COLOURS[line.group % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=4,
+                linewidth=1.0,
+                elinewidth=0.6,
+            )
+            handles.append(drawn[0])
+        _scaled(axes, shown.x, "x")
+        _scaled(axes, shown.y, "y")
+        legend(figure, handles, names, width, missing)
+    return figure
+
+
 def heat(shown: Heat | None, *, width: str = "page") -> Figure:
     """Leaks as a map, shaded from 0 (white) to 1, with the figures in it.
 
@@ -160,7 +187,8 @@ def write_figures(
 ) -> list[Path]:
     """The overview, and every table's figures, written to FOLDER/figures as
     PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leaks by setting and attack), pareto,
-    epsilon_proven, epsilon_claimed, budget and pictures (each setting's strongest attack).
+    epsilon_proven, epsilon_claimed, budget, over_accuracy and others over the rounds, and pictures
+    (each setting's strongest attack).
 
     What a table has no figures for (no budget was doubled, records instead of images, no
     artifacts) has no file.
@@ -197,6 +225,8 @@ def write_figures(
             drawn["pareto"] = pareto(members, among=rows, width=width)
         if spent := plots.budgets(members, members[0]):
             drawn["budget"] = budget(spent, width=width)
+        for over in courses(members, rows):
+            drawn[f"over_{over.name}"] = course(over, width=width)
         if strongest := grids.strongest(folder, cells, members):
             drawn["pictures"] = grids.pictures(folder, strongest, width="page")
         for what, figure in drawn.items():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.harness.store import Store
 from bench.metrics.named import FLOOR_SUFFIX
+from bench.protocols.settings import rounds_before
 from bench.records import AttackRecord, Cell, Row
 from bench.report import overview as overviews
-from bench.report.columns import AUDIT, ENTRY, RAW, ends
+from bench.report.columns import AUDIT, ENTRY, RAW, ends, three
+from bench.report.courses import leak_interval
+from bench.report.plots import same_training
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,6 +27,13 @@ _FIGURES = (
     *("worst_attack", *ends("worst_ssim"), *ends("worst_mse")),
 )
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
+_COURSE: dict[str, Callable[[Any], Any]] = {
+    **three("accuracy", attrgetter("accuracy")),
+    **three("personal_accuracy", attrgetter("personal_accuracy")),
+    "eps_claimed": attrgetter("eps_claimed"),
+    "eps_record": attrgetter("eps_record"),
+}
+_LEAK = three("leak", leak_interval)
 _LAST = ("threat", "observed", "trained", "seeds", "interval_over", "suite", "flags")
 
 
@@ -88,6 +99,27 @@ def overview_table(rows: Sequence[Row], loss: float) -> DataFrame:
         found.cells, columns=["defense", *heads, *(cost.name for cost in overviews.COSTS)]
     )
     return frame.assign(settings=[", ".join(line.settings) for line in found.lines])
+
+
+def course(rows: Sequence[Row]) -> DataFrame:
+    """One line per setting and round after which something was measured."""
+    from pandas import DataFrame
+
+    lines: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def put(row: Row, rounds: int, found: Mapping[str, Any]) -> None:
+        same = {n: getattr(row, n) for n in ("protocol", "dataset", "model", "defense", "setting")}
+        place = (same_training(row), rounds)
+        lines.setdefault(place, {**same, "rounds": rounds}).update(found)
+
+    for row in rows:
+        for point in row.course:
+            put(row, point.rounds, {name: read(point) for name, read in _COURSE.items()})
+    for row in rows:
+        if leak_interval(row) is not None:
+            rounds = rounds_before(row.checkpoint, row.protocol_settings.rounds)
+            put(row, rounds, {name: read(row) for name, read in _LEAK.items()})
+    return DataFrame([lines[place] for place in sorted(lines)])
 
 
 def attacks(rows: Sequence[Row]) -> DataFrame:

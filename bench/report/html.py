@@ -96,7 +96,7 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
     own = _own(pictures, ids)
     return {
         "board": board,
-        "views": charts.telling(board, rows),
+        "views": [*charts.telling(board, rows), *charts.course_views(board, rows)],
         "budget": charts.budget_view(board, rows),
         "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from bench.records import (
     AuditSummary,
     Cell,
     Convergence,
+    CourseFigures,
+    CoursePoint,
     LedgerEntry,
     LedgerWords,
     PlannedTraining,
@@ -28,6 +30,7 @@ from bench.records import (
     Run,
     TrainOutcome,
     TrainRecord,
+    Workings,
     canonical,
     read_rows,
 )
@@ -224,6 +227,8 @@ def _trained_row(
         bytes_up=float(np.mean([r.bytes_up for r in done])),
         bytes_down=float(np.mean([r.bytes_down for r in done])),
         client_seconds=float(np.mean([r.client_seconds for r in done])),
+        course=_course(done),
+        workings=_workings(done),
     )
 
 
@@ -290,8 +295,45 @@ def _finished(
 
 
 def _accuracy(done: Sequence[TrainRecord]) -> Interval | None:
-    whole = [(r.correct, r.test_samples) for r in done if r.correct is not None]
+    return _share([(r.correct, r.test_samples) for r in done])
+
+
+def _share(found: Sequence[tuple[int | None, int]]) -> Interval | None:
+    """Of (right answers, test samples) of each seed; without those that have no common model."""
+    whole = [(c, n) for c, n in found if c is not None]
     return share_interval([c for c, _ in whole], [n for _, n in whole])
+
+
+def _course(done: Sequence[TrainRecord]) -> tuple[CourseFigures, ...]:
+    """Over seeds, after the rounds that all of them were measured at."""
+    by_rounds: dict[int, list[tuple[TrainRecord, CoursePoint]]] = {}
+    for record in done:
+        for point in record.course:
+            by_rounds.setdefault(point.rounds, []).append((record, point))
+    return tuple(
+        CourseFigures(
+            rounds=rounds,
+            accuracy=_share([(p.correct, r.test_samples) for r, p in found]),
+            personal_accuracy=interval_of(
+                [_known(p.personal_accuracies) for _, p in found], (0.0, 1.0)
+            ),
+            eps_claimed=max(
+                (p.eps_claimed for _, p in found if p.eps_claimed is not None), default=None
+            ),
+            eps_record=max(p.eps_record for _, p in found),
+        )
+        for rounds, found in sorted(by_rounds.items(), key=lambda item: item[0])
+        if len(found) == len(done)
+    )
+
+
+def _workings(done: Sequence[TrainRecord]) -> Workings | None:
+    made = [r.workings for r in done if r.workings]
+    if not made:
+        return None
+    return Workings(
+        **{f.name: float(np.mean([getattr(w, f.name) for w in made])) for f in fields(Workings)}
+    )
 
 
 def _ledger(entries: Sequence[LedgerEntry]) -> LedgerWords:
@@ -314,4 +356,8 @@ def _described(threat: ThreatSettings) -> str:
 
 def _personal(record: TrainRecord) -> np.ndarray:
     """Accuracy of each client's network; none in records of older versions."""
-    return np.array([a for a in record.personal_accuracies if a is not None])
+    return _known(record.personal_accuracies)
+
+
+def _known(accuracies: Sequence[float | None]) -> np.ndarray:
+    return np.array([a for a in accuracies if a is not None])

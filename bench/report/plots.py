@@ -264,7 +264,7 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
     worst: dict[str, float] = {}
     for row in rows:
         if row.leak is not None and has_use(row):
-            worst[_training(row)] = max(row.leak, worst.get(_training(row), 0.0))
+            worst[same_training(row)] = max(row.leak, worst.get(same_training(row), 0.0))
     found = [one for _, members in tables(final) for one in _traded(members)]
     if len(found) > MOST_SPOTS:
         chosen = {id(row) for line in overview(final, LOSSES[-1]).lines for row in line.rows}
@@ -274,7 +274,7 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
         Spot(
             row=row,
             place=place,
-            x=_exact(worst[_training(row)]),
+            x=_exact(worst[same_training(row)]),
             y=_exact(lost),
             group=number[row.defense],
             front=False,
@@ -300,8 +300,8 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
     return shown if shown.tells else None
 
 
-def _training(row: Row) -> str:
-    """What rows of one setting have in common that differ in the round alone."""
+def same_training(row: Row) -> str:
+    """What rows of one setting have in common that differ in the checkpoint alone."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     own = (row.suite, row.defense, row.settings)
     return canonical([row.protocol_settings, *data, *model, *own])

@@ -1,0 +1,181 @@
+"""Accuracy, leak and epsilon over the rounds of a training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench.errors import UserError
+from bench.protocols.settings import ThreatSettings, evenly, rounds_before
+from bench.report import charts
+from bench.report.boards import boards
+from bench.report.courses import courses
+from bench.suite import read_suite
+
+SUITE = """
+name = "over_rounds"
+version = 1
+checkpoints = ["init", "round-3", "final"]
+course = 3
+budget = 5
+audit = 0
+
+[protocol]
+name = "fedavg"
+clients = 4
+rounds = 6
+local_steps = 1
+batch = 16
+lr = 0.1
+
+[[tasks]]
+dataset = "digits"
+model = "mlp3"
+
+[[threats]]
+name = "server"
+victims = 2
+
+[[threats]]
+name = "run"
+victims = 2
+rounds = 3
+
+[[defenses]]
+name = "none"
+
+[[defenses]]
+name = "gaussian"
+settings = { noise_multiplier = 1.0, clip_norm = 1.0 }
+
+[[attacks]]
+name = "analytic"
+
+[[attacks]]
+name = "analytic"
+threat = "run"
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> bench.Results:
+    folder = tmp_path_factory.mktemp("course")
+    suite = folder / "suite.toml"
+    suite.write_text(SUITE)
+    return bench.run(suite, out=folder / "out", jobs=0)
+
+
+def test_accuracy_and_epsilon_are_measured_over_the_rounds(results: bench.Results) -> None:
+    frame = results.course()
+    noised = frame[frame.defense == "gaussian"].set_index("rounds")
+    assert list(noised.index) == [0, 2, 3, 4, 6]  # a third of the run each, and the checkpoints
+    epsilons = noised.eps_record.dropna()
+    assert epsilons.is_monotonic_increasing
+    assert epsilons.is_unique
+    last = next(r for r in results.rows if r["defense"] == "gaussian")
+    assert noised.loc[6].eps_record == last["eps_record"]
+    assert noised.loc[6].accuracy == last["accuracy"]["mean"]
+    assert noised.loc[2].eps_record == pytest.approx(
+        _epsilon_of(noise_multiplier=1.0, clip_norm=1.0, rounds=2)
+    )
+
+
+def _epsilon_of(*, rounds: int, **settings: float) -> float:
+    from bench.contract.events import Facts
+    from bench.privacy.ledger import account
+    from bench.registry import discover
+
+    facts = Facts(parameters=1, rounds=rounds, clients=4, participations=rounds)
+    return account(discover().defense("gaussian", settings), facts).eps_record
+
+
+def test_a_round_in_between_is_attacked_like_the_first_and_the_last(results: bench.Results) -> None:
+    frame = results.course()
+    bare = frame[frame.defense == "none"].set_index("rounds").leak.dropna()
+    assert list(bare.index) == [0, 3, 6]
+    assert (bare > 0.9).all()  # one sample, a first dense layer with bias: solved exactly
+    observed = {r["checkpoint"]: r["observed"] for r in results.rows}
+    assert observed["round-3"] == observed["final"] != ""
+
+
+def test_a_report_draws_what_was_measured_beside_the_last_rounds_table(
+    results: bench.Results, tmp_path: Path
+) -> None:
+    rows = results._files.rows
+    by_checkpoint = {b.first.checkpoint: b for b in boards(rows)}
+    drawn = {c: [v.name for v in charts.course_views(b, rows)] for c, b in by_checkpoint.items()}
+    assert drawn == {
+        "init": [],
+        "round-3": [],
+        "final": ["over-accuracy", "over-leak", "over-eps_record", "over-eps_claimed"],
+    }
+    figure = results.plot_course("leak", checkpoint="final")
+    assert len(figure.axes[0].containers) == 2
+    with pytest.raises(UserError, match="has accuracy, leak, eps_record, eps_claimed over its"):
+        results.plot_course("ssim", checkpoint="final")
+
+
+def test_a_run_that_was_measured_once_has_no_course(results: bench.Results) -> None:
+    rows = [replace(r, course=r.course[-1:]) for r in results._files.rows]
+    final = [r for r in rows if r.checkpoint == "final"]
+    assert courses(final, final) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ('checkpoints=["round-7"]', "checkpoint round-7 lies beyond the 6 rounds of digits"),
+        ('checkpoints=["round-0"]', "init, final or round-N .after N rounds., got 'round-0'"),
+        ('checkpoints=["round-1"]', "observes 3 rounds, but after 1 rounds there are 2 states"),
+    ],
+)
+def test_a_checkpoint_that_does_not_exist_is_refused(
+    tmp_path: Path, change: str, sentence: str
+) -> None:
+    path = tmp_path / "suite.toml"
+    path.write_text(SUITE)
+    with pytest.raises(UserError, match=sentence):
+        read_suite(str(path), [change])
+
+
+def test_rounds_are_spread_evenly_and_end_with_the_last() -> None:
+    assert evenly(10, 4) == [2, 5, 8, 10]
+    assert evenly(3, 10) == [1, 2, 3]
+    assert [rounds_before(c, 9) for c in ("init", "round-4", "final")] == [0, 4, 9]
+    assert ThreatSettings(rounds=3).scheduled(rounds_before("round-4", 9)) == [0, 2, 4]
+
+
+def test_uploads_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+    bare, *_ = SUITE.partition("[[defenses]]")
+    suite = tmp_path / "suite.toml"
+    suite.write_text(
+        bare
+        + """
+[[defenses]]
+name = "none"
+
+[[defenses]]
+name = "ms_pafl"
+settings = { epsilon = 1.0, private = 0.5, check_in = 1.0 }
+
+[[defenses]]
+name = "fedml_he"
+settings = { share = 0.25 }
+"""
+    )
+    made = bench.run(
+        suite,
+        out=tmp_path / "out",
+        jobs=0,
+        overrides={"protocol.rounds": 1, "checkpoints": ["init"]},
+    )
+    by_defense = {r["defense"]: r["workings"] for r in made.rows}
+    shares = {d: [w[n] for n in ("clear", "sealed", "withheld")] for d, w in by_defense.items()}
+    assert shares["none"] == [1.0, 0.0, 0.0]
+    assert shares["ms_pafl"] == pytest.approx([0.5, 0.0, 0.5], abs=0.001)
+    assert shares["fedml_he"] == pytest.approx([0.75, 0.25, 0.0], abs=0.001)
+    assert by_defense["fedml_he"]["sealing"] > by_defense["none"]["sealing"]
+    assert by_defense["fedml_he"]["parties"] > 0 == by_defense["none"]["parties"]
