@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,34 @@ def test_adult_groups_are_one_hot(data_dir: Path) -> None:
     assert len(data.categorical) == 8
     for first, last in data.categorical:
         assert torch.equal(data.train_x[:, first:last].sum(dim=1), torch.ones(len(data.train_x)))
+
+
+def test_adult_as_codes_has_one_number_a_column(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    jobs = np.array(["Sales", "?", "Armed-Forces"])[rng.integers(0, 3, 500)]
+    ages = rng.integers(17, 90, 500)
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data").write_text(
+        "".join(
+            f"{age}, Private, 77516, Bachelors, 13, Divorced, {job}, Wife, White, Male, 0, 0, 40, "
+            f"Cuba, {'>50K' if age > 50 else '<=50K'}\n"
+            for age, job in zip(ages, jobs, strict=True)
+        )
+    )
+    load = partial(load_dataset, "adult", seed=0, data_dir=tmp_path)
+    codes, one_hot = load(options={"features": "codes"}), load(options={})
+    assert codes.shape == (14,)
+    assert codes.categorical == ()
+    assert torch.equal(codes.train_y, one_hot.train_y)
+    # "?" sorts before the others: the codes are 0, 1, 2 in the order of the one-hot columns.
+    first, last = one_hot.categorical[3]
+    place = one_hot.train_x[:, first:last].argmax(dim=1)
+    public = one_hot.aux_x[:, first:last].argmax(dim=1).double()
+    expected = (place - public.mean()) / public.std(correction=0)
+    assert torch.allclose(codes.train_x[:, 6].double(), expected, atol=1e-6)
+    assert torch.allclose(codes.train_x[:, 0], one_hot.train_x[:, 0])
+    with pytest.raises(ValueError, match=r"features"):
+        load(options={"features": "numbers"})
 
 
 def write_npz(path: Path, **changes: object) -> Path:

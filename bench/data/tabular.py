@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ _COLUMNS = (
 )
 _NUMERIC = "age fnlwgt education-num capital-gain capital-loss hours-per-week"
 ADULT_COLUMNS, ADULT_NUMERIC = tuple(_COLUMNS.split()), tuple(_NUMERIC.split())
+_CATEGORIES = tuple(c for c in ADULT_COLUMNS[:-1] if c not in ADULT_NUMERIC)
 
 
 def _tabular(
@@ -45,10 +47,17 @@ def breast_cancer(*, seed: int) -> Dataset:
     return _tabular("breast_cancer", raw.data, raw.target, tuple(raw.target_names), (), seed)
 
 
-def adult(*, seed: int, data_dir: Path | None) -> Dataset:
-    """UCI Adult from `DATA_DIR/adult/adult.data`: 6 numeric columns, 8 one-hot groups.
+def adult(
+    *, seed: int, data_dir: Path | None, features: Literal["one_hot", "codes"] = "one_hot"
+) -> Dataset:
+    """UCI Adult from `DATA_DIR/adult/adult.data`: 6 numeric columns, 8 of categories.
 
     Missing values ("?") are a category of their own. The file is never downloaded.
+
+    Args:
+        features: `one_hot`: the numeric columns, then a group of one-hot columns for each other.
+            `codes`: the file's 14 columns in its order, each one number, a category by its place
+            among the sorted ones; all 14 are standardised.
     """
     import pandas as pd
 
@@ -64,16 +73,17 @@ def adult(*, seed: int, data_dir: Path | None) -> Dataset:
             f"{path} is truncated or not the UCI file: expected rows of {len(ADULT_COLUMNS)} "
             f"values, got a table of {list(table.shape)} with missing values."
         )
-    blocks = [table[list(ADULT_NUMERIC)].to_numpy(dtype=np.float64)]
-    groups, start = [], len(ADULT_NUMERIC)
-    for column in ADULT_COLUMNS[:-1]:
-        if column in ADULT_NUMERIC:
-            continue
-        one_hot = pd.get_dummies(table[column]).to_numpy(dtype=np.float64)
-        blocks.append(one_hot)
-        groups.append((start, start + one_hot.shape[1]))
-        start += one_hot.shape[1]
     labels = (table["income"].str.startswith(">50K")).to_numpy(dtype=np.int64)
-    return _tabular(
-        "adult", np.concatenate(blocks, axis=1), labels, ("<=50K", ">50K"), tuple(groups), seed
-    )
+    groups, start = [], len(ADULT_NUMERIC)
+    if features == "codes":
+        coded = {c: pd.Categorical(table[c]).codes for c in _CATEGORIES}
+        found = table[list(ADULT_COLUMNS[:-1])].assign(**coded).to_numpy(dtype=np.float64)
+    else:
+        blocks = [table[list(ADULT_NUMERIC)].to_numpy(dtype=np.float64)]
+        for column in _CATEGORIES:
+            one_hot = pd.get_dummies(table[column]).to_numpy(dtype=np.float64)
+            blocks.append(one_hot)
+            groups.append((start, start + one_hot.shape[1]))
+            start += one_hot.shape[1]
+        found = np.concatenate(blocks, axis=1)
+    return _tabular("adult", found, labels, ("<=50K", ">50K"), tuple(groups), seed)
