@@ -317,9 +317,10 @@ class MSPAFL(Defense):
                 holds="From 1 on the theorem says nothing.",
             ),
             Formula(
-                name=f"epsilon of one round's global model at delta {one_delta:.3g}",
+                name="epsilon of one round's global model",
                 equation="Eq. 20 (Corollary 1)",
                 value=one,
+                delta=one_delta,
                 really=self.local_epsilon,
                 holds="It does not hold for small p against the server, which sees who takes part.",
             ),
@@ -327,15 +328,17 @@ class MSPAFL(Defense):
                 name="epsilon of one client over the run",
                 equation="Eq. 22 (Theorem 3)",
                 value=self._one_client(facts),
+                delta=self.delta,
                 really=run,
                 holds="It does not hold; its constant c_0 by Eq. C.8 depends on the unit of the "
                 "weights. Proven is the other number, without amplification, at delta "
                 f"{facts.delta:g}.",
             ),
             Formula(
-                name=f"epsilon of the global models of the run at delta {total_delta:.3g}",
+                name="epsilon of the global models of the run",
                 equation="Eq. 23 (Theorem 4)",
                 value=total,
+                delta=total_delta,
                 really=run,
                 holds="As composition it is right and loose; with Corollary 1 it does not hold for "
                 f"rare check-ins. It grows linearly from round {late:.3g} on. The other number is "

@@ -237,9 +237,10 @@ class NoisedSmashed(Defense):
                     holds=self.holds,
                 ),
                 Formula(
-                    name=f"epsilon at delta {facts.delta:g} and best order {of}",
+                    name=f"epsilon at the best order {of}",
                     equation=self.equation,
                     value=best_renyi_epsilon(printed, facts.delta)[0],
+                    delta=facts.delta,
                     really=best_renyi_epsilon(server, facts.delta)[0],
                     holds="The paper does not compose over the uploads of one record, here "
                     f"{record_uploads(facts)}.",

@@ -128,6 +128,7 @@ def test_the_command_prints_formulas_as_text_and_json() -> None:
         "value": 1.9,
         "really": 1900.0,
         "holds": found["Theorem 2"]["holds"],
+        "delta": None,
     }
     assert "paper" not in json.loads(leakbench(*arguments[:-1], "--json")[1])
     assert "no formula at this setting" in leakbench("ledger", "none", "--paper")[1]

@@ -16,8 +16,8 @@ from bench.cli.options import plain_errors
 from bench.data import load_dataset
 from bench.errors import UserError
 from bench.models import build
-from bench.privacy import ledger
 from bench.protocols.export import load_seen, load_truth
+from bench.report import accounts
 from bench.toolkit.memory import gpu_share
 from bench.toolkit.processes import GPU_SHARE
 
@@ -130,7 +130,7 @@ def test_a_bug_keeps_its_traceback_and_exits_with_1(
     def broken(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(ledger, "account", broken)
+    monkeypatch.setattr(accounts, "account", broken)
     done = call("ledger", "none")
     assert done.exit_code == 1
     assert type(done.exception) is ValueError

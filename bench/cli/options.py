@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bench.harness.environment import Environment
     from bench.harness.keys import Keys
     from bench.harness.plan import Plan
+    from bench.registry import Registry
 
 console = Console()
 errors = Console(stderr=True)
@@ -131,10 +132,26 @@ def planned(
     )
 
 
+def registry_of(plugins: list[Path] | None) -> Registry:
+    """All plugins, those of --plugin too."""
+    from bench.registry import discover
+
+    return discover(tuple(p.resolve() for p in plugins or ()))
+
+
 def setting_of(defense: str, pairs: list[str] | None, plugins: list[Path] | None) -> Defense:
     """A defense, or a+b, with the settings of --set."""
     from bench import suite
-    from bench.registry import discover
 
-    registry = discover(tuple(p.resolve() for p in plugins or ()))
-    return registry.defense(defense, suite.parse_pairs(pairs or (), "--set"))
+    return registry_of(plugins).defense(defense, suite.parse_pairs(pairs or (), "--set"))
+
+
+def values_over(over: str) -> tuple[str, list[str]]:
+    """Key and values that --over names. Raises UserError for fewer than two, or one twice."""
+    key, equals, listed = over.partition("=")
+    texts = [t.strip() for t in listed.split(",") if t.strip()]
+    if not equals or not key or len(set(texts)) < 2:
+        raise UserError(f"--over takes key=value,value,..., at least two values, got '{over}'.")
+    if len(set(texts)) < len(texts):
+        raise UserError(f"--over {key} names a value twice, got '{listed}'.")
+    return key, texts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ from bench.errors import UserError
 if TYPE_CHECKING:
     from bench.contract.events import Formula
     from bench.privacy.ledger import Entry
+    from bench.report.accounts import Account, AccountTable
 
 
 def ledger(
@@ -30,40 +31,110 @@ def ledger(
     paper: Annotated[
         bool, typer.Option("--paper", help="The paper's own formulas, and what holds of them.")
     ] = False,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            help="key=value,value,...: a table over a setting or a fact; of several keys, over "
+            "their combinations.",
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write the table of --over to this file.")
+    ] = None,
     as_json: options.AsJson = False,
     plugin: options.PluginFile = None,
 ) -> None:
     """Print claim, proof and mechanism constants of a defense setting, without training."""
     with options.plain_errors():
         from bench import suite
-        from bench.contract.events import Facts
-        from bench.privacy.ledger import account, computable
+        from bench.harness.store import write_whole
         from bench.records import to_json
+        from bench.report import accounts
 
-        built = options.setting_of(defense, set_, plugin)
-        known = Facts(**_facts(suite.parse_pairs([f for f in facts.split(",") if f], "--facts")))
-        with computable(built, known), _refused_facts(defense):
-            built.guarantee(known)
-            formulas = built.paper_formulas(known) if paper else ()
-        entry = account(built, known)
-    document = {"defense": defense, "variant": built.variant, "facts": asdict(known)}
-    document |= asdict(entry) | ({"paper": [asdict(f) for f in formulas]} if paper else {})
-    if as_json:
-        typer.echo(to_json(document))
+        registry = options.registry_of(plugin)
+        settings = suite.parse_pairs(set_ or (), "--set")
+        known = suite.parse_pairs([f for f in facts.split(",") if f], "--facts")
+        if over:
+            varied = _varied(over)
+            table = accounts.accounts_over(
+                registry, defense, settings=settings, facts=known, over=varied, paper=paper
+            )
+            if csv is not None:
+                write_whole(csv, table.csv())
+        elif csv is not None:
+            raise UserError("--csv writes the table of --over; give --over key=value,value,...")
+        else:
+            built = registry.defense(defense, settings)
+            checked = accounts.checked_facts(known)
+            found = accounts.account_of(built, checked, name=defense, paper=paper)
+    if over:
+        if as_json:
+            lines = [
+                {"over": dict(zip(table.over, place, strict=True)), **_document(account, paper)}
+                for place, account in zip(table.places, table.accounts, strict=True)
+            ]
+            typer.echo(to_json({"defense": defense, "lines": lines}))
+            return
+        _print_table(table)
+        if csv is not None:
+            options.say(f"Written: {csv}")
         return
-    for line in _formula_lines(formulas) if paper else _entry_lines(entry):
+    if as_json:
+        typer.echo(to_json({"defense": defense, **_document(found, paper)}))
+        return
+    for line in _formula_lines(found.formulas) if paper else _entry_lines(found.entry):
         options.say(line)
 
 
-@contextmanager
-def _refused_facts(defense: str) -> Iterator[None]:
-    """A plugin may refuse facts by ValueError, which anywhere else is a bug."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{defense} has no ledger at these facts: {error}") from error
+def _varied(over: Sequence[str]) -> dict[str, list[Any]]:
+    """Values by key of every --over."""
+    from bench import suite
+
+    varied: dict[str, list[Any]] = {}
+    for text in over:
+        key, texts = options.values_over(text)
+        if key in varied:
+            raise UserError(f"--over {key} is given twice.")
+        varied[key] = [suite.parse_value(t) for t in texts]
+    return varied
+
+
+def _document(account: Account, paper: bool) -> dict[str, Any]:
+    found = {"variant": account.variant, "facts": asdict(account.facts)} | asdict(account.entry)
+    return found | ({"paper": [asdict(f) for f in account.formulas]} if paper else {})
+
+
+def _print_table(made: AccountTable) -> None:
+    """The table, in as many parts as the terminal's width needs, and what its columns are."""
+    columns = made.columns()
+    keys = {key: [str(place[i]) for place in made.places] for i, key in enumerate(made.over)}
+    numbers = {c.head: ["-" if v is None else f"{v:.4g}" for v in c.values] for c in columns}
+    texts = keys | numbers
+    width = {h: max(map(len, [*h.split(), *cells])) for h, cells in texts.items()}
+    room = options.console.width - sum(width[k] + 1 for k in keys)
+    for some in _fitting({h: width[h] + 1 for h in numbers}, room):
+        part = options.open_table(padding=(0, 1, 0, 0))
+        for head in (*keys, *some):
+            part.add_column(head, justify="right", width=width[head])
+        for cells in zip(*(texts[h] for h in (*keys, *some)), strict=True):
+            part.add_row(*cells)
+        options.console.print(part, highlight=False, markup=False)
+        options.console.print()
+    for column in columns:
+        if not column.head.endswith((" really", " delta")):
+            options.say(f"{column.head}: {column.meaning}")
+
+
+def _fitting(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
+    """Names in their order, as many at a time as have room, but at least one."""
+    some: list[str] = []
+    for name, width in widths.items():
+        if some and sum(widths[n] for n in some) + width > room:
+            yield some
+            some = []
+        some.append(name)
+    yield some
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:
@@ -91,7 +162,8 @@ def _formula_lines(formulas: Sequence[Formula]) -> Iterator[str]:
         yield "The paper has no formula at this setting."
     for formula in formulas:
         really = "" if formula.really is None else f" (really {formula.really:.6g})"
-        yield f"{formula.equation}, {formula.name}: {formula.value:.6g}{really}"
+        delta = "" if formula.delta is None else f" at delta {formula.delta:.3g}"
+        yield f"{formula.equation}, {formula.name}{delta}: {formula.value:.6g}{really}"
         yield f"    {formula.holds}"
 
 
@@ -142,26 +214,3 @@ def audit(
         return
     for block in audits.terminal(found):
         options.console.print(block, highlight=False)
-
-
-_KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
-"""What facts of a type take; others take whole numbers."""
-
-
-def _facts(pairs: dict[str, Any]) -> dict[str, Any]:
-    """Checked names and types of --facts."""
-    from dataclasses import fields
-
-    from bench.contract.events import Facts
-    from bench.names import did_you_mean
-
-    known = {f.name: f.type for f in fields(Facts)}
-    for key, value in pairs.items():
-        if key not in known:
-            raise UserError(did_you_mean("fact", key, sorted(known)))
-        expected, *types = _KINDS.get(str(known[key]), ("a whole number", int))
-        if type(value) not in types:
-            raise UserError(f"fact {key} must be {expected}, got {value!r}.")
-    if "parameters" not in pairs:
-        raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")
-    return pairs

@@ -11,7 +11,6 @@ import typer
 
 from bench.cli import options
 from bench.cli.runs import carry_out, recorded
-from bench.errors import UserError
 
 
 def sweep(
@@ -48,12 +47,7 @@ def sweep(
         from bench.report.sweep import Sweep
         from bench.suite import parse_value
 
-        key, equals, listed = over.partition("=")
-        texts = [t.strip() for t in listed.split(",") if t.strip()]
-        if not equals or not key or len(set(texts)) < 2:
-            raise UserError(f"--over takes key=value,value,..., at least two values, got '{over}'.")
-        if len(set(texts)) < len(texts):
-            raise UserError(f"--over {key} names a value twice, got '{listed}'.")
+        key, texts = options.values_over(over)
         formats = [f.strip() for f in figures.split(",") if f.strip()]
         for name in formats:
             check_format(name)

@@ -197,6 +197,7 @@ class Formula:
         value: What it says.
         holds: Sentences on what of it holds for the mechanism, against the server.
         really: What is so in its place, where that is a number.
+        delta: At which an epsilon is told.
     """
 
     name: str
@@ -204,6 +205,7 @@ class Formula:
     value: float
     holds: str
     really: float | None = None
+    delta: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,246 @@
+"""The ledger of a defense, at one setting and set of facts, and over several.
+
+What `leakbench ledger` prints and documentation draws, without either.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any
+
+from bench.contract.defense import Defense
+from bench.contract.events import Facts, Formula
+from bench.errors import UserError
+from bench.names import did_you_mean
+from bench.privacy.entry import Entry
+from bench.privacy.ledger import account, computable
+from bench.registry import Registry
+
+_FACTS = {f.name: str(f.type) for f in fields(Facts)}
+_KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
+"""What facts of a type take; others take whole numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What the ledger says of a defense setting over a run with some facts.
+
+    Attributes:
+        formulas: The paper's own, none unless they were asked for.
+    """
+
+    variant: str
+    facts: Facts
+    entry: Entry
+    formulas: tuple[Formula, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerColumn:
+    """One number at every place of an `AccountTable`.
+
+    Attributes:
+        head: Its short name, of which a table has one.
+        meaning: What it is.
+        values: By place; None where there is none.
+    """
+
+    head: str
+    meaning: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountTable:
+    """The ledger over settings and facts.
+
+    Attributes:
+        over: The keys that were varied.
+        places: Their values, one of each, for every account.
+    """
+
+    over: tuple[str, ...]
+    places: tuple[tuple[Any, ...], ...]
+    accounts: tuple[Account, ...]
+
+    def columns(self) -> list[LedgerColumn]:
+        """Claimed and proven epsilon, and of every formula what the paper prints, what is so in its
+        place and at which delta; without those that no place has."""
+        entries = [a.entry for a in self.accounts]
+        units = dict.fromkeys(e.unit for e in entries if e.unit)
+        found = [
+            LedgerColumn(
+                head="claimed epsilon",
+                meaning=f"the paper's formula, per {' or '.join(units)}",
+                values=tuple(e.eps_claimed for e in entries),
+            ),
+            LedgerColumn(
+                head="claimed delta",
+                meaning="at which the paper claims it",
+                values=tuple(e.claim_delta for e in entries),
+            ),
+            LedgerColumn(
+                head="proven epsilon",
+                meaning="for one training record over the whole run, at the fact delta",
+                values=tuple(e.eps_record for e in entries),
+            ),
+        ]
+        by_place = [_by_head(a.formulas) for a in self.accounts]
+        for head in dict.fromkeys(h for formulas in by_place for h in formulas):
+            ours = [formulas.get(head) for formulas in by_place]
+            names = list(dict.fromkeys(f.name for f in ours if f))
+            name = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+            found += [
+                LedgerColumn(
+                    head=head,
+                    meaning=name,
+                    values=tuple(f.value if f else None for f in ours),
+                ),
+                LedgerColumn(
+                    head=f"{head} really",
+                    meaning="what is so in its place",
+                    values=tuple(f.really if f else None for f in ours),
+                ),
+                LedgerColumn(
+                    head=f"{head} delta",
+                    meaning="at which the paper tells it",
+                    values=tuple(f.delta if f else None for f in ours),
+                ),
+            ]
+        return [c for c in found if any(v is not None for v in c.values)]
+
+    def csv(self) -> str:
+        """A line for every place: the varied values, then all columns; empty where there is no
+        number."""
+        text, columns = io.StringIO(), self.columns()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow([*self.over, *(c.head for c in columns)])
+        for number, place in enumerate(self.places):
+            lines.writerow([*place, *(c.values[number] for c in columns)])
+        return text.getvalue()
+
+
+def account_of(defense: Defense, facts: Facts, *, name: str, paper: bool = False) -> Account:
+    """What the ledger says of a defense setting.
+
+    Args:
+        name: What an error should call the defense.
+        paper: Whether to ask for the formulas of its paper.
+
+    Raises:
+        UserError: For facts that the defense refuses, or numbers that floating point cannot hold.
+    """
+    with computable(defense, facts), _refused_facts(name):
+        defense.guarantee(facts)
+        formulas = defense.paper_formulas(facts) if paper else ()
+    entry = account(defense, facts)
+    return Account(variant=defense.variant, facts=facts, entry=entry, formulas=formulas)
+
+
+def accounts_over(
+    registry: Registry,
+    defense: str,
+    *,
+    settings: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    over: Mapping[str, Sequence[Any]],
+    paper: bool = False,
+) -> AccountTable:
+    """What the ledger says at every combination of some values, the last key's running fastest.
+
+    Args:
+        defense: Its name, or a+b.
+        settings: Of the defense, by name; what is varied may be left out.
+        facts: By name, as `checked_facts` takes them; likewise.
+        over: Values by key: the name of a setting or of a fact, or `settings.NAME` and `facts.NAME`
+            where both have it.
+        paper: Whether to ask for the formulas of the defense's paper.
+
+    Raises:
+        UserError: For an unknown key or one that is not clear, and as `account_of` does.
+    """
+    where = {key: _room_of(registry, defense, key) for key in over}
+    places = tuple(product(*over.values()))
+    accounts = []
+    for place in places:
+        rooms = {"settings": dict(settings), "facts": dict(facts)}
+        for key, value in zip(over, place, strict=True):
+            room, name = where[key]
+            rooms[room][name] = value
+        built = registry.defense(defense, rooms["settings"])
+        known = checked_facts(rooms["facts"])
+        accounts.append(account_of(built, known, name=defense, paper=paper))
+    return AccountTable(over=tuple(over), places=places, accounts=tuple(accounts))
+
+
+def checked_facts(given: Mapping[str, Any]) -> Facts:
+    """Facts of a run by name.
+
+    Raises:
+        UserError: For an unknown fact, a value of the wrong type or range, or no `parameters`.
+    """
+    for key, value in given.items():
+        if key not in _FACTS:
+            raise UserError(did_you_mean("fact", key, sorted(_FACTS)))
+        expected, *types = _KINDS.get(_FACTS[key], ("a whole number", int))
+        if type(value) not in types:
+            raise UserError(f"fact {key} must be {expected}, got {value!r}.")
+    if "parameters" not in given:
+        raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")
+    return Facts(**given)
+
+
+def _room_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
+    """Whether a key is of `settings` or `facts`, and its name there."""
+    members = defense.split("+")
+    settings = [
+        name if len(members) == 1 else f"{member}.{name}"
+        for member in members
+        for name in inspect.signature(_class(registry, member)).parameters
+    ]
+    known = {
+        f"{room}.{name}": (room, name)
+        for room, names in (("settings", settings), ("facts", list(_FACTS)))
+        for name in names
+    }
+    meant = [known[f] for f in (key, f"settings.{key}", f"facts.{key}") if f in known]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise UserError(
+            f"{key} is a setting of {defense} and a fact: write settings.{key} or facts.{key}."
+        )
+    names = dict.fromkeys([*settings, *_FACTS])
+    raise UserError(did_you_mean(f"setting of {defense} or fact", key, list(names)))
+
+
+def _class(registry: Registry, defense: str) -> type:
+    cls = registry.get("defense", defense).cls
+    assert cls is not None
+    return cls
+
+
+def _by_head(formulas: Sequence[Formula]) -> dict[str, Formula]:
+    """Formulas by the equation that has them, numbered where it has several."""
+    found: dict[str, Formula] = {}
+    for formula in formulas:
+        same = sum(f.equation == formula.equation for f in found.values())
+        found[f"{formula.equation} ({same + 1})" if same else formula.equation] = formula
+    return found
+
+
+@contextmanager
+def _refused_facts(defense: str) -> Iterator[None]:
+    """A plugin may refuse facts by ValueError, which anywhere else is a bug."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{defense} has no ledger at these facts: {error}") from error

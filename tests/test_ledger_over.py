@@ -1,0 +1,158 @@
+"""The ledger over a setting or a fact: `leakbench ledger --over`, and the function behind it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.registry import Registry
+from bench.report.accounts import AccountTable, accounts_over
+
+PAPER = {"parameters": 14, "clients": 100, "records": 325, "batch": 13, "local_steps": 5}
+"""MS-PAFL's experiment: N = 100, Q = 5, and q = 13 * 5 / 325 = .2."""
+FACTS = ",".join(f"{k}={v}" for k, v in PAPER.items())
+
+
+def ms_pafl(registry: Registry, **over: list[Any]) -> AccountTable:
+    return accounts_over(
+        registry, "ms_pafl", settings={"epsilon": 1.0}, facts=PAPER, over=over, paper=True
+    )
+
+
+def column(table: AccountTable, head: str) -> list[float | None]:
+    return list(next(c.values for c in table.columns() if c.head == head))
+
+
+def leakbench(*arguments: str, columns: int = 80) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["ledger", *arguments], env={"COLUMNS": str(columns)})
+    return done.exit_code, done.stdout + done.stderr
+
+
+def test_a_table_has_the_published_formulas_at_every_place(registry: Registry) -> None:
+    """CLAIMS: Corollary 1 is .0480 at p = .1, q = .2 and 2 q epsilon at p = 1 but for delta';
+    Theorem 3 with c_0 = .494 gives .781 and 1.105 at p = 1 and 50 and 100 rounds, Theorem 4 36.84
+    at 100."""
+    chances = ms_pafl(registry, check_in=[0.1, 1])
+    assert column(chances, "Eq. 20 (Corollary 1)") == pytest.approx([0.0480116, 0.4], rel=1e-5)
+    assert column(chances, "Eq. 20 (Corollary 1) delta")[0] == pytest.approx(9.45e-6, rel=1e-3)
+    runs = ms_pafl(registry, check_in=[1], rounds=[50, 100])
+    assert column(runs, "Eq. 22 (Theorem 3)") == pytest.approx([0.781, 1.105], rel=1e-3)
+    assert column(runs, "Eq. 23 (Theorem 4)")[1] == pytest.approx(36.84, rel=1e-3)
+    assert column(runs, "claimed epsilon") == column(runs, "Eq. 23 (Theorem 4)")
+    assert column(runs, "proven epsilon") == column(runs, "Eq. 22 (Theorem 3) really")
+
+
+def test_several_keys_make_every_combination_the_last_running_fastest(registry: Registry) -> None:
+    table = ms_pafl(registry, sampling=["wor", "wr"], batch=[1, 5, 13])
+    assert table.over == ("sampling", "batch")
+    assert table.places == tuple((s, b) for s in ("wor", "wr") for b in (1, 5, 13))
+    totals = column(table, "Eq. 23 (Theorem 4)")
+    assert totals[:3] == sorted(totals[:3], key=float)  # type: ignore[arg-type]
+    # Remark 2: q with replacement is never above that without, and is it where a round draws once.
+    assert all(wr < wor for wor, wr in zip(totals[:3], totals[3:], strict=True))  # type: ignore[operator]
+
+
+def test_each_line_is_what_the_command_says_at_that_place() -> None:
+    given = ("ms_pafl", "--set", "epsilon=0.5", "--paper", "--json")
+    lines = json.loads(leakbench(*given, "--facts", FACTS, "--over", "rounds=1,10")[1])["lines"]
+    assert [line.pop("over") for line in lines] == [{"rounds": 1}, {"rounds": 10}]
+    for rounds, line in zip((1, 10), lines, strict=True):
+        alone = json.loads(leakbench(*given, "--facts", f"{FACTS},rounds={rounds}")[1])
+        assert line | {"defense": "ms_pafl"} == alone
+
+
+def test_a_terminal_of_80_columns_shows_all_numbers_and_a_file_has_them_whole(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "table.csv"
+    over = ("--over", "epsilon=0.25,0.5,1", "--over", "check_in=0.1,0.5")
+    code, text = leakbench(
+        "ms_pafl", "--facts", FACTS, "--paper", "--csv", str(file), *over, columns=80
+    )
+    assert code == 0
+    shown = text.split("claimed epsilon:")[0].splitlines()
+    assert max(map(len, shown)) <= 80
+    head, *lines = list(csv.reader(file.open()))
+    assert head[:3] == ["epsilon", "check_in", "claimed epsilon"]
+    assert len(lines) == 6
+    words = text.split()
+    for line in lines:
+        for number in line[2:]:
+            assert f"{float(number):.4g}" in words
+    assert "Eq. 22 (Theorem 3): epsilon of one client over the run" in text
+
+
+def test_what_no_place_has_is_no_column(registry: Registry) -> None:
+    heads = [c.head for c in ms_pafl(registry, rounds=[1, 2]).columns()]
+    assert heads[:3] == ["claimed epsilon", "claimed delta", "proven epsilon"]
+    assert "Theorem 2 really" not in heads
+    code, text = leakbench("none", "--over", "rounds=1,2")
+    assert code == 0
+    assert text.split()[:7] == ["proven", "rounds", "epsilon", "1", "inf", "2", "inf"]
+    assert "claimed" not in text
+
+
+def test_a_formula_whose_name_has_the_fact_in_it_stays_one_column(registry: Registry) -> None:
+    found = accounts_over(
+        registry,
+        "selective_shield",
+        settings={"noise_multiplier": 2.0},
+        facts={"parameters": 1},
+        over={"clients": [2, 9]},
+        paper=True,
+    )
+    meanings = [c.meaning for c in found.columns()]
+    first, last = (f"std of the noise per coordinate, |K| = {n}" for n in (2, 9))
+    assert f"{first} ... {last}" in meanings
+    assert all(None not in c.values for c in found.columns())
+
+
+def test_a_name_of_a_setting_and_a_fact_says_which(registry: Registry) -> None:
+    facts = ms_pafl(registry, **{"facts.delta": [1e-6, 1e-4]})
+    assert [a.entry.delta for a in facts.accounts] == [1e-6, 1e-4]
+    settings = ms_pafl(registry, **{"settings.delta": [1e-6, 1e-4]})
+    assert [a.entry.delta for a in settings.accounts] == [1e-5, 1e-5]
+    first, second = column(settings, "Eq. 6 (Lemma 1)")
+    assert first != second
+
+
+def test_members_of_a_composed_defense_are_varied_by_their_names(registry: Registry) -> None:
+    found = accounts_over(
+        registry,
+        "spm+selective_shield",
+        settings={"spm.epsilon": 1.0},
+        facts={"parameters": 10},
+        over={"selective_shield.noise_multiplier": [1.0, 2.0]},
+    )
+    assert len(found.accounts) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--over", "chek_in=0.1,1"), "Unknown setting of ms_pafl or fact 'chek_in'. Did you mean"),
+        (("--over", "delta=0.1,0.2"), "write settings.delta or facts.delta"),
+        (("--over", "rounds=10"), "at least two values, got 'rounds=10'"),
+        (("--over", "rounds"), "at least two values, got 'rounds'"),
+        (("--over", "rounds=1,1,2"), "--over rounds names a value twice, got '1,1,2'"),
+        (("--over", "rounds=1,2", "--over", "rounds=3,4"), "--over rounds is given twice"),
+        (("--over", "rounds=1,many"), "fact rounds must be a whole number, got 'many'"),
+        (("--over", "rounds=1,0"), "fact rounds must be >= 1, got 0"),
+        (("--over", "check_in=0.1,2"), "check_in must lie in [0, 1]"),
+        (("--csv", "table.csv"), "--csv writes the table of --over"),
+    ],
+)
+def test_what_cannot_be_varied_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = leakbench("ms_pafl", "--set", "epsilon=1", *arguments, columns=400)
+    assert code == 2
+    assert problem in text
+    assert not list(tmp_path.iterdir())
