@@ -55,36 +55,25 @@ def ledger(
         registry = options.registry_of(plugin)
         settings = suite.parse_pairs(set_ or (), "--set")
         known = suite.parse_pairs([f for f in facts.split(",") if f], "--facts")
-        if over:
-            varied = _varied(over)
+        if not over:
+            if csv is not None:
+                raise UserError("--csv writes the table of --over; give --over key=value,value,...")
+            built, checked = registry.defense(defense, settings), accounts.checked_facts(known)
+            found = accounts.account_of(built, checked, name=defense, paper=paper)
+        else:
             table = accounts.accounts_over(
-                registry, defense, settings=settings, facts=known, over=varied, paper=paper
+                registry, defense, settings=settings, facts=known, over=_varied(over), paper=paper
             )
             if csv is not None:
                 write_whole(csv, table.csv())
-        elif csv is not None:
-            raise UserError("--csv writes the table of --over; give --over key=value,value,...")
-        else:
-            built = registry.defense(defense, settings)
-            checked = accounts.checked_facts(known)
-            found = accounts.account_of(built, checked, name=defense, paper=paper)
-    if over:
-        if as_json:
-            lines = [
-                {"over": dict(zip(table.over, place, strict=True)), **_document(account, paper)}
-                for place, account in zip(table.places, table.accounts, strict=True)
-            ]
-            typer.echo(to_json({"defense": defense, "lines": lines}))
-            return
-        _print_table(table)
-        if csv is not None:
-            options.say(f"Written: {csv}")
-        return
     if as_json:
-        typer.echo(to_json({"defense": defense, **_document(found, paper)}))
-        return
-    for line in _formula_lines(found.formulas) if paper else _entry_lines(found.entry):
-        options.say(line)
+        document = _documents(table, paper) if over else _document(found, paper)
+        typer.echo(to_json({"defense": defense, **document}))
+    elif over:
+        _print_table(table)
+    else:
+        for line in _formula_lines(found.formulas) if paper else _entry_lines(found.entry):
+            options.say(line)
 
 
 def _varied(over: Sequence[str]) -> dict[str, list[Any]]:
@@ -103,6 +92,14 @@ def _varied(over: Sequence[str]) -> dict[str, list[Any]]:
 def _document(account: Account, paper: bool) -> dict[str, Any]:
     found = {"variant": account.variant, "facts": asdict(account.facts)} | asdict(account.entry)
     return found | ({"paper": [asdict(f) for f in account.formulas]} if paper else {})
+
+
+def _documents(made: AccountTable, paper: bool) -> dict[str, Any]:
+    lines = [
+        {"over": dict(zip(made.over, place, strict=True)), **_document(account, paper)}
+        for place, account in zip(made.places, made.accounts, strict=True)
+    ]
+    return {"lines": lines}
 
 
 def _print_table(made: AccountTable) -> None:
