@@ -146,6 +146,7 @@ def test_members_of_a_composed_defense_are_varied_by_their_names(registry: Regis
         (("--over", "rounds=1,0"), "fact rounds must be >= 1, got 0"),
         (("--over", "check_in=0.1,2"), "check_in must lie in [0, 1]"),
         (("--csv", "table.csv"), "--csv writes the table of --over"),
+        (("--over", "rounds=1,2", "--csv", "."), "cannot write ."),
     ],
 )
 def test_what_cannot_be_varied_is_one_sentence(

@@ -65,7 +65,10 @@ def ledger(
                 registry, defense, settings=settings, facts=known, over=_varied(over), paper=paper
             )
             if csv is not None:
-                write_whole(csv, table.csv())
+                try:
+                    write_whole(csv.absolute(), table.csv())
+                except OSError as error:
+                    raise UserError(f"cannot write {csv} ({error.strerror or error}).") from error
     if as_json:
         document = _documents(table, paper) if over else _document(found, paper)
         typer.echo(to_json({"defense": defense, **document}))
