@@ -12,6 +12,7 @@ fact that has no line, or a line that belongs to none, ends the build.
     results SUITE NAME.. rows of a reference run's last round, beside the undefended one
     overview SUITE       its overview: leaks of defenses by tables, shaded, and what they cost
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
+    printed PAPER TABLE  a table of a paper beside what its reference run measured
     commands             every command with its arguments and options
     catalogue KIND       what `leakbench list KIND` says
     others KIND          sections, from their docstrings, of plugins that no page has settings of
@@ -421,6 +422,17 @@ def board(names: Sequence[str], _: str) -> str:
     return code("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "wide")
 
 
+def printed(names: Sequence[str], _: str) -> str:
+    from bench.records import read_rows
+    from bench.report import printed as printed_
+
+    paper, name = names
+    found = printed_.read_paper(paper).table(name)
+    path = ROOT / "results" / "papers" / paper / "leaderboard.json"
+    rows = read_rows(path) if path.is_file() else []
+    return "\n".join(printed_.markdown(printed_.compared(found, rows, registry())))
+
+
 def cuts(_: Sequence[str], __: str) -> str:
     from bench import models
 
@@ -484,6 +496,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "results": results,
     "overview": overview,
     "board": board,
+    "printed": printed,
     "commands": commands,
     "catalogue": catalogue,
     "formulas": formulas,

@@ -1,0 +1,438 @@
+"""What a paper prints, beside what was measured here: its tables and figures, cell by cell.
+
+Each paper has a file in `bench/papers/`: its tables as printed, and for every cell where its
+counterpart stands, in a row of the leaderboard or in the ledger.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.errors import UserError
+from bench.metrics.intervals import Interval
+from bench.names import did_you_mean
+from bench.records import FlagCode, Row
+from bench.registry import Registry
+from bench.report.accounts import accounts_over
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_ROOMS = {
+    "settings": "settings",
+    "protocol": "protocol_settings",
+    "data": "dataset_settings",
+    "model": "model_settings",
+}
+"""First words of dotted names, and the fields of a row in which the others are looked up."""
+
+
+class PrintedRow(BaseModel):
+    """A row of a paper's table.
+
+    Attributes:
+        title: As the paper has it.
+        pick: See `PrintedTable`.
+        read: See `PrintedTable`.
+        printed: Its figures by column; a text where the paper prints one, "" where it has nothing.
+            Empty for a figure whose values the paper does not print.
+        why: The reason for differences of this row.
+    """
+
+    model_config = _STRICT
+
+    title: str
+    pick: dict[str, Any] = Field(default_factory=dict)
+    read: str = ""
+    printed: list[float | str] = Field(default_factory=list)
+    why: str = ""
+
+
+class PrintedColumn(BaseModel):
+    """A column of a paper's table; `pick` and `read` see `PrintedTable`."""
+
+    model_config = _STRICT
+
+    title: str
+    pick: dict[str, Any] = Field(default_factory=dict)
+    read: str = ""
+    factor: float | None = None
+
+
+class Claim(BaseModel):
+    """What a paper says of two rows of its table: `left` exceeds `right` by at least `by`, in the
+    table's unit and in every column."""
+
+    model_config = _STRICT
+
+    says: str
+    left: str
+    right: str
+    by: float = 0.0
+
+
+class PrintedTable(BaseModel):
+    """A table or figure of a paper.
+
+    Attributes:
+        id: Short name: table-2, fig-3a.
+        title: What it shows, with the paper's name of it.
+        unit: Of its figures.
+        scale: In what the run that is measured is smaller than the paper's.
+        run: The command that makes its measured figures.
+        paper_run: The command that makes them at the paper's scale.
+        pick: What the rows of the leaderboard that belong to it have in common: `defense`,
+            `dataset`, `model`, `checkpoint`, or of its settings `settings.NAME`, `protocol.NAME`,
+            `data.NAME`, `model.NAME`. A row's and a column's are added to it. For the ledger:
+            `defense`, `settings.NAME` and `facts.NAME`.
+        read: Which figure of a leaderboard's row a cell has: `accuracy`, `personal_accuracy`,
+            `leak`, `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`,
+            `attacks.COLUMN.METRIC`; `course.NAME` after `course.rounds` of the pick; or of the
+            ledger `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
+        factor: Measured figures are multiplied by it, 100 for percent.
+        digits: Shown behind the point.
+        columns: Its columns.
+        rows: Its rows.
+        claims: What the paper concludes from it.
+        why: The reason for differences of all rows that have none of their own.
+    """
+
+    model_config = _STRICT
+
+    id: str
+    title: str
+    unit: str
+    scale: str = ""
+    run: str
+    paper_run: str
+    pick: dict[str, Any] = Field(default_factory=dict)
+    read: str = "accuracy"
+    factor: float = 1.0
+    digits: int = 2
+    columns: list[PrintedColumn] = Field(min_length=1)
+    rows: list[PrintedRow] = Field(min_length=1)
+    claims: list[Claim] = Field(default_factory=list)
+    why: str = ""
+
+
+class PrintedPaper(BaseModel):
+    """A paper's tables and figures.
+
+    Attributes:
+        title: Of the paper.
+        source: Where it is published.
+        tables: In the paper's order.
+    """
+
+    model_config = _STRICT
+
+    title: str
+    source: str
+    tables: list[PrintedTable]
+
+    def table(self, name: str) -> PrintedTable:
+        """The table of an id. Raises UserError if there is none."""
+        by_id = {t.id: t for t in self.tables}
+        if name not in by_id:
+            raise UserError(did_you_mean("table", name, list(by_id)))
+        return by_id[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A cell's counterpart.
+
+    Attributes:
+        value: In the table's unit; one number has equal ends.
+        note: What to know of it: that the training diverged.
+    """
+
+    value: Interval
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """One cell: what is printed, and what was measured. None and "": nothing."""
+
+    printed: float | str
+    measured: Measured | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the printed number lies outside the measured interval."""
+        if self.measured is None or isinstance(self.printed, str):
+            return False
+        found = self.measured.value
+        return not found.lo <= self.printed <= found.hi
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of a claim: in how many of the measured columns it holds beyond the intervals,
+    in how many its contrary does, and in how many neither."""
+
+    claim: Claim
+    holds: int
+    fails: int
+
+    measured: int
+
+    @property
+    def text(self) -> str:
+        """Holds in 3 of 4 columns, does not in 1."""
+        if not self.measured:
+            return "not measured"
+        open_ = self.measured - self.holds - self.fails
+        parts = [
+            f"{word} in {count}"
+            for word, count in (
+                ("holds", self.holds),
+                ("does not hold", self.fails),
+                ("cannot be told", open_),
+            )
+            if count
+        ]
+        return f"{', '.join(parts)} of {self.measured} columns"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A paper's table with its measured counterpart.
+
+    Attributes:
+        cells: By row and column.
+    """
+
+    table: PrintedTable
+    cells: tuple[tuple[Beside, ...], ...]
+
+    @property
+    def reasons(self) -> list[tuple[str, int, int, str]]:
+        """For every row with cells that differ: its title, how many do, how many are measured, and
+        why, or "open"."""
+        found = []
+        for row, cells in zip(self.table.rows, self.cells, strict=True):
+            differing = sum(c.differs for c in cells)
+            if differing:
+                measured = sum(c.measured is not None and c.printed != "" for c in cells)
+                found.append((row.title, differing, measured, row.why or self.table.why or "open"))
+        return found
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """One per claim of the paper."""
+        places = {row.title: i for i, row in enumerate(self.table.rows)}
+        return [
+            _verdict(claim, self.cells[places[claim.left]], self.cells[places[claim.right]])
+            for claim in self.table.claims
+        ]
+
+    def text(self, beside: Beside) -> tuple[str, str]:
+        """Printed and measured as texts, "–" for nothing."""
+        digits = self.table.digits
+        printed = beside.printed
+        shown = number(printed, digits) if isinstance(printed, float) else printed or "–"
+        if beside.measured is None:
+            return shown, "–"
+        found = beside.measured.value
+        text = number(found.mean, digits)
+        if found.hi > found.lo:
+            text += f" [{number(found.lo, digits)}, {number(found.hi, digits)}]"
+        return shown, text + ("†" if beside.measured.note else "")
+
+
+def number(value: float, digits: int) -> str:
+    """With so many digits behind the point; three significant ones where that would be 0 or far
+    too long."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "–"
+    if value and not 10.0**-digits <= abs(value) < 1e5:
+        return f"{value:.3g}"
+    return f"{value:.{digits}f}"
+
+
+def papers() -> list[str]:
+    """Names of the papers."""
+    folder = files("bench") / "papers"
+    return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
+
+
+def read_paper(name: str) -> PrintedPaper:
+    """A paper's tables. Raises UserError if there is no such paper."""
+    if name not in papers():
+        raise UserError(did_you_mean("paper", name, papers()))
+    place = files("bench") / "papers" / f"{name}.toml"
+    try:
+        found = PrintedPaper.model_validate(tomllib.loads(place.read_text()))
+    except ValidationError as error:  # a file of our own: a bug, not a user's
+        raise ValueError(f"{place}: {error}") from error
+    for table in found.tables:
+        titles = [row.title for row in table.rows]
+        for row in table.rows:
+            if len(row.printed) not in (0, len(table.columns)):
+                raise ValueError(f"{place}: {table.id}, {row.title}: as many figures as columns.")
+        for claim in table.claims:
+            if claim.left not in titles or claim.right not in titles:
+                raise ValueError(f"{place}: {table.id} claims something of an unknown row.")
+    return found
+
+
+def compared(table: PrintedTable, rows: Sequence[Row], registry: Registry) -> Comparison:
+    """A table beside what was measured.
+
+    Args:
+        table: As printed.
+        rows: Of the leaderboard; none for what is printed alone.
+        registry: Of the defenses, for the ledger.
+    """
+    cells = []
+    for line in table.rows:
+        printed = line.printed or [""] * len(table.columns)
+        cells.append(
+            tuple(
+                Beside(printed=value, measured=_measured(table, line, column, rows, registry))
+                for value, column in zip(printed, table.columns, strict=True)
+            )
+        )
+    return Comparison(table=table, cells=tuple(cells))
+
+
+def _measured(
+    table: PrintedTable,
+    line: PrintedRow,
+    column: PrintedColumn,
+    rows: Sequence[Row],
+    registry: Registry,
+) -> Measured | None:
+    pick = {**table.pick, **line.pick, **column.pick}
+    read = column.read or line.read or table.read
+    factor = table.factor if column.factor is None else column.factor
+    kind, _, rest = read.partition(".")
+    if kind == "ledger":
+        found = _accounted(pick, rest, registry)
+        return None if found is None else Measured(value=_scaled(_exact(found), factor))
+    rounds = pick.pop("course.rounds", None)
+    fitting = [row for row in rows if all(_has(row, name, v) for name, v in pick.items())]
+    if len(fitting) > 1:
+        names = ", ".join(f"{row.setting} ({row.where})" for row in fitting)
+        raise ValueError(f"{table.id}, {line.title}, {column.title} fits several rows: {names}.")
+    if not fitting:
+        return None
+    value = _figure(fitting[0], read, rounds)
+    if value is None:
+        return None
+    diverged = any(f.code is FlagCode.DIVERGED for f in fitting[0].flags)
+    return Measured(value=_scaled(value, factor), note="diverged" if diverged else "")
+
+
+def _has(row: Row, name: str, value: Any) -> bool:
+    room, dot, key = name.partition(".")
+    if not dot:
+        return bool(getattr(row, name) == value)
+    held = getattr(row, _ROOMS[room])
+    if isinstance(held, Mapping):
+        return key in held and bool(held[key] == value)
+    return bool(getattr(held, key) == value)
+
+
+def _figure(row: Row, read: str, rounds: int | None) -> Interval | None:
+    kind, _, rest = read.partition(".")
+    value: Any
+    if kind == "attacks":
+        attack, _, metric = rest.rpartition(".")
+        entry = row.attacks.get(attack)
+        value = entry and entry.scores.get(metric)
+    elif kind == "course":
+        point = next((p for p in row.course if p.rounds == rounds), None)
+        value = point and getattr(point, rest)
+    elif kind == "workings":
+        value = row.workings and getattr(row.workings, rest)
+    else:
+        value = getattr(row, read)
+    if value is None or isinstance(value, Interval):
+        return value
+    return _exact(float(value))
+
+
+def _accounted(pick: Mapping[str, Any], column: str, registry: Registry) -> float | None:
+    rooms: dict[str, dict[str, Any]] = {"settings": {}, "facts": {}}
+    for name, value in pick.items():
+        room, dot, key = name.partition(".")
+        if dot:
+            rooms[room][key] = value
+    table = accounts_over(registry, pick["defense"], **rooms, over={}, paper=True)
+    by_head = {c.head: c.values[0] for c in table.columns()}
+    if column not in by_head:
+        raise ValueError(f"the ledger of {pick['defense']} has no '{column}', but {list(by_head)}.")
+    return by_head[column]
+
+
+def _verdict(claim: Claim, left: Sequence[Beside], right: Sequence[Beside]) -> Verdict:
+    """Two measured cells differ beyond their intervals where the gap exceeds the root of their
+    squared half widths."""
+    holds = fails = measured = 0
+    for one, two in zip(left, right, strict=True):
+        if one.measured is None or two.measured is None:
+            continue
+        measured += 1
+        a, b = one.measured.value, two.measured.value
+        gap = a.mean - b.mean - claim.by
+        width = math.hypot((a.hi - a.lo) / 2, (b.hi - b.lo) / 2)
+        holds += gap > width or (width == 0 and gap >= 0)
+        fails += gap < -width
+    return Verdict(claim=claim, holds=holds, fails=fails, measured=measured)
+
+
+def _exact(value: float) -> Interval:
+    return Interval(mean=value, lo=value, hi=value)
+
+
+def _scaled(value: Interval, factor: float) -> Interval:
+    return Interval(mean=factor * value.mean, lo=factor * value.lo, hi=factor * value.hi)
+
+
+# --- as text ------------------------------------------------------------------------------------
+
+
+def markdown(shown: Comparison) -> Iterator[str]:
+    """A comparison as lines of Markdown: the table, then claims, reasons and commands."""
+    table = shown.table
+    both = any(row.printed for row in table.rows)
+    yield f"**{table.title}** ({table.unit}){'; printed, below it measured' if both else ''}."
+    yield ""
+    yield f"| | {' | '.join(c.title for c in table.columns)} |"
+    yield f"|---|{'---|' * len(table.columns)}"
+    for row, cells in zip(table.rows, shown.cells, strict=True):
+        texts = [_cell(*shown.text(c), differs=c.differs) for c in cells]
+        if not row.printed:
+            texts = [measured for _, measured in map(shown.text, cells)]
+        yield f"| {row.title} | {' | '.join(texts)} |"
+    yield ""
+    yield from (f"- {line}" for line in findings(shown))
+    yield ""
+
+
+def _cell(printed: str, measured: str, *, differs: bool) -> str:
+    return f"{printed}<br>{f'**{measured}**' if differs else measured}"
+
+
+def findings(shown: Comparison) -> Iterator[str]:
+    """What follows from a comparison, a sentence each, and how to make it again."""
+    table = shown.table
+    for verdict in shown.verdicts:
+        yield f"The paper: {verdict.claim.says} Here: {verdict.text}."
+    for title, differing, measured, why in shown.reasons:
+        yield f"{title}: {differing} of {measured} printed figures lie outside the interval: {why}"
+    if any(c.measured and c.measured.note for cells in shown.cells for c in cells):
+        yield "†: the training diverged."
+    if table.scale:
+        yield f"Scale: {table.scale}"
+    yield f"Made by `{table.run}`" + (
+        f"; at the paper's scale by `{table.paper_run}`." if table.paper_run != table.run else "."
+    )
