@@ -317,18 +317,25 @@ def _measured(
     if kind == "ledger":
         found = _accounted(pick, rest, registry)
         return None if found is None else Measured(value=_scaled(_exact(found), factor))
-    rounds = pick.pop("course.rounds", None)
+    row = counterpart(table, line, column, rows)
+    value = None if row is None else _figure(row, read, pick.get("course.rounds"))
+    if row is None or value is None:
+        return None
+    diverged = any(f.code is FlagCode.DIVERGED for f in row.flags)
+    return Measured(value=_scaled(value, factor), note="diverged" if diverged else "")
+
+
+def counterpart(
+    table: PrintedTable, line: PrintedRow, column: PrintedColumn, rows: Sequence[Row]
+) -> Row | None:
+    """The leaderboard's row that a cell's figure stands in; None if there is none."""
+    pick = {**table.pick, **line.pick, **column.pick}
+    pick.pop("course.rounds", None)
     fitting = [row for row in rows if all(_has(row, name, v) for name, v in pick.items())]
     if len(fitting) > 1:
         names = ", ".join(f"{row.setting} ({row.where})" for row in fitting)
         raise ValueError(f"{table.id}, {line.title}, {column.title} fits several rows: {names}.")
-    if not fitting:
-        return None
-    value = _figure(fitting[0], read, rounds)
-    if value is None:
-        return None
-    diverged = any(f.code is FlagCode.DIVERGED for f in fitting[0].flags)
-    return Measured(value=_scaled(value, factor), note="diverged" if diverged else "")
+    return fitting[0] if fitting else None
 
 
 def _has(row: Row, name: str, value: Any) -> bool:

@@ -1,0 +1,210 @@
+"""What papers print, beside what was measured."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.harness.plan import expand
+from bench.metrics.intervals import Interval
+from bench.records import PlannedTraining, Row, Run, read_rows
+from bench.records.flags import Flag, FlagCode
+from bench.registry import Registry, discover
+from bench.report import printed
+from bench.report.leaderboard import heading, settings_of
+from bench.suite import read_suite
+from tests.made_rows import row
+
+ROOT = Path(__file__).parents[1]
+TABLES = [(p, t) for p in printed.papers() for t in printed.read_paper(p).tables]
+IDS = [f"{paper}-{table.id}" for paper, table in TABLES]
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return discover()
+
+
+def accuracy(mean: float, half: float) -> Interval:
+    return Interval(mean=mean, lo=mean - half, hi=mean + half)
+
+
+def example(**changes: object) -> printed.PrintedTable:
+    content = {
+        "id": "table-1",
+        "title": "Accuracy",
+        "unit": "%",
+        "run": "leakbench run quick",
+        "paper_run": "leakbench run full",
+        "factor": 100.0,
+        "digits": 1,
+        "columns": [
+            {"title": "0.5", "pick": {"settings.epsilon": 0.5}},
+            {"title": "2", "pick": {"settings.epsilon": 2.0}},
+        ],
+        "rows": [
+            {"title": "Ours", "pick": {"defense": "spm"}, "printed": [90.0, 95.0]},
+            {"title": "Theirs", "pick": {"defense": "duchi"}, "printed": [50.0, "NaN"]},
+        ],
+        "claims": [{"says": "Ours is better.", "left": "Ours", "right": "Theirs", "by": 5.0}],
+    }
+    return printed.PrintedTable.model_validate(content | changes)
+
+
+def rows() -> list[Row]:
+    spm = [
+        row("spm", settings={"epsilon": e}, accuracy=accuracy(a, 0.02))
+        for e, a in ((0.5, 0.89), (2.0, 0.3))
+    ]
+    duchi = [
+        row("duchi", settings={"epsilon": e}, accuracy=accuracy(a, 0.02))
+        for e, a in ((0.5, 0.4), (2.0, 0.4))
+    ]
+    return [*spm, *duchi]
+
+
+def test_a_cell_finds_its_row_and_says_whether_the_printed_figure_is_met(
+    registry: Registry,
+) -> None:
+    shown = printed.compared(example(), rows(), registry)
+    assert [[shown.text(c) for c in cells] for cells in shown.cells] == [
+        [("90.0", "89.0 [87.0, 91.0]"), ("95.0", "30.0 [28.0, 32.0]")],
+        [("50.0", "40.0 [38.0, 42.0]"), ("NaN", "40.0 [38.0, 42.0]")],
+    ]
+    assert [[c.differs for c in cells] for cells in shown.cells] == [[False, True], [True, False]]
+
+
+def test_what_differs_has_a_reason_or_is_open(registry: Registry) -> None:
+    assert printed.compared(example(), rows(), registry).reasons == [
+        ("Ours", 1, 2, "open"),
+        ("Theirs", 1, 2, "open"),
+    ]
+    table = example(why="A tenth of the data.")
+    own = table.rows[0].model_copy(update={"why": "No learning rate is named."})
+    table = table.model_copy(update={"rows": [own, table.rows[1]]})
+    assert [r[-1] for r in printed.compared(table, rows(), registry).reasons] == [
+        "No learning rate is named.",
+        "A tenth of the data.",
+    ]
+
+
+def test_a_claim_is_held_against_every_measured_column(registry: Registry) -> None:
+    (verdict,) = printed.compared(example(), rows(), registry).verdicts
+    assert verdict.text == "holds in 1, does not hold in 1 of 2 columns"
+    near = [{"says": "", "left": "Ours", "right": "Theirs", "by": 48.0}]
+    (verdict,) = printed.compared(example(claims=near), rows(), registry).verdicts
+    assert verdict.text == "does not hold in 1, cannot be told in 1 of 2 columns"
+    (verdict,) = printed.compared(example(), [], registry).verdicts
+    assert verdict.text == "not measured"
+
+
+def test_a_diverged_training_is_marked(registry: Registry) -> None:
+    flag = Flag(code=FlagCode.DIVERGED, values={"reason": "weights grew"})
+    first, *rest = rows()
+    shown = printed.compared(example(), [replace(first, flags=(flag,)), *rest], registry)
+    assert shown.text(shown.cells[0][0])[1].endswith("]†")
+    assert "†: the training diverged." in printed.findings(shown)
+
+
+def test_a_cell_that_two_rows_fit_is_an_error(registry: Registry) -> None:
+    with pytest.raises(ValueError, match=r"table-1, Ours, 0.5 fits several rows"):
+        printed.compared(example(), [*rows(), *rows()], registry)
+
+
+def test_a_cell_may_be_a_formula_of_the_ledger(registry: Registry) -> None:
+    facts = {"facts.parameters": 10, "facts.rounds": 4, "facts.clients": 2}
+    settings = {"settings.noise_multiplier": 2.0, "settings.clip_norm": 1.0}
+    table = example(
+        columns=[{"title": "", "pick": {}}],
+        rows=[{"title": "proven"}],
+        pick={"defense": "gaussian", **facts, **settings},
+        read="ledger.proven epsilon",
+        claims=[],
+        factor=1.0,
+    )
+    ((cell,),) = printed.compared(table, [], registry).cells
+    said = CliRunner().invoke(
+        app,
+        shlex.split(
+            "ledger gaussian --set noise_multiplier=2 --set clip_norm=1 "
+            "--facts parameters=10,rounds=4,clients=2 --json"
+        ),
+    )
+    assert cell.measured is not None
+    assert f'"eps_record": {cell.measured.value.mean}' in said.stdout
+
+
+# --- the papers that are shipped ------------------------------------------------------------------
+
+
+def planned(command: str) -> list[Row]:
+    """The rows, without figures, of what a command runs; none of a ledger's."""
+    found: list[Row] = []
+    for one in command.split(" && "):
+        _, verb, *arguments = shlex.split(one)
+        if verb == "ledger":
+            continue
+        name, *options = arguments
+        pairs = list(itertools.pairwise(options))
+        suite = read_suite(name, [o for f, o in pairs if f == "--set"])
+        plan = expand(suite, dict(o.split("=", 1) for f, o in pairs if f == "--only"))
+        run = Run(suite=suite, trainings=())
+        for members in settings_of(
+            PlannedTraining(key="", job=job, cells=()) for job in plan.trainings
+        ):
+            found += [heading(run, members[0], c) for c in suite.checkpoints]
+    return found
+
+
+@pytest.mark.parametrize(("paper", "table"), TABLES, ids=IDS)
+def test_every_command_of_a_paper_makes_figures_of_its_table(
+    paper: str, table: printed.PrintedTable
+) -> None:
+    for command in {table.run, table.paper_run}:
+        verbs = {shlex.split(one)[1] for one in command.split(" && ")}
+        assert verbs <= {"run", "ledger"}
+        if verbs == {"ledger"}:
+            continue
+        rows = planned(command)
+        found = [
+            printed.counterpart(table, line, column, rows)
+            for line in table.rows
+            for column in table.columns
+            if not (column.read or line.read or table.read).startswith("ledger.")
+        ]
+        assert any(found), f"{command} makes nothing of {table.id}"
+
+
+@pytest.mark.parametrize(("paper", "table"), TABLES, ids=IDS)
+def test_every_table_of_a_paper_is_shown_with_its_ledger(
+    paper: str, table: printed.PrintedTable, registry: Registry
+) -> None:
+    path = ROOT / "results" / "papers" / paper / "leaderboard.json"
+    shown = printed.compared(table, read_rows(path) if path.is_file() else [], registry)
+    for line, cells in zip(table.rows, shown.cells, strict=True):
+        for column, cell in zip(table.columns, cells, strict=True):
+            if (column.read or line.read or table.read).startswith("ledger."):
+                assert cell.measured is not None, (line.title, column.title)
+    if path.is_file():
+        assert any(c.measured for cells in shown.cells for c in cells)
+    for command in {table.run, table.paper_run}:
+        for one in command.split(" && "):
+            _, verb, *arguments = shlex.split(one)
+            if verb == "ledger":
+                done = CliRunner().invoke(app, [verb, *arguments])
+                assert done.exit_code == 0, done.output
+
+
+def test_every_paper_and_table_has_its_place_in_the_docs() -> None:
+    for paper in printed.papers():
+        text = (ROOT / "docs" / "papers" / f"{paper}.md").read_text()
+        placed = re.findall(rf"^```printed {paper} (\S+)", text, re.MULTILINE)
+        assert placed == [t.id for t in printed.read_paper(paper).tables]
+        assert "VERDICT" not in text
