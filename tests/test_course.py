@@ -97,6 +97,12 @@ def test_a_round_in_between_is_attacked_like_the_first_and_the_last(results: ben
     bare = frame[frame.defense == "none"].set_index("rounds").leak.dropna()
     assert list(bare.index) == [0, 3, 6]
     assert (bare > 0.9).all()  # one sample, a first dense layer with bias: solved exactly
+    titles = [b.title for b in boards(results._files.rows)]
+    assert [t.rpartition(" · ")[2] for t in titles] == [
+        "init round",
+        "after 3 rounds",
+        "final round",
+    ]
     observed = {r["checkpoint"]: r["observed"] for r in results.rows}
     assert observed["round-3"] == observed["final"] != ""
 

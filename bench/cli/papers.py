@@ -12,7 +12,7 @@ from bench.cli import options
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bench.report.printed import Comparison
+    from bench.report.printed import ComparedTable
 
 
 def paper(
@@ -59,7 +59,7 @@ def paper(
             options.console.print()
 
 
-def _drawn(shown: Comparison) -> Table:
+def _drawn(shown: ComparedTable) -> Table:
     """A line of printed figures above one of measured ones."""
     made = options.open_table(f"{shown.table.id}: {shown.table.title} ({shown.table.unit})")
     made.add_column("", overflow="fold")

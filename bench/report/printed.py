@@ -94,7 +94,7 @@ class PrintedTable(BaseModel):
             `leak`, `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`,
             `attacks.COLUMN.METRIC`; `course.NAME` after `course.rounds` of the pick; or of the
             ledger `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
-        factor: Measured figures are multiplied by it, 100 for percent.
+        factor: MeasuredCell figures are multiplied by it, 100 for percent.
         digits: Shown behind the point.
         columns: Its columns.
         rows: Its rows.
@@ -144,7 +144,7 @@ class PrintedPaper(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredCell:
     """A cell's counterpart.
 
     Attributes:
@@ -157,11 +157,11 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class PrintedCell:
     """One cell: what is printed, and what was measured. None and "": nothing."""
 
     printed: float | str
-    measured: Measured | None
+    measured: MeasuredCell | None
 
     @property
     def differs(self) -> bool:
@@ -173,7 +173,7 @@ class Beside:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ClaimVerdict:
     """What became of a claim: in how many of the measured columns it holds beyond the intervals,
     in how many its contrary does, and in how many neither."""
 
@@ -202,7 +202,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ComparedTable:
     """A paper's table with its measured counterpart.
 
     Attributes:
@@ -210,7 +210,7 @@ class Comparison:
     """
 
     table: PrintedTable
-    cells: tuple[tuple[Beside, ...], ...]
+    cells: tuple[tuple[PrintedCell, ...], ...]
 
     @property
     def reasons(self) -> list[tuple[str, int, int, str]]:
@@ -225,7 +225,7 @@ class Comparison:
         return found
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[ClaimVerdict]:
         """One per claim of the paper."""
         places = {row.title: i for i, row in enumerate(self.table.rows)}
         return [
@@ -233,7 +233,7 @@ class Comparison:
             for claim in self.table.claims
         ]
 
-    def text(self, beside: Beside) -> tuple[str, str]:
+    def text(self, beside: PrintedCell) -> tuple[str, str]:
         """Printed and measured as texts, "–" for nothing."""
         digits = self.table.digits
         printed = beside.printed
@@ -283,7 +283,7 @@ def read_paper(name: str) -> PrintedPaper:
     return found
 
 
-def compared(table: PrintedTable, rows: Sequence[Row], registry: Registry) -> Comparison:
+def compared(table: PrintedTable, rows: Sequence[Row], registry: Registry) -> ComparedTable:
     """A table beside what was measured.
 
     Args:
@@ -296,11 +296,11 @@ def compared(table: PrintedTable, rows: Sequence[Row], registry: Registry) -> Co
         printed = line.printed or [""] * len(table.columns)
         cells.append(
             tuple(
-                Beside(printed=value, measured=_measured(table, line, column, rows, registry))
+                PrintedCell(printed=value, measured=_measured(table, line, column, rows, registry))
                 for value, column in zip(printed, table.columns, strict=True)
             )
         )
-    return Comparison(table=table, cells=tuple(cells))
+    return ComparedTable(table=table, cells=tuple(cells))
 
 
 def _measured(
@@ -309,20 +309,20 @@ def _measured(
     column: PrintedColumn,
     rows: Sequence[Row],
     registry: Registry,
-) -> Measured | None:
+) -> MeasuredCell | None:
     pick = {**table.pick, **line.pick, **column.pick}
     read = column.read or line.read or table.read
     factor = table.factor if column.factor is None else column.factor
     kind, _, rest = read.partition(".")
     if kind == "ledger":
         found = _accounted(pick, rest, registry)
-        return None if found is None else Measured(value=_scaled(_exact(found), factor))
+        return None if found is None else MeasuredCell(value=_scaled(_exact(found), factor))
     row = counterpart(table, line, column, rows)
     value = None if row is None else _figure(row, read, pick.get("course.rounds"))
     if row is None or value is None:
         return None
     diverged = any(f.code is FlagCode.DIVERGED for f in row.flags)
-    return Measured(value=_scaled(value, factor), note="diverged" if diverged else "")
+    return MeasuredCell(value=_scaled(value, factor), note="diverged" if diverged else "")
 
 
 def counterpart(
@@ -380,7 +380,9 @@ def _accounted(pick: Mapping[str, Any], column: str, registry: Registry) -> floa
     return by_head[column]
 
 
-def _verdict(claim: Claim, left: Sequence[Beside], right: Sequence[Beside]) -> Verdict:
+def _verdict(
+    claim: Claim, left: Sequence[PrintedCell], right: Sequence[PrintedCell]
+) -> ClaimVerdict:
     """Two measured cells differ beyond their intervals where the gap exceeds the root of their
     squared half widths."""
     holds = fails = measured = 0
@@ -393,7 +395,7 @@ def _verdict(claim: Claim, left: Sequence[Beside], right: Sequence[Beside]) -> V
         width = math.hypot((a.hi - a.lo) / 2, (b.hi - b.lo) / 2)
         holds += gap > width or (width == 0 and gap >= 0)
         fails += gap < -width
-    return Verdict(claim=claim, holds=holds, fails=fails, measured=measured)
+    return ClaimVerdict(claim=claim, holds=holds, fails=fails, measured=measured)
 
 
 def _exact(value: float) -> Interval:
@@ -407,7 +409,7 @@ def _scaled(value: Interval, factor: float) -> Interval:
 # --- as text ------------------------------------------------------------------------------------
 
 
-def markdown(shown: Comparison) -> Iterator[str]:
+def markdown(shown: ComparedTable) -> Iterator[str]:
     """A comparison as lines of Markdown: the table, then claims, reasons and commands."""
     table = shown.table
     both = any(row.printed for row in table.rows)
@@ -429,7 +431,7 @@ def _cell(printed: str, measured: str, *, differs: bool) -> str:
     return f"{printed}<br>{f'**{measured}**' if differs else measured}"
 
 
-def findings(shown: Comparison) -> Iterator[str]:
+def findings(shown: ComparedTable) -> Iterator[str]:
     """What follows from a comparison, a sentence each, and how to make it again."""
     table = shown.table
     for verdict in shown.verdicts:

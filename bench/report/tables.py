@@ -14,7 +14,7 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     for row in rows:
         title = (
             f"{row.protocol} of {row.protocol_settings.clients} clients · {row.data} · "
-            f"{row.model} · {row.checkpoint} round"
+            f"{row.model} · {_round(row)}"
         )
         table = canonical(_circumstances(row))
         titles.setdefault(title, {}).setdefault(table, []).append(row)
@@ -24,6 +24,12 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
         for more, members in zip(differing, alike.values(), strict=True):
             out.append((" · ".join([title, *more]), members))
     return out
+
+
+def _round(row: Row) -> str:
+    """final round; after 20 rounds."""
+    _, dash, played = row.checkpoint.partition("-")
+    return f"after {played} rounds" if dash else f"{row.checkpoint} round"
 
 
 def work(rows: Sequence[Row]) -> str:
