@@ -94,7 +94,7 @@ class PrintedTable(BaseModel):
             `leak`, `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`,
             `attacks.COLUMN.METRIC`; `course.NAME` after `course.rounds` of the pick; or of the
             ledger `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
-        factor: MeasuredCell figures are multiplied by it, 100 for percent.
+        factor: Measured figures are multiplied by it, 100 for percent.
         digits: Shown behind the point.
         columns: Its columns.
         rows: Its rows.
