@@ -13,7 +13,7 @@ from bench.harness.plan import expand
 
 
 def test_shipped_suites_load_and_describe_themselves() -> None:
-    assert {"quick", "spm_accuracy"} <= set(suites.shipped())
+    assert {"quick", "spm"} <= set(suites.shipped())
     for name in suites.shipped():
         loaded = suites.read_suite(name)
         assert loaded.name == name
