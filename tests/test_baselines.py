@@ -361,6 +361,25 @@ def test_splitfed_dp_claims_its_budget_and_proves_none_for_a_record() -> None:
     assert 1.0 < given < 2.0
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_an_update_can_have_a_budget_of_its_own(noise: Any) -> None:
+    """PM-SFL's Fig. 2: 5 for updates, another one for smashed data."""
+    common: dict[str, Any] = {"smashed_clip": 1.0, "update_clip": 1.0, "update_noise": noise}
+    both, low, high = (
+        SplitFedDP(epsilon=0.1, **common),
+        SplitFedDP(epsilon=0.1, update_epsilon=5.0, **common),
+        SplitFedDP(epsilon=5.0, **common),
+    )
+    facts = replace(FACTS, split=True)
+    assert low.smashed_scale == both.smashed_scale == 20.0
+    assert low.update.mechanisms() == high.update.mechanisms() != both.update.mechanisms()
+    assert [d.claim(facts)[0] for d in (both, low, high)] == [0.1, 5.0, 5.0]
+    assert low._noised(facts) == (both._noised(facts)[0], high._noised(facts)[-1])
+    same = SplitFedDP(epsilon=0.1, update_epsilon=0.1, **common)
+    assert same.mechanisms() == both.mechanisms()
+    assert same.constants(facts) == both.constants(facts)
+
+
 def test_the_classical_gaussian_noise_keeps_one_updates_budget() -> None:
     """For epsilon <= 1 (Dwork and Roth 2014, Theorem A.1)."""
     defense = SplitFedDP(epsilon=1.0, smashed_clip=1.0, update_clip=1.0)
@@ -373,7 +392,9 @@ def test_the_classical_gaussian_noise_keeps_one_updates_budget() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"epsilon": 0.0}, "^epsilon must be > 0"),
+        ({"update_epsilon": -1.0}, "^update_epsilon must be > 0.* got -1.0"),
+        ({"update_epsilon": 1e-320}, "^update_epsilon must leave the noise finite"),
         ({"smashed_clip": 0.0}, "smashed_clip must be > 0"),
         ({"update_clip": math.inf}, "update_clip must be > 0"),
         ({"delta": 1.0}, "delta must lie"),
