@@ -6,9 +6,12 @@ server averages the masks (Eq. 5, 7). This is the headline method, which adds no
 2 and 3 are about noised variants, which are in `defenses/pm_sfl_noised.py`.
 
 Departures: theta is clipped to [clip, 1 - clip] before the scores are taken, since Eq. 5 reaches
-0 and 1; a coordinate that nobody sends keeps its theta (Eq. 7 is 0/0 there); scores move with
-the protocol's SGD and `lr_scale` in place of Adam; tensors of one dimension keep their initial
-values as w_b.
+0 and 1; a coordinate that nobody sends keeps its theta (Eq. 7 is 0/0 there); tensors of one
+dimension keep their initial values as w_b. The paper trains with Adam at 1e-3 (Sec. 6.3); here
+everything moves with the protocol's SGD, the scores `lr_scale` times as far, or the scores alone
+with Adam (`optimizer`). The paper does not say whether Adam's moments outlive a round: here they
+begin at 0 in every round, since a client that is seldom sampled would bring moments of an old
+theta.
 """
 
 from __future__ import annotations
@@ -44,10 +47,16 @@ from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.vectors import gaussian_like, showing, uniform_like
 
 Variant = Literal["corrected", "printed"]
+Optimizer = Literal["sgd", "adam"]
 
 INDICATOR = "indicator"
 PERSONAL = "personal."
 _MASK = "mask."
+_MEAN, _SQUARE = "mean.", "square."
+_BETAS, _FLOOR = (0.9, 0.999), 1e-8
+"""Of Adam (Kingma and Ba, arXiv:1412.6980, Algorithm 1)."""
+_TINY = 1e-30
+"""Keeps the slope of a root finite at 0."""
 
 
 class PMSFL(Defense):
@@ -57,6 +66,8 @@ class PMSFL(Defense):
         clip: c; received probabilities are clipped to [c, 1 - c], 0 < c < .5.
         variant: `corrected` or `printed`, for the score gradient (see `with_slope`).
         lr_scale: Step of the scores over the protocol's learning rate, > 0.
+        optimizer: What moves the scores: `sgd`, by lr_scale times the gradient, or `adam`, whose
+            learning rate is then lr_scale times the protocol's.
         personal: Final share of masks that a client keeps to itself, in [0, 1].
         agreement_rounds: Rounds before the first personal mask, >= 0.
         growth_rounds: Rounds until the share is reached, >= 1.
@@ -74,6 +85,7 @@ class PMSFL(Defense):
         clip: float = 0.01,
         variant: Variant = "corrected",
         lr_scale: float = 1.0,
+        optimizer: Optimizer = "sgd",
         personal: float = 0.0,
         agreement_rounds: int = 5,
         growth_rounds: int = 10,
@@ -86,6 +98,8 @@ class PMSFL(Defense):
             raise ValueError(
                 f"lr_scale must be > 0 (step of the scores over the protocol's lr), got {lr_scale}."
             )
+        if optimizer not in ("sgd", "adam"):
+            raise ValueError(f"optimizer must be sgd or adam, got '{optimizer}'.")
         if not 0 <= personal <= 1:
             raise ValueError(f"personal must lie in [0, 1] (share of masks), got {personal}.")
         if agreement_rounds < 0:
@@ -95,6 +109,9 @@ class PMSFL(Defense):
         self.clip = clip
         self._variant: Variant = variant
         self.lr_scale = lr_scale
+        self.optimizer: Optimizer = optimizer
+        if optimizer == "adam":
+            self.owns = self.owns | {"direction"}
         self.personal = personal
         self.agreement_rounds, self.growth_rounds = agreement_rounds, growth_rounds
 
@@ -134,9 +151,36 @@ class PMSFL(Defense):
             mask = torch.sigmoid(value)
             if _MASK + name in draw:
                 mask = (draw[_MASK + name] < mask).to(mask)
-            through = with_slope(mask, value, variant=self._variant, lr_scale=self.lr_scale)
+            through = with_slope(mask, value, variant=self._variant, lr_scale=self._in_slope)
             weights[name] = const[name] * through
         return weights
+
+    @property
+    def _in_slope(self) -> float:
+        """Factor of the score gradients. Adam, which takes no notice of one but beside its floor,
+        gets lr_scale afterwards."""
+        return self.lr_scale if self.optimizer == "sgd" else 1.0
+
+    def direction(
+        self, gradient: State, memory: State, step: int, const: State, softness: float = 0.0
+    ) -> tuple[State, State]:
+        """Under optimizer `adam`, lr_scale times Adam's for the scores. It is nearly a sign at the
+        round's first step, so that softness is added to the root below the fraction."""
+        if self.optimizer == "sgd":
+            return gradient, memory
+        moved, kept = dict(gradient), dict(memory)
+        for name in (n for n in gradient if n in const):
+            g, corrected = gradient[name], []
+            for key, beta, value in zip((_MEAN, _SQUARE), _BETAS, (g, g.square()), strict=True):
+                before = memory.get(key + name, torch.zeros_like(g))
+                kept[key + name] = beta * before + (1 - beta) * value
+                corrected.append(kept[key + name] / (1 - beta ** (step + 1)))
+            mean, square = corrected
+            root = (square + _TINY).sqrt() + _FLOOR
+            if softness:
+                root = root + softness * (g.square().mean() + _TINY).sqrt()
+            moved[name] = self.lr_scale * mean / root
+        return moved, kept
 
     def mean_realize(self, variables: State, const: State) -> State:
         return self.realize(variables, const, {})

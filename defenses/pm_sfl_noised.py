@@ -34,7 +34,7 @@ from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import record_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
-from defenses.pm_sfl import PMSFL, Variant
+from defenses.pm_sfl import PMSFL, Optimizer, Variant
 
 Noise = Literal["none", "local", "mask", "smashed"]
 
@@ -48,6 +48,8 @@ class NoisedPMSFL(PMSFL):
         clip: See `PMSFL`, like all settings up to `growth_rounds`.
         variant: `corrected` or `printed`: the score gradient's, and that of noise `mask`.
         lr_scale: See `PMSFL`.
+        optimizer: See `PMSFL`; noise `local` takes `sgd` alone, since what its noise adds to
+            scores is known in closed form there.
         personal: See `PMSFL`.
         agreement_rounds: See `PMSFL`.
         growth_rounds: See `PMSFL`.
@@ -70,6 +72,7 @@ class NoisedPMSFL(PMSFL):
         clip: float = 0.01,
         variant: Variant = "corrected",
         lr_scale: float = 1.0,
+        optimizer: Optimizer = "sgd",
         personal: float = 0.0,
         agreement_rounds: int = 5,
         growth_rounds: int = 10,
@@ -83,12 +86,18 @@ class NoisedPMSFL(PMSFL):
             clip=clip,
             variant=variant,
             lr_scale=lr_scale,
+            optimizer=optimizer,
             personal=personal,
             agreement_rounds=agreement_rounds,
             growth_rounds=growth_rounds,
         )
         if noise not in ("none", "local", "mask", "smashed"):
             raise ValueError(f"noise must be none, local, mask or smashed, got '{noise}'.")
+        if noise == "local" and optimizer != "sgd":
+            raise ValueError(
+                f"noise 'local' is for optimizer sgd, got {optimizer}: attackers could not be "
+                "told what the noise adds to a score that Adam moves."
+            )
         if noise == "none" and epsilon is not None:
             raise ValueError(f"epsilon needs a noise (local, mask or smashed), got {epsilon}.")
         if noise != "none" and (epsilon is None or not 0 < epsilon < math.inf):
@@ -107,7 +116,7 @@ class NoisedPMSFL(PMSFL):
         if noise != "none":
             self.strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
         if noise == "local":
-            self.owns = PMSFL.owns | {"gradient"}
+            self.owns = self.owns | {"gradient"}
         if noise == "smashed":
             self.requires = frozenset({"smashed"})
 

@@ -29,7 +29,7 @@ from bench.privacy.gaussian import classic_gaussian_std
 from bench.privacy.ledger import record_epsilon
 from bench.toolkit.vectors import clip_rows_l1, laplace_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
-from defenses.pm_sfl import PMSFL, Variant
+from defenses.pm_sfl import PMSFL, Optimizer, Variant
 
 
 class SplitFedDP(Defense):
@@ -47,9 +47,10 @@ class SplitFedDP(Defense):
             moves.
 
     PM-SFL says only that noise goes on what clients send, with epsilon = 0.1 in all; its Fig. 2
-    fixes 5 for updates and varies that of smashed data from 5 to 0.1. Of what is sent, labels sent in the clear (shared labels) and the losses' gradients by the features (private
-    labels) stay as they are, so nothing is proven for a record; `eps_given_labels` is what would
-    be if labels were public and shared, for layers that treat samples one by one.
+    fixes 5 for updates and varies that of smashed data from 5 to 0.1. Labels sent in the clear
+    (shared labels) and the losses' gradients by the features (private labels) stay as they are,
+    so nothing is proven for a record; `eps_given_labels` is what would be if labels were public
+    and shared, for layers that treat samples one by one.
     Source: Thapa et al., arXiv:2004.12088 (noise on the client's model, PixelDP's Laplace layer
     on smashed data), applied by the client; PM-SFL, Sec. 6.2.
     """
@@ -166,6 +167,7 @@ class SplitFedPM(PMSFL):
         clip: See `PMSFL`, of which this is the case personal = 0.
         variant: See `PMSFL`.
         lr_scale: See `PMSFL`.
+        optimizer: See `PMSFL`.
         sends: `probabilities`, as the paper says of this baseline (32 bits each), or `bits`,
             PM-SFL's fresh masks.
 
@@ -180,9 +182,10 @@ class SplitFedPM(PMSFL):
         clip: float = 0.01,
         variant: Variant = "corrected",
         lr_scale: float = 1.0,
+        optimizer: Optimizer = "sgd",
         sends: Literal["probabilities", "bits"] = "probabilities",
     ) -> None:
-        super().__init__(clip=clip, variant=variant, lr_scale=lr_scale)
+        super().__init__(clip=clip, variant=variant, lr_scale=lr_scale, optimizer=optimizer)
         if sends not in ("probabilities", "bits"):
             raise ValueError(f"sends must be probabilities or bits, got '{sends}'.")
         self.sends = sends

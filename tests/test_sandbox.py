@@ -37,7 +37,7 @@ def test_the_table_has_every_hook_of_a_defense_in_its_order() -> None:
         if inspect.isfunction(value) and not name.startswith("_")
     ]
     assert [hook.name for hook in HOOKS] == public
-    assert ROLES == ("variables", "gradient", "joins", "batch", "mix", "aggregate")
+    assert ROLES == ("variables", "gradient", "direction", "joins", "batch", "mix", "aggregate")
 
 
 @pytest.mark.parametrize("hook", [h.name for h in HOOKS])

@@ -29,6 +29,9 @@ from bench.api import Defense, Layer, NetworkView, State
 from bench.toolkit.batches import soft_cross_entropy
 from bench.toolkit.losses import NetworkLoss, SplitLoss
 
+_SOFTNESS = 1.0
+"""Of the direction in which a client's variables move (see `Defense.direction`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedTraining:
@@ -63,7 +66,8 @@ class ObservedTraining:
 
 
 class Simulated:
-    """Mean gradient over the local steps, each on its own slice of the candidate samples."""
+    """Mean direction over the local steps, each on its own slice of the candidate samples: the
+    gradient, unless the defense makes another of it."""
 
     def __init__(self, network: NetworkView, defense: Defense, training: ObservedTraining) -> None:
         self.defense, self.training = defense, training
@@ -79,14 +83,18 @@ class Simulated:
         start: State = training.start
         variables: State = {**start, **{n: start[n] + move for n, move in moves.items()}}
         total: dict[str, Tensor] | None = None
+        memory: State = {}
         per_epoch = -(-len(x) // training.batch)
         for step in range(training.steps):
             first = step % per_epoch * training.batch  # an epoch after the other
             part = slice(first, first + training.batch)
             grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
-            total = dict(grads) if total is None else {n: total[n] + g for n, g in grads.items()}
+            moved, memory = self.defense.direction(
+                grads, memory, step, training.const, softness=_SOFTNESS
+            )
+            total = dict(moved) if total is None else {n: total[n] + g for n, g in moved.items()}
             if step + 1 < training.steps:
-                variables = {n: v - training.lr * grads[n] for n, v in variables.items()}
+                variables = {n: v - training.lr * moved[n] for n, v in variables.items()}
         assert total is not None
         return {n: g / training.steps for n, g in total.items()}
 
@@ -102,8 +110,8 @@ class Traced:
 
 
 class Returned:
-    """Mean gradient by the client's first stages over the steps of a split protocol, each on the
-    same samples.
+    """Mean direction, as of `Simulated`, of the client's first stages over the steps of a split
+    protocol, each on the same samples.
 
     The server returned the loss's gradient by the smashed data, so it needs no loss and, but for
     a defense that trains those stages with labels of its own, no label: the gradient of
@@ -122,7 +130,7 @@ class Returned:
         view: SplitView,
         slopes: Tensor,
     ) -> None:
-        self.defense, self.slopes, self.lr = defense, slopes, training.lr
+        self.defense, self.slopes, self.training = defense, slopes, training
         stages = network.cuts[: network.cuts.index(view.cut) + 1]
         prefixes = tuple(f"{stage}." for stage in stages)
         self.start = {n: v for n, v in training.start.items() if n.startswith(prefixes)}
@@ -134,11 +142,15 @@ class Returned:
 
     def _one(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
         variables, total = self.start, {n: torch.zeros_like(v) for n, v in self.start.items()}
-        for each in slopes:
+        memory: State = {}
+        for step, each in enumerate(slopes):
             given = (each * len(each), y)
             grads = self.defense.gradient(self.loss, variables, (x,), given, {})  # type: ignore[arg-type]
-            total = {n: total[n] + g for n, g in grads.items()}
-            variables = {n: v - self.lr * grads[n] for n, v in variables.items()}
+            moved, memory = self.defense.direction(
+                grads, memory, step, self.training.const, softness=_SOFTNESS
+            )
+            total = {n: total[n] + g for n, g in moved.items()}
+            variables = {n: v - self.training.lr * moved[n] for n, v in variables.items()}
         return {n: g / len(slopes) for n, g in total.items()}
 
 
@@ -176,8 +188,9 @@ class Layered:
 
 def layered(network: NetworkView, defense: Defense, training: ObservedTraining) -> Layered | None:
     """The fast way, or None where it does not hold: several local steps, a defense with its own
-    variables or gradient, samples tied by batch normalisation, or an unknown kind of layer."""
-    own = {"variables", "gradient"} & defense.owns
+    variables, gradient or direction, samples tied by batch normalisation, or an unknown kind of
+    layer."""
+    own = {"variables", "gradient", "direction"} & defense.owns
     if training.steps > 1 or own or (training.mode == "train" and network.normalises):
         return None
     sample = next(iter(training.start.values())).new_zeros(1, *network.shape)

@@ -208,6 +208,7 @@ def _trained(
     aux_y = torch.nn.functional.one_hot(ctx.aux_y, ctx.network.classes).float().to(ctx.device)
     leaves = {n: present[n].detach().clone().requires_grad_() for n in free}
     lr = float(seen.known["lr"])
+    memory: State = {}
     # All batches are drawn first: a copy to a GPU in every step would make the host wait for it.
     picks = [torch.randint(len(aux_x), (_BATCH,), generator=rng) for _ in range(steps)]
     picked = torch.stack(picks).to(ctx.device)
@@ -218,12 +219,13 @@ def _trained(
         weights = ctx.defense.mean_realize({**present, **top, **leaves}, const)
         logits = ctx.network.apply(weights, aux_x[pick], mode="train")
         loss = soft_cross_entropy(logits, aux_y[pick])
-        slopes = torch.autograd.grad(loss, list(leaves.values()))
+        slopes = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        moves, memory = ctx.defense.direction(slopes, memory, step - 1, const)
         # Without the path the clients' rate would go on shaking at the end.
         rate = lr if path else lr * (1 + math.cos(math.pi * step / steps)) / 2
         with torch.no_grad():
-            for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
-                leaf -= rate * torch.where(free[name], slope, 0.0)
+            for name, leaf in leaves.items():
+                leaf -= rate * torch.where(free[name], moves[name], 0.0)
     return {**present, **{n: v.detach() for n, v in leaves.items()}}
 
 

@@ -96,7 +96,8 @@ def _head_suffices(seen: Seen, ctx: Context) -> bool:
     the loss by the weights, and all mechanisms say what they draw."""
     drawn = all(type(m).sample is not Mechanism.sample for m in mechanisms_of(seen) if m.random)
     one_step = int(seen.known["local_steps"]) == 1
-    return drawn and one_step and not {"variables", "gradient"} & ctx.defense.owns
+    own = {"variables", "gradient", "direction"} & ctx.defense.owns
+    return drawn and one_step and not own
 
 
 def _computed(

@@ -32,8 +32,8 @@ _MEMORY = "leakbench"
 """The record of a client's state in which a defense keeps its notes."""
 _LEFT_TO_THE_LOOP = (
     *("variables", "receive", "realize", "mean_realize", "extra_parameters", "third_parties"),
-    *("draw", "gradient", "inspects", "joins", "batch", "say", "hear", "smashed", "labels"),
-    *("features_grad", "finish_uploads", "mix", "aggregate"),
+    *("draw", "gradient", "direction", "inspects", "joins", "batch", "say", "hear", "smashed"),
+    *("labels", "features_grad", "finish_uploads", "mix", "aggregate"),
 )
 """Hooks that need leakbench's own loop: Flower's clients train by themselves."""
 

@@ -68,10 +68,11 @@ class Noised:
     def made(self, plugins: tuple[Path, ...]) -> Defense:
         """The defense. Raises UserError for one that a loop that is not leakbench's cannot have."""
         defense = discover(plugins).defense(self.name, self.settings)
-        if "variables" in defense.owns:
+        if {"variables", "direction"} & defense.owns:
             raise UserError(
-                f"defense {self.name} trains variables of its own, which no loop but leakbench's "
-                "has; capture takes defenses of gradients and uploads."
+                f"defense {self.name} trains variables of its own, or moves them in its own way, "
+                "which no loop but leakbench's does; capture takes defenses of gradients and "
+                "uploads."
             )
         return defense
 

@@ -29,8 +29,9 @@ class Local:
             kept.
         end: Where it ended.
         const: What is not trained.
-        grad_sum: Sum of the steps' gradients. It is added up rather than taken from end - start,
-            which would round it.
+        grad_sum: Sum of the directions against which the steps moved, their gradients unless the
+            defense's `direction` made others of them: end = start - lr * grad_sum. It is added up
+            rather than taken from end - start, which would round it.
         lr: Learning rate.
         steps: Gradient steps taken.
     """
@@ -178,7 +179,7 @@ class Defense:
     requires: frozenset[str] = frozenset()
     """What the protocol must offer, such as {"smashed"}; else its cells are not applicable."""
     owns: frozenset[str] = frozenset()
-    """The roles it takes alone: variables, gradient, joins, batch, mix or aggregate."""
+    """The roles it takes alone: variables, gradient, direction, joins, batch, mix or aggregate."""
     together: int = 1
     """Clients that must take a step together, for example to mix their smashed data."""
     only_sums: bool = False
@@ -255,6 +256,27 @@ class Defense:
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
         """Gradient of one local step. Role: gradient. An empty `draw` means no noise."""
         return torch.func.grad(loss)(variables, x, y)
+
+    def direction(
+        self, gradient: State, memory: State, step: int, const: State, softness: float = 0.0
+    ) -> tuple[State, State]:
+        """What the learning rate multiplies when variables move, in place of the gradient. Role:
+        direction.
+
+        It acts on every value by itself: tensors may be one client's [...] or stacks [M, ...].
+
+        Args:
+            gradient: Of one local step.
+            memory: What it returned at the step before; empty at a client's first of a round.
+            step: Of the round, from 0.
+            const: Public constants.
+            softness: 0 for what clients do; above 0 a smooth form that an attacker's descent can
+                follow, for one client, in units of each tensor's root mean square gradient.
+
+        Returns:
+            The direction, like the gradient, and the memory for the next step.
+        """
+        return gradient, memory
 
     def inspects(self, client: Client) -> bool:
         """Whether the client needs `inspect` in this round.

@@ -182,6 +182,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("realize", "step", "client", owner, returns.state, "variables"),
     Hook("mean_realize", "known", "everybody", owner, returns.state, "variables"),
     Hook("gradient", "step", "client", owner, returns.gradient, "gradient"),
+    Hook("direction", "step", "client", owner, returns.direction, "direction"),
     Hook("inspects", "round", "client", some, returns.instance_of(bool)),
     Hook("inspect", "round", "client", union, returns.state),
     Hook("joins", "round", "client", owner, returns.instance_of(bool), "joins"),

@@ -124,6 +124,13 @@ def gradient(arguments: tuple[Any, ...], result: Any) -> Problem:
     return _state(result, arguments[1], "a gradient")
 
 
+def direction(arguments: tuple[Any, ...], result: Any) -> Problem:
+    """The answer is (direction like the gradient, memory)."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        return f"returned {_kind(result)}, expected a pair (direction, memory)"
+    return _state(result[0], arguments[0], "a direction") or _state(result[1], None, "a memory")
+
+
 def aggregate(arguments: tuple[Any, ...], result: Any) -> Problem:
     """The answer is a state like the server's, or None."""
     return None if result is None else _state(result, arguments[0].state)

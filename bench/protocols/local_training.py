@@ -61,7 +61,10 @@ class Step:
         groups: Rows of `joined` by (batch size, cut).
         used: Indices of each client's last batch.
         now: Variables [J, ...] by name, changed in place.
-        grad_sum: Their summed gradients [J, ...] by name, changed in place.
+        grad_sum: The summed directions in which they moved [J, ...] by name, changed in place.
+        memory: What the defense's `direction` remembers of each client's steps of the round
+            [J, ...] by name, 0 before the first, changed in place.
+        const: Public constants.
     """
 
     number: int
@@ -70,6 +73,9 @@ class Step:
     used: Sequence[Tensor]
     now: Mapping[str, Tensor]
     grad_sum: Mapping[str, Tensor]
+    memory: dict[str, Tensor]
+    const: State
+    defense: Defense
     work: LocalWork
     wire: Wire
 
@@ -79,16 +85,22 @@ class Step:
         return {n: self.now[n] if everyone else self.now[n][members] for n in names or self.now}
 
     def descend(self, members: list[int], grads: State) -> None:
-        """Move the clients' variables against gradients [M, ...]."""
+        """Move the clients' variables by their gradients [M, ...]."""
         everyone = len(members) == len(self.joined)
-        for name, grad in grads.items():
-            grad = grad.detach()
+        grads = {n: g.detach() for n, g in grads.items()}
+        before = {n: m[members] for n, m in self.memory.items()}
+        directions, memory = self.defense.direction(grads, before, self.number, self.const)
+        for name, after in memory.items():
+            if name not in self.memory:
+                self.memory[name] = after.new_zeros(len(self.joined), *after.shape[1:])
+            self.memory[name][members] = after
+        for name, direction in directions.items():
             if everyone:
-                self.now[name].sub_(grad, alpha=self.work.lr)
-                self.grad_sum[name].add_(grad)
+                self.now[name].sub_(direction, alpha=self.work.lr)
+                self.grad_sum[name].add_(direction)
             else:
-                self.now[name][members] -= self.work.lr * grad
-                self.grad_sum[name][members] += grad
+                self.now[name][members] -= self.work.lr * direction
+                self.grad_sum[name][members] += direction
 
 
 @dataclass(kw_only=True)
@@ -228,6 +240,7 @@ class LocalTraining:
         used = self._batches(joined, work)
         now = {n: torch.stack([s[n] for _, s in begin]).detach().clone() for n in names}
         grad_sum = {n: torch.zeros_like(v) for n, v in now.items()}
+        memory: dict[str, Tensor] = {}
         for client in joined:
             client.loss = self.loss(work.mode)
         for number in range(max(len(u) for u in used)):
@@ -245,6 +258,9 @@ class LocalTraining:
                     used=[u[min(number, len(u) - 1)] for u in used],
                     now=now,
                     grad_sum=grad_sum,
+                    memory=memory,
+                    const=self.const,
+                    defense=self.defense,
                     work=work,
                     wire=wire,
                 )

@@ -113,11 +113,13 @@ class SplitFederation(Federation):
         split: Where the network is cut.
         server: The server's trained variables in this round.
         server_log: Those variables before each step of an observed round.
+        server_memory: What the defense's `direction` remembers of the server's steps of the round.
     """
 
     split: Split
     server: dict[str, Tensor] = field(default_factory=dict)
     server_log: list[State] = field(default_factory=list)
+    server_memory: State = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         cuts = self.split.cuts
@@ -138,7 +140,7 @@ class SplitFederation(Federation):
         clients = set(names_in(self.split.held(shallowest), self.state))
         mine = {n: v for n, v in self.state.items() if n not in clients}
         self.server = detached(self.defense.receive(mine, self.const))
-        self.server_log = []
+        self.server_log, self.server_memory = [], {}
 
     def _server_variables(self) -> State:
         return self.server
@@ -248,8 +250,15 @@ class SplitFederation(Federation):
         found = torch.autograd.grad(
             outputs, [*leaves.values(), *values], slopes, allow_unused=True, materialize_grads=True
         )
-        for name, slope in zip(names, found, strict=False):
-            self.server[name] = self.server[name].detach() - step.work.lr / len(mixtures) * slope
+        moves: State = dict(zip(names, found, strict=False))
+        rate = step.work.lr / len(mixtures)
+        if "direction" in self.defense.owns:  # of the mean, since a direction need not be linear
+            mean, rate = {n: g / len(mixtures) for n, g in moves.items()}, step.work.lr
+            moves, self.server_memory = self.defense.direction(
+                mean, self.server_memory, step.number, self.const
+            )
+        for name, move in moves.items():
+            self.server[name] = self.server[name].detach() - rate * move
         returned = {}
         for client, slope in zip(uploads, found[len(names) :], strict=True):
             part = Part(values=slope)
