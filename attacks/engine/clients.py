@@ -61,7 +61,12 @@ class Clients:
         self.in_order = bool(seen.known.get(IN_ORDER, False))
         self.shared = False
         self._latest: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
-        self.simulated = Simulated(ctx.network, ctx.defense, self.training)
+        self.simulated = Simulated(
+            ctx.network,
+            ctx.defense,
+            self.training,
+            (ctx.aux_x.to(ctx.device), ctx.aux_y.to(ctx.device)),
+        )
         self.gradients = layered(ctx.network, ctx.defense, self.training) or self.simulated
 
     # --- uploads ------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ vmapped program.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -29,8 +30,11 @@ from bench.api import Defense, Layer, NetworkView, State
 from bench.toolkit.batches import soft_cross_entropy
 from bench.toolkit.losses import NetworkLoss, SplitLoss
 
-_SOFTNESS = 1.0
+_SOFTNESS = 0.1
 """Of the direction in which a client's variables move (see `Defense.direction`)."""
+_BATCHES, _SEED = 16, 0
+"""Public batches, each under a draw of its own, that show how far directions hold under draws."""
+_TINY = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +71,64 @@ class ObservedTraining:
 
 class Simulated:
     """Mean direction over the local steps, each on its own slice of the candidate samples: the
-    gradient, unless the defense makes another of it."""
+    gradient, unless the defense makes another of it.
 
-    def __init__(self, network: NetworkView, defense: Defense, training: ObservedTraining) -> None:
-        self.defense, self.training = defense, training
+    The network runs with weights without the defense's randomness. Directions that are no linear
+    function of a gradient, such as its signs, are then surer than under drawn weights: those of a
+    tensor are as much shorter as public batches show.
+
+    Attributes:
+        public: Samples [N, *shape] and labels int64 [N], or None for directions as they are.
+    """
+
+    def __init__(
+        self,
+        network: NetworkView,
+        defense: Defense,
+        training: ObservedTraining,
+        public: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.network, self.defense, self.training = network, defense, training
         self.loss = NetworkLoss(**training.played(network, defense))
+        self.public = public
+
+    @cached_property
+    def sureness(self) -> dict[str, Tensor]:
+        """Factors in [0, 1] by name: the regression of directions under drawn weights on those
+        without draws. Empty where the direction is the gradient, or nothing is drawn."""
+        training, start = self.training, self.training.start
+        if self.public is None or "direction" not in self.defense.owns:
+            return {}
+        like = next(iter(start.values()))
+        cpu, const = ({n: v.cpu() for n, v in s.items()} for s in (start, training.const))
+        rng = torch.Generator().manual_seed(_SEED)
+        hot = torch.nn.functional.one_hot(self.public[1], self.network.classes)
+        both = {n: v.new_zeros(2) for n, v in start.items()}
+        for batch in torch.randint(len(hot), (_BATCHES, training.batch), generator=rng):
+            draw = {n: v.to(like) for n, v in self.defense.draw(cpu, const, rng).items()}
+            if not draw:
+                return {}
+            x, y = (t[batch.to(t.device)].to(like) for t in (self.public[0], hot))
+            realize = partial(self.defense.realize, const=training.const, draw=draw)
+            loss = replace(self.loss, realize=realize)
+            grads = (self.defense.gradient(one, start, x, y, {}) for one in (loss, self.loss))
+            real, _ = self.defense.direction(next(grads), {}, 0, training.const)
+            mean, _ = self._direction(next(grads), {}, 0)
+            for name, value in mean.items():
+                both[name] += torch.stack([(real[name] * value).sum(), value.square().sum()])
+        return {n: (t[0] / t[1].clamp_min(_TINY)).clamp(0, 1) for n, t in both.items()}
+
+    def _direction(self, gradient: State, memory: State, step: int) -> tuple[State, State]:
+        return self.defense.direction(gradient, memory, step, self.training.const, _SOFTNESS)
 
     def __call__(self, x: Tensor, y: Tensor, moves: State | None = None) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name. moves: From the common
         start to each client's own [P, ...]; None: nowhere."""
+        _ = self.sureness  # before vmap
         return vmap(self._one)(x, y, {} if moves is None else dict(moves))
 
     def _one(self, x: Tensor, y: Tensor, moves: State) -> dict[str, Tensor]:
-        training = self.training
+        training, sure = self.training, self.sureness
         start: State = training.start
         variables: State = {**start, **{n: start[n] + move for n, move in moves.items()}}
         total: dict[str, Tensor] | None = None
@@ -89,9 +138,8 @@ class Simulated:
             first = step % per_epoch * training.batch  # an epoch after the other
             part = slice(first, first + training.batch)
             grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
-            moved, memory = self.defense.direction(
-                grads, memory, step, training.const, softness=_SOFTNESS
-            )
+            moved, memory = self._direction(grads, memory, step)
+            moved = {n: sure[n] * m if n in sure else m for n, m in moved.items()}
             total = dict(moved) if total is None else {n: total[n] + g for n, g in moved.items()}
             if step + 1 < training.steps:
                 variables = {n: v - training.lr * moved[n] for n, v in variables.items()}
