@@ -11,6 +11,7 @@ hold up to epsilon of about 36, beyond which a release cannot be told from a det
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -28,12 +29,13 @@ from bench.api import (
     Message,
     Piecewise,
     RandomisedResponse,
+    Round,
     SignPerturbation,
     Strength,
     TwoPoint,
     as_kind,
 )
-from bench.toolkit.vectors import replace_values, uniform_like
+from bench.toolkit.vectors import replace_values, sparse, uniform_like
 from defenses.spm import keep_probability, moments, perturb, scale_range, signs_alone
 
 Target = Literal["update", "gradient", "weights"]
@@ -87,6 +89,11 @@ def piecewise_variance(v: float, *, epsilon: float) -> float:
     small = math.exp(-epsilon / 2)
     rest = -math.expm1(-epsilon / 2)
     return v * v * small / rest + small * (1 + 3 * small) / (3 * rest * rest)
+
+
+def sampled_dimensions(epsilon: float, size: int) -> int:
+    """k = max(1, min(d, floor(epsilon / 2.5))), how many of d = `size` values are sent."""
+    return max(1, min(size, math.floor(epsilon / 2.5)))
 
 
 # --- the defenses ---------------------------------------------------------------------------
@@ -190,14 +197,68 @@ class Duchi(_Bounded):
 
 
 class PMPiecewise(_Bounded):
-    """Piecewise mechanism (PM) on every value clipped to [-bound, bound].
+    """Piecewise mechanism (PM) on values clipped to [-bound, bound].
 
-    SPM-FL compares with PM in one dimension per weight; PM's own sampling of a few of d
-    dimensions (Alg. 4 of its paper) is left out, as there.
-    Source: Wang et al., ICDE 2019, arXiv:1907.00782, Algorithm 2.
+    Args:
+        epsilon: Budget of one value, or with sampled dimensions of the whole upload, in (0, 700].
+        bound: Values are clipped to [-bound, bound], in the target's own scale; > 0.
+        target: What is clipped and perturbed: update, gradient or weights.
+        dimensions: `each`, every value is released by itself, as SPM-FL compares; `sampled`, PM's
+            own form for d values: k = max(1, min(d, floor(epsilon / 2.5))) of them, drawn
+            uniformly without replacement, are released with epsilon / k each and sent times
+            d / k, the others are 0. So it needs a target whose zeros mean that nothing moved.
+
+    Source: Wang et al., ICDE 2019, arXiv:1907.00782, Algorithms 2 (each) and 4 (sampled).
     """
 
-    source = "Wang et al., arXiv:1907.00782, Algorithm 2"
+    source = "Wang et al., arXiv:1907.00782, Algorithms 2 and 4"
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        bound: float,
+        target: Target = "update",
+        dimensions: Literal["each", "sampled"] = "each",
+    ) -> None:
+        super().__init__(epsilon=epsilon, bound=bound, target=target)
+        if dimensions not in ("each", "sampled"):
+            raise ValueError(f"dimensions must be each or sampled, got '{dimensions}'.")
+        if dimensions == "sampled" and target == "weights":
+            raise ValueError(
+                "target must be update or gradient with dimensions = 'sampled', got 'weights': "
+                "nearly all weights would be sent as 0."
+            )
+        self.dimensions = dimensions
+
+    def _samples(self, size: int) -> int:
+        """How many of so many values are sent."""
+        return sampled_dimensions(self.epsilon, size) if self.dimensions == "sampled" else size
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        if self.dimensions == "each":
+            return super().upload(messages, local, client)
+        rng = client.rng["defense"]
+        plain = [as_kind(m, self.target, base=local.broadcast, lr=local.lr) for m in messages]
+        return [self._sampled(m, rng) for m in plain]
+
+    def _sampled(self, plain: Message, rng: torch.Generator) -> Message:
+        """Algorithm 4. Its zeros are told by where they are alone."""
+        sizes = [p.values.numel() for p in plain.parts.values()]
+        size = sum(sizes)
+        count = self._samples(size)
+        chosen = torch.zeros(size, dtype=torch.bool)
+        chosen[torch.randperm(size, generator=rng)[:count]] = True
+        parts = {}
+        for (name, part), where in zip(plain.parts.items(), chosen.split(sizes), strict=True):
+            sent = where.view(part.values.shape).to(part.values.device)
+            v = (part.values[sent].double() / self.bound).clamp(-1, 1).nan_to_num(nan=0.0)
+            u_near, u_place = uniform_like(v, rng=rng), uniform_like(v, rng=rng)
+            released = piecewise(v, u_near, u_place, epsilon=self.epsilon / count)
+            values = torch.zeros_like(part.values)
+            values[sent] = (self.bound * size / count * released).to(values)
+            parts[name] = sparse(replace(part, values=values, bits=max(part.bits, 32)), sent)
+        return plain.with_parts(parts)
 
     def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
         u_near, u_place = uniform_like(v, rng=rng), uniform_like(v, rng=rng)
@@ -207,7 +268,58 @@ class PMPiecewise(_Bounded):
         return piecewise_variance(v, epsilon=self.epsilon)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (Piecewise(of=self.target, epsilon=self.epsilon, radius=self.bound),)
+        return self.mechanisms_in(Round())
+
+    def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
+        """Of values that are sent; which ones are is drawn whatever they are."""
+        if self.dimensions == "each":
+            return (Piecewise(of=self.target, epsilon=self.epsilon, radius=self.bound),)
+        count = self._samples(round.parameters)
+        told = Piecewise(
+            of=self.target,
+            epsilon=self.epsilon / count,
+            radius=self.bound,
+            scale=round.parameters / count,
+        )
+        return (told,)
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """Sampled: epsilon for all that a client sends, and as often as it sends."""
+        if self.dimensions == "each":
+            return super().claim(facts)
+        return self.epsilon * facts.releases, 0.0, "client"
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Sampled: whichever values are drawn, they are released with epsilon / k each."""
+        if self.dimensions == "each":
+            return super().guarantee(facts)
+        count = self._samples(facts.parameters)
+        return (
+            RandomisedResponse(
+                epsilon=self.epsilon / count,
+                coordinates=count,
+                covers="sampled values",
+                unit="record",
+                count=facts.releases,
+            ),
+        )
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        """Sampled: the variances are of a value before it is known which are sent."""
+        if self.dimensions == "each":
+            return super().constants(facts)
+        count = self._samples(facts.parameters)
+        scale, one = facts.parameters / count, self.epsilon / count
+        zero, end = (scale * (piecewise_variance(v, epsilon=one) + v * v) - v * v for v in (0, 1))
+        return {
+            "variance_at_0": zero * self.bound**2,
+            "variance_at_bound": end * self.bound**2,
+            "noise_std": self.bound * math.sqrt(zero),
+            "sampled_values": float(count),
+            "eps_one_value": one,
+            "eps_one_round": self.epsilon,
+            "eps_all_rounds": self.epsilon * facts.releases,
+        }
 
 
 class PNPM(_Bounded):

@@ -13,14 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from scipy.stats import binom
+from scipy.stats import binom, chisquare, ks_2samp
 from torch import Tensor
 
 from bench.contract.defense import Client, Local
-from bench.contract.events import Facts, Unprotected
+from bench.contract.events import Facts, Round, Unprotected
 from bench.contract.mechanisms import AdaptiveTwoPoint, Piecewise, SignPerturbation, TwoPoint
 from bench.contract.messages import Message, Part, as_kind
 from bench.privacy.ledger import account
+from bench.sandbox.audit import audit
 from bench.seeding import generator
 from defenses.bounded_ldp import (
     PNPM,
@@ -32,6 +33,7 @@ from defenses.bounded_ldp import (
     piecewise,
     piecewise_shape,
     piecewise_variance,
+    sampled_dimensions,
 )
 from tests.conftest import network_for, seen_under
 from tests.oracle import spm as spm_oracle
@@ -269,6 +271,98 @@ def test_the_same_seed_gives_the_same_numbers_and_no_other_generator_moves(defen
     assert first.dtype == update.dtype
 
 
+# --- PM of several dimensions ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "size", "count"),
+    [(0.1, 100, 1), (2.5, 100, 1), (4.99, 100, 1), (5.0, 100, 2), (26.0, 100, 10), (26.0, 3, 3)],
+)
+def test_so_many_dimensions_are_sampled_as_algorithm_4_says(
+    epsilon: float, size: int, count: int
+) -> None:
+    """k = max(1, min(d, floor(epsilon / 2.5)))."""
+    assert sampled_dimensions(epsilon, size) == count
+    defense = PMPiecewise(epsilon=epsilon, bound=0.1, dimensions="sampled")
+    part = uploaded(defense, torch.full((size,), 0.05)).parts["p"]
+    assert int(part.presence().sum()) == count
+    assert part.absent == "zero"
+    assert not bool(part.values[~part.presence()].any())
+
+
+def sampled_uploads(epsilon: float, values: Tensor, *, draws: int) -> Tensor:
+    """Uploads [draws, d] of values [d] with a bound of 1, 0 where nothing was sent."""
+    defense = PMPiecewise(epsilon=epsilon, bound=1.0, dimensions="sampled")
+    local = Local(
+        broadcast={"p": torch.zeros_like(values)}, start={"p": torch.zeros_like(values)},
+        end={"p": values}, const={}, grad_sum={"p": -values}, lr=1.0, steps=1,
+    )  # fmt: skip
+    client = Client(id="c", x=values, y=values, rng={"defense": generator(0, "sampled")})
+    sent = Message(
+        kind="update", sender="c", receiver="server", round=0, parts={"p": Part(values=values)}
+    )
+    rows = [defense.upload([sent], local, client)[0].parts["p"].values for _ in range(draws)]
+    return torch.stack(rows).double()
+
+
+def test_a_sampled_upload_is_unbiased_with_its_variance_and_samples_evenly() -> None:
+    """d = 5 and epsilon = 5, so that k = 2 values have 2.5 each."""
+    values, draws = torch.tensor([1.0, -0.4, 0.0, 0.7, -1.0]), 20_000
+    rows = sampled_uploads(5.0, values, draws=draws)
+    for column, v in zip(rows.T, values.tolist(), strict=True):
+        one = VARIANCE[PMPiecewise](math.exp(2.5), v)
+        assert_moments(column, mean=v, variance=2.5 * (one + v * v) - v * v)
+    shown = rows != 0
+    assert bool((shown.sum(dim=1) == 2).all())
+    pairs = torch.bincount((shown.long() * 2 ** torch.arange(5)).sum(dim=1))
+    found = pairs[pairs > 0]
+    assert len(found) == 10
+    assert chisquare(found.numpy()).pvalue > 1e-6
+
+
+def test_values_that_were_sampled_follow_the_law_that_attackers_are_told() -> None:
+    values = torch.tensor([0.6, -0.2, 0.1])
+    rows = sampled_uploads(4.0, values, draws=20_000)
+    defense = PMPiecewise(epsilon=4.0, bound=1.0, dimensions="sampled")
+    (told,) = defense.mechanisms_in(Round(parameters=3))
+    assert isinstance(told, Piecewise)
+    assert (told.epsilon, told.scale, told.faithful) == (4.0, 3.0, False)
+    drawn = told.sample(values.double().expand(20_000, 3), generator(1, "told"))
+    for sent, other in zip(rows.T, drawn.T, strict=True):
+        assert ks_2samp(sent[sent != 0].numpy(), other.numpy()).pvalue > 1e-6
+    (alone,) = defense.mechanisms()
+    assert (alone.epsilon, alone.scale) == (4.0, 1.0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0])
+def test_a_sampled_upload_costs_epsilon_as_a_whole_whatever_its_size(epsilon: float) -> None:
+    defense = PMPiecewise(epsilon=epsilon, bound=0.1, dimensions="sampled")
+    facts = Facts(parameters=10**6, rounds=20, participations=12)
+    entry = account(defense, facts)
+    assert (entry.eps_claimed, entry.claim_delta, entry.unit) == (12 * epsilon, 0.0, "client")
+    count = sampled_dimensions(epsilon, 10**6)
+    expected = epsilon_of_coins(12 * count, epsilon / count, facts.delta)
+    assert entry.eps_record == pytest.approx(expected, rel=1e-9)
+    assert entry.eps_record <= 12 * epsilon
+    assert (entry.constants["eps_one_round"], entry.constants["sampled_values"]) == (epsilon, count)
+
+
+@pytest.mark.parametrize(("rounds", "draws"), [(1, 400), (3, 150)])
+def test_no_audit_refutes_a_sampled_uploads_claim_or_proof(rounds: int, draws: int) -> None:
+    defense = PMPiecewise(epsilon=5.0, bound=0.1, dimensions="sampled")
+    found = audit(defense, draws=draws, parameters=2, rounds=rounds)
+    assert (found.verdict_claim, found.verdict_proof) == ("consistent", "consistent")
+    assert found.eps_audited > 1  # both values are sent
+
+
+def test_sampling_leaves_what_is_sent_for_each_value_as_it_was() -> None:
+    values = torch.linspace(-0.1, 0.1, 50)
+    each = uploaded(PMPiecewise(epsilon=1.0, bound=0.1), values).parts["p"]
+    named = uploaded(PMPiecewise(epsilon=1.0, bound=0.1, dimensions="each"), values).parts["p"]
+    assert each.present is None
+    assert torch.equal(each.values, named.values)
+
+
 # --- LDP-FL ---------------------------------------------------------------------------------
 
 
@@ -397,6 +491,14 @@ def test_a_federations_upload_has_the_two_values_of_the_mechanism(digits) -> Non
         (lambda: Duchi(epsilon=1.0, bound=0.0), r"bound must be > 0"),
         (lambda: PNPM(epsilon=1.0, bound=math.inf), r"bound must be > 0"),
         (lambda: Duchi(epsilon=1.0, bound=1.0, target="labels"), r"target must be update"),  # type: ignore[arg-type]
+        (
+            lambda: PMPiecewise(epsilon=1.0, bound=1.0, dimensions="some"),  # type: ignore[arg-type]
+            "dimensions must be each or sampled, got 'some'",
+        ),
+        (
+            lambda: PMPiecewise(epsilon=1.0, bound=1.0, dimensions="sampled", target="weights"),
+            "target must be update or gradient with dimensions = 'sampled'",
+        ),
         (lambda: SunAdaptive(epsilon=-1.0), r"epsilon must lie in \(0, 700\]"),
         (lambda: SunAdaptive(epsilon=1.0, slack=0.0), r"slack must be > 0"),
         (lambda: SunAdaptive(epsilon=1.0, floor=0.0), r"floor must be > 0"),

@@ -83,6 +83,10 @@ RANDOM: Mapping[str, st.SearchStrategy[Mechanism]] = {
     "Piecewise": st.builds(
         lambda e, r: Piecewise(of="update", epsilon=e, radius=r), budgets, levels
     ),
+    "Piecewise of some values": st.builds(
+        lambda e, r, c: Piecewise(of="update", epsilon=e, radius=r, scale=c),
+        budgets, levels, st.floats(1.0, 1e4),
+    ),
 }  # fmt: skip
 
 
@@ -286,6 +290,7 @@ DECLARED: Mapping[str, Any] = {
         for k, e, b in ((Duchi, 0.5, 0.1), (PMPiecewise, 3.0, 5e-4), (PNPM, 2.0, 5e-4))
         for t in ("weights", "update", "gradient")
     },
+    "PMPiecewise of sampled updates": PMPiecewise(epsilon=40.0, bound=1e-3, dimensions="sampled"),
     "sun_adaptive": SunAdaptive(epsilon=2.0),
     **{
         f"pm_sfl {n}, {v}": NoisedPMSFL(noise=n, variant=v, epsilon=20.0)  # type: ignore[arg-type]
@@ -323,6 +328,10 @@ def test_another_budget_than_the_declared_one_is_found() -> None:
     pairs = (
         (Duchi(epsilon=1.0, bound=0.1), Duchi(epsilon=1.2, bound=0.1)),
         (PMPiecewise(epsilon=3.0, bound=5e-4), Duchi(epsilon=3.0, bound=5e-4)),
+        (
+            PMPiecewise(epsilon=99.0, bound=1e-3, dimensions="sampled"),
+            PMPiecewise(epsilon=80.0, bound=1e-3, dimensions="sampled"),
+        ),
         (PNPM(epsilon=2.0, bound=5e-4), PNPM(epsilon=2.0, bound=1.0)),
         (NoisedPMSFL(noise="mask", epsilon=20.0), NoisedPMSFL()),
         (SPM(epsilon=2.0, variant="sign_rr"), SPM(epsilon=2.0, variant="unbiased")),

@@ -159,10 +159,27 @@ class AdaptiveTwoPoint(TwoPoint):
 @dataclass(frozen=True, kw_only=True)
 class Piecewise(_Interval):
     """Uniform in a window of width C - 1 around (C+1)/2 v, E times as likely as elsewhere in
-    [-C, C]; C = (e^{epsilon/2}+1) / (e^{epsilon/2}-1).
+    [-C, C]; C = (e^{epsilon/2}+1) / (e^{epsilon/2}-1). What is drawn is sent times `scale`.
 
-    Source: Wang et al., arXiv:1907.00782, Algorithm 2.
+    Attributes:
+        scale: Above 1 where only some values are sent, drawn whatever the values are: all values
+            over those sent. Then this is the law of a value that was sent.
+
+    Source: Wang et al., arXiv:1907.00782, Algorithm 2; Algorithm 4 for the scale.
     """
+
+    scale: float = 1.0
+
+    @property
+    def faithful(self) -> bool:  # type: ignore[override]
+        return self.scale == 1
+
+    @property
+    def variance(self) -> float:
+        return self.scale**2 * super().variance
+
+    def estimate(self, seen: Tensor, *, base: Tensor | None = None) -> Tensor:
+        return seen / self.scale
 
     @property
     def edge(self) -> float:
@@ -185,11 +202,12 @@ class Piecewise(_Interval):
         inside = middle + half * (2 * place - 1)
         outside = place * 2 * (self.edge - half) - self.edge
         outside = torch.where(outside < middle - half, outside, outside + 2 * half)
-        return torch.where(near < 1 / (1 + math.exp(-self.epsilon / 2)), inside, outside)
+        drawn = torch.where(near < 1 / (1 + math.exp(-self.epsilon / 2)), inside, outside)
+        return drawn * self.scale
 
     def _unit_misfit(self, v: Tensor, z: Tensor, softness: float) -> tuple[Tensor, Tensor]:
         """softness: width over which the window's edges are smeared, in units of its own."""
-        middle, half = self._window(v)
+        (middle, half), z = self._window(v), z / self.scale
         if softness == 0:
             away = (z - middle).abs() > half * (1 + 1e-6) + 1e-6 * self.edge
             possible = z.abs() <= self.edge * (1 + 1e-5)
