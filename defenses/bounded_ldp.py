@@ -11,8 +11,9 @@ hold up to epsilon of about 36, beyond which a release cannot be told from a det
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from bench.api import (
     Defense,
     Event,
     Facts,
+    Formula,
     Kind,
     Local,
     Mechanism,
@@ -30,15 +32,21 @@ from bench.api import (
     Piecewise,
     RandomisedResponse,
     Round,
+    Server,
     SignPerturbation,
+    State,
     Strength,
+    Summed,
     TwoPoint,
     as_kind,
 )
 from bench.toolkit.vectors import replace_values, sparse, uniform_like
+from defenses.shuffled import is_split, mean_of_split, shuffled_epsilon, split
 from defenses.spm import keep_probability, moments, perturb, scale_range, signs_alone
 
 Target = Literal["update", "gradient", "weights"]
+_CLIENTS = "clients"
+"""Of an attacker's rehearsal: how many clients' mean one of its own stands for."""
 
 
 # --- the mechanisms, on [-1, 1] -------------------------------------------------------------
@@ -370,20 +378,29 @@ class SunAdaptive(Duchi):
         floor: Least radius, > 0; a tensor of equal values, e.g. fresh biases, has no spread.
         max_radius: Largest radius, >= floor; without it every round's noise widens the next
             one's range by (E+1)/(E-1), so that training diverges.
+        shuffled: Whether clients split their upload and send every value by itself through a
+            shuffler, as LDP-FL has it: the server reads per coordinate how many clients sent the
+            upper of the two values, and not which.
 
     Departures. LDP-FL's c and r are set per layer and public, how is left to experience; here
     they follow the broadcast weights (slack, floor and max_radius are ours), since a range from
     a client's own weights would tell of them unprotected. The broadcast is what the server
     already has, so c and r cost no privacy. Clipping biases weights outside of the range towards
-    the centre, by their distance from it. LDP-FL's splitting and shuffling, which hides from
-    whom a value comes, is left out: here the server sees every client's upload.
+    the centre, by their distance from it. Where values are shuffled, it is taken for granted that
+    they are, by a shuffler that tells nothing; LDP-FL has each sent after a random delay.
     Source: Sun, Qian, Chen, "LDP-FL", IJCAI 2021, arXiv:2007.15789.
     """
 
     source = "Sun, Qian, Chen, arXiv:2007.15789"
 
     def __init__(
-        self, *, epsilon: float, slack: float = 1.5, floor: float = 0.01, max_radius: float = 0.1
+        self,
+        *,
+        epsilon: float,
+        slack: float = 1.5,
+        floor: float = 0.01,
+        max_radius: float = 0.1,
+        shuffled: bool = False,
     ) -> None:
         if not 0 < slack < math.inf:
             raise ValueError(
@@ -394,7 +411,9 @@ class SunAdaptive(Duchi):
         if not floor <= max_radius < math.inf:
             raise ValueError(f"max_radius must be finite and >= floor={floor}, got {max_radius}.")
         super().__init__(epsilon=epsilon, bound=max_radius, target="weights")
-        self.slack, self.floor = slack, floor
+        self.slack, self.floor, self.shuffled = slack, floor, shuffled
+        if shuffled:
+            self.only_sums, self.owns = True, frozenset({"aggregate"})
 
     def _range(self, broadcast: Tensor) -> tuple[float, float]:
         return self.mechanisms()[0].interval(broadcast)
@@ -408,3 +427,58 @@ class SunAdaptive(Duchi):
             floor=self.floor,
         )
         return (told,)
+
+    # --- splitting and shuffling --------------------------------------------------------------
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        if not self.shuffled:
+            return super().upload(messages, local, client)
+        released = [super().upload(messages, local, client)]
+        if _CLIENTS not in client.plan:
+            return [split(m) for m in released[0]]
+        while len(released) < client.plan[_CLIENTS]:
+            released.append(super().upload(messages, local, client))
+        return [_mean(same) for same in zip(*released, strict=True)]
+
+    def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        """An attacker rehearses the mean with one client, in the place of as many as sent."""
+        count = sum(map(is_split, messages))
+        return ({_CLIENTS: count},) if self.shuffled and count else ()
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        return mean_of_split(server, messages) if self.shuffled else None
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        """Shuffled: all counts of a round depend on a record, so that they compose as before."""
+        summed = (Summed(what="the clients' perturbed values"),) if self.shuffled else ()
+        return (*super().guarantee(facts), *summed)
+
+    def constants(self, facts: Facts) -> dict[str, float | str]:
+        """Shuffled: with what Theorem 3.1 of Feldman et al. proves for one value."""
+        found = super().constants(facts)
+        if self.shuffled:
+            found["eps_one_value_shuffled"] = shuffled_epsilon(
+                self.epsilon, clients=facts.sampled, delta=facts.delta
+            )
+        return found
+
+    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
+        if not self.shuffled:
+            return ()
+        return (
+            Formula(
+                name="epsilon of an upload that is split and shuffled",
+                equation="Abstract",
+                value=self.epsilon,
+                really=self.epsilon * facts.parameters * facts.releases,
+                holds='That splitting and shuffling "bypasses the curse of dimensionality" does '
+                "not follow: the server reads the counts of all coordinates, and one record moves "
+                "all of them. It holds for one value; all values of the run add up to the other "
+                "number, less what Theorem 3.1 of Feldman et al. saves with very many clients.",
+            ),
+        )
+
+
+def _mean(same: Sequence[Message]) -> Message:
+    """The mean of several releases of one upload."""
+    values = {n: torch.stack([m.parts[n].values for m in same]).mean(dim=0) for n in same[0].parts}
+    return replace_values(same[0], values)

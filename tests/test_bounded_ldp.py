@@ -18,9 +18,17 @@ from torch import Tensor
 
 from bench.contract.defense import Client, Local
 from bench.contract.events import Facts, Round, Unprotected
-from bench.contract.mechanisms import AdaptiveTwoPoint, Piecewise, SignPerturbation, TwoPoint
-from bench.contract.messages import Message, Part, as_kind
+from bench.contract.mechanisms import (
+    AdaptiveTwoPoint,
+    Mechanism,
+    Piecewise,
+    SignPerturbation,
+    TwoPoint,
+)
+from bench.contract.messages import SUM, Message, Part, as_kind
+from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
+from bench.protocols.local_training import LocalWork
 from bench.sandbox.audit import audit
 from bench.seeding import generator
 from defenses.bounded_ldp import (
@@ -35,7 +43,8 @@ from defenses.bounded_ldp import (
     piecewise_variance,
     sampled_dimensions,
 )
-from tests.conftest import network_for, seen_under
+from defenses.shuffled import shuffled_epsilon
+from tests.conftest import federation_of, network_for, seen_under
 from tests.oracle import spm as spm_oracle
 
 DRAWS = 200_000
@@ -307,7 +316,7 @@ def sampled_uploads(epsilon: float, values: Tensor, *, draws: int) -> Tensor:
 
 def test_a_sampled_upload_is_unbiased_with_its_variance_and_samples_evenly() -> None:
     """d = 5 and epsilon = 5, so that k = 2 values have 2.5 each."""
-    values, draws = torch.tensor([1.0, -0.4, 0.0, 0.7, -1.0]), 20_000
+    values, draws = torch.tensor([1.0, -0.4, 0.0, 0.7, -1.0]), 5_000
     rows = sampled_uploads(5.0, values, draws=draws)
     for column, v in zip(rows.T, values.tolist(), strict=True):
         one = VARIANCE[PMPiecewise](math.exp(2.5), v)
@@ -322,12 +331,12 @@ def test_a_sampled_upload_is_unbiased_with_its_variance_and_samples_evenly() -> 
 
 def test_values_that_were_sampled_follow_the_law_that_attackers_are_told() -> None:
     values = torch.tensor([0.6, -0.2, 0.1])
-    rows = sampled_uploads(4.0, values, draws=20_000)
+    rows = sampled_uploads(4.0, values, draws=5_000)
     defense = PMPiecewise(epsilon=4.0, bound=1.0, dimensions="sampled")
     (told,) = defense.mechanisms_in(Round(parameters=3))
     assert isinstance(told, Piecewise)
     assert (told.epsilon, told.scale, told.faithful) == (4.0, 3.0, False)
-    drawn = told.sample(values.double().expand(20_000, 3), generator(1, "told"))
+    drawn = told.sample(values.double().expand(5_000, 3), generator(1, "told"))
     for sent, other in zip(rows.T, drawn.T, strict=True):
         assert ks_2samp(sent[sent != 0].numpy(), other.numpy()).pvalue > 1e-6
     (alone,) = defense.mechanisms()
@@ -410,6 +419,117 @@ def test_suns_range_does_not_depend_on_the_clients_own_weights() -> None:
         for shift in (0.0, 0.02, -3.0)
     ]
     assert all(torch.equal(outputs[0], o) for o in outputs)
+
+
+# --- splitting and shuffling ------------------------------------------------------------------
+
+
+def shuffled(**more: Any) -> SunAdaptive:
+    return SunAdaptive(epsilon=2.0, shuffled=True, **more)
+
+
+def test_shuffling_moves_no_weight_of_the_model(digits: Dataset) -> None:
+    network = network_for(digits, "mlp_spm")
+    states = []
+    for defense in (SunAdaptive(epsilon=2.0), shuffled()):
+        federation = federation_of(digits, network, defense, clients=4)
+        work = LocalWork(protocol="fedavg", batch=8, lr=0.1, local_steps=3)
+        federation.play(work, [c.id for c in federation.clients], observed=True)
+        assert all(c.kept is None for c in federation.clients)
+        states.append(federation.state)
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=0, atol=1e-6)
+
+
+def test_the_server_reads_how_many_sent_the_upper_value_and_nobodys_upload(
+    digits: Dataset,
+) -> None:
+    seen, truth = seen_under(
+        digits, network_for(digits, "mlp_spm"), shuffled(), clients=3, batch=2,
+        hears_broadcast=False,
+    )  # fmt: skip
+    assert seen.clients == (SUM,)
+    assert truth.x.shape[:2] == (1, 6)
+    uploads = [m for m in seen.messages if m.kind == "weights" and m.sender != SUM]
+    assert len(uploads) == 3
+    assert not any(bool(p.presence().any()) for m in uploads for p in m.parts.values())
+    assert all(s.box is None for m in uploads for s in m.sealed.values())
+    (law,) = [Mechanism.from_dict(m) for m in seen.known["mechanisms"][-1:]]
+    assert isinstance(law, AdaptiveTwoPoint)
+    assert law.count == 3
+    (message,) = seen.of(SUM, "weights")
+    for name, part in message.parts.items():
+        centre, radius = law.interval(seen.before[name])
+        ups = 3 * (1 + (part.values.double() - centre) / radius * math.tanh(1.0)) / 2
+        torch.testing.assert_close(ups, ups.round(), rtol=0, atol=1e-3)
+        assert set(ups.round().unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}
+
+
+def test_a_rehearsed_upload_stands_for_the_mean_of_as_many_clients() -> None:
+    defense, update = shuffled(), torch.full((4000,), 0.002)
+    base = {"p": torch.zeros_like(update)}
+    local = Local(
+        broadcast=base, start=base, end={"p": update}, const={}, grad_sum={"p": -update}, lr=1.0,
+        steps=1,
+    )  # fmt: skip
+    sent = Message(
+        kind="update", sender="c", receiver="server", round=0, parts={"p": Part(values=update)}
+    )
+    client = Client(id="c", x=update, y=update, rng={"defense": generator(0, "rehearsed")})
+    split = defense.upload([sent], local, client)
+    plans = defense.public_plans([*split, *split, *split])
+    assert SunAdaptive(epsilon=2.0).public_plans([sent]) == ()
+    client.plan.update(plans[0])
+    (upload,) = defense.upload([sent], local, client)
+    (one,) = defense.mechanisms()
+    law = one.of_mean(3)
+    told = law.sample(update.double()[None], generator(1, "told"), base=base)[0]
+    found = upload.parts["p"].values.double()
+    assert torch.allclose(found.unique(), told.unique(), atol=1e-6)
+    assert len(found.unique()) == 4
+    assert abs(float(found.mean() - told.mean())) < 8 * float(told.std()) / math.sqrt(4000)
+
+
+def test_shuffling_proves_nothing_more_for_a_record() -> None:
+    facts = Facts(parameters=1000, rounds=20, participations=12, clients=10)
+    plain, entry = account(SunAdaptive(epsilon=2.0), facts), account(shuffled(), facts)
+    assert entry.eps_record == plain.eps_record
+    assert (entry.eps_claimed, entry.unit) == (plain.eps_claimed, plain.unit)
+    assert entry.constants["eps_one_value_shuffled"] == 2.0  # ten clients are too few
+    many = account(shuffled(), replace(facts, clients=10**6))
+    assert float(many.constants["eps_one_value_shuffled"]) < 0.1
+    assert many.eps_record == plain.eps_record
+    (formula,) = shuffled().paper_formulas(facts)
+    assert (formula.value, formula.really) == (2.0, 2.0 * 1000 * 12)
+
+
+def test_what_shuffling_proves_is_the_closed_form_by_hand() -> None:
+    """n = 10^6, epsilon = 1, delta = 1e-6: log(1 + 0.46212 (8 sqrt(e 15.2018 / n) + 8 e / n))."""
+    assert shuffled_epsilon(1.0, clients=10**6, delta=1e-6) == pytest.approx(0.0234968, rel=1e-4)
+    assert shuffled_epsilon(1.0, clients=600, delta=1e-6) == 1.0  # log(n / 232) < 1
+
+
+@pytest.mark.parametrize(("epsilon", "clients"), [(0.5, 2000), (1.0, 20_000), (3.0, 100_000)])
+def test_counts_of_shuffled_values_keep_what_is_proven(epsilon: float, clients: int) -> None:
+    """Both ends of one client's interval beside others that all are at the lower end: the exact
+    delta of the two laws of the count."""
+    delta = 1e-5
+    proven = shuffled_epsilon(epsilon, clients=clients, delta=delta)
+    assert proven < epsilon
+    low = 1 / (1 + math.exp(epsilon))
+    ups = np.arange(clients + 1)
+    others = binom.pmf(ups, clients - 1, low)
+    moved = np.concatenate([[0.0], others[:-1]])
+    one, two = ((1 - p) * others + p * moved for p in (low, 1 - low))
+    for a, b in ((one, two), (two, one)):
+        assert np.maximum(a - math.exp(proven) * b, 0).sum() <= delta
+
+
+def test_an_audit_reads_the_counts_and_refutes_no_proof() -> None:
+    found = audit(shuffled(), draws=200, parameters=4)
+    assert found.verdict_proof == "consistent"
+    (whole,) = [p for p in found.pairs if p.channel == "coordination"]
+    assert whole.eps_lower > 0.5  # with one client the counts are its values
 
 
 # --- what is known and what is proven ---------------------------------------------------------

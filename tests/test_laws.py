@@ -129,6 +129,7 @@ BOUNDED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pm_piecewise", {"epsilon": 400.0, "bound": 0.2, "dimensions": "sampled"}),
     ("pnpm", {"epsilon": 5.0, "bound": 0.2}),
     ("sun_adaptive", {"epsilon": 20.0}),
+    ("sun_adaptive", {"epsilon": 20.0, "shuffled": True}),
     ("laplace", {"noise_multiplier": 0.001, "clip_norm": 5.0}),
 )
 

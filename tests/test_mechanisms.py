@@ -10,10 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import comb
+from scipy.stats import binom
 from torch import Tensor
 
 from bench.api import (
@@ -89,6 +92,12 @@ RANDOM: Mapping[str, st.SearchStrategy[Mechanism]] = {
     ),
 }  # fmt: skip
 
+MEANS: Mapping[str, st.SearchStrategy[Mechanism]] = {
+    f"{kind} of a mean": st.builds(lambda m, n: m.of_mean(n), RANDOM[kind], st.integers(2, 9))
+    for kind in ("TwoPoint", "AdaptiveTwoPoint")
+}
+ALL = {**RANDOM, **MEANS}
+
 
 def drawn(mechanism: Mechanism, value: float, *, seed: int = 0) -> Tensor:
     """Draws of what is sent for one value, beside two others of the same tensor."""
@@ -144,12 +153,12 @@ def test_the_true_law_is_that_of_the_draws(name: str, data: Any, value: float, s
     assert gap <= math.sqrt(math.log(2 / ALONE) / (2 * DRAWS)) + 5e-3  # and the grid's steps
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("softness", [0.0, 1e-3, 0.1, 1.0])
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_the_slope_of_every_misfit_is_its_derivative(name: str, softness: float, data: Any) -> None:
-    mechanism = data.draw(RANDOM[name])
+    mechanism = data.draw(ALL[name])
     rng = torch.Generator().manual_seed(1)
     sent = torch.randn(200, generator=rng, dtype=F64)
     seen = mechanism.sample(sent[:, None].repeat(1, 3), rng, base=BASE)[:, 0]
@@ -160,6 +169,37 @@ def test_the_slope_of_every_misfit_is_its_derivative(name: str, softness: float,
     if loss.requires_grad:  # a law of steps has none
         derivative = torch.autograd.grad(loss.sum(), sent)[0]
     torch.testing.assert_close(slope.detach(), derivative, rtol=1e-6, atol=1e-8)
+
+
+@given(epsilon=budgets, v=st.floats(-1, 1), count=st.integers(2, 30))
+@settings(max_examples=25, deadline=None)
+def test_the_law_of_a_mean_of_two_points_is_binomial(epsilon: float, v: float, count: int) -> None:
+    """Up to a constant of what is seen, the binomial coefficient."""
+    law = TwoPoint(of="weights", epsilon=epsilon, radius=0.5).of_mean(count)
+    edge, ups = 0.5 / math.tanh(epsilon / 2), np.arange(count + 1)
+    seen = torch.tensor(edge * (2 * ups / count - 1))[None]
+    chance = 0.5 + v * math.tanh(epsilon / 2) / 2
+    loss = law.misfit(torch.full_like(seen, 0.5 * v), seen)[0][0]
+    expected = binom.logpmf(ups, count, chance) - np.log(comb(count, ups))
+    assert -loss.numpy() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    sent = law.sample(torch.full((DRAWS, 1), 0.5 * v, dtype=F64), torch.Generator().manual_seed(0))
+    found = ((sent / edge + 1) / 2 * count).round()
+    torch.testing.assert_close(found, (sent / edge + 1) / 2 * count, rtol=0, atol=1e-6)
+    share, reach = float(found.mean()) / count, math.log(2 / ALONE) / (DRAWS * count)
+    # Bernstein's bound.
+    assert abs(share - chance) <= reach / 3 + math.sqrt(2 * reach * chance * (1 - chance)) + 1e-9
+    assert law.variance == pytest.approx(edge * edge / count)
+
+
+def test_clients_with_unlike_values_spread_no_more_than_the_law_of_their_mean() -> None:
+    one = TwoPoint(of="weights", epsilon=1.0, radius=1.0)
+    values = torch.tensor([-0.9, 0.2, 0.4, 0.7], dtype=F64)
+    rng = torch.Generator().manual_seed(0)
+    sent = one.sample(values.expand(DRAWS, 4), rng).mean(dim=1)
+    told = one.of_mean(4).sample(values.mean().expand(DRAWS, 1), rng)[:, 0]
+    error = 6.5 * float(told.std()) / math.sqrt(DRAWS)
+    assert abs(float(sent.mean() - told.mean())) < 1.5 * error
+    assert float(sent.var()) < float(told.var())
 
 
 @given(keep=shares, low=levels, width=levels, add=st.floats(1e-6, 0.5))
@@ -219,11 +259,11 @@ def test_what_is_not_random_is_compared_by_squared_distance() -> None:
         assert float(exact.misfit(sent, seen)[0]) == pytest.approx(0.04)
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", ALL)
 @given(data=st.data())
 @settings(max_examples=5, deadline=None)
 def test_prepared_rows_can_be_chosen_and_repeated(name: str, data: Any) -> None:
-    mechanism = data.draw(RANDOM[name])
+    mechanism = data.draw(ALL[name])
     rng = torch.Generator().manual_seed(2)
     sent = torch.randn(4, 3, generator=rng, dtype=F64)
     seen = mechanism.sample(sent, rng, base=BASE)
@@ -234,11 +274,11 @@ def test_prepared_rows_can_be_chosen_and_repeated(name: str, data: Any) -> None:
 
 
 # --- estimates ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", sorted(set(RANDOM) - {"BernoulliMask"}))
+@pytest.mark.parametrize("name", sorted(set(ALL) - {"BernoulliMask"}))
 @given(data=st.data(), value=st.floats(-0.4, 0.4))
 @settings(max_examples=10, deadline=None)
 def test_estimates_are_unbiased(name: str, data: Any, value: float) -> None:
-    mechanism = data.draw(RANDOM[name])
+    mechanism = data.draw(ALL[name])
     if isinstance(mechanism, AdaptiveTwoPoint | TwoPoint | Piecewise):
         centre, radius = mechanism.interval(BASE)
         value = centre + value * radius
@@ -341,11 +381,11 @@ def test_another_budget_than_the_declared_one_is_found() -> None:
 
 
 # --- records ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", ALL)
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
 def test_every_mechanism_comes_back_from_its_record(name: str, data: Any) -> None:
-    mechanism = data.draw(RANDOM[name])
+    mechanism = data.draw(ALL[name])
     assert Mechanism.from_dict(mechanism.to_dict()) == mechanism
     assert mechanism.known_law
 

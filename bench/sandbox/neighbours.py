@@ -18,7 +18,7 @@ from bench.contract.defense import Client, Defense, fresh
 from bench.contract.events import Unit
 from bench.contract.hooks import members_of, overrides
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import SERVER, UPLOAD_KINDS
+from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS
 from bench.models import build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
@@ -340,7 +340,8 @@ def _records(inputs: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
-    """Everything addressed to the server by the client and third parties in one real round."""
+    """Everything that the server gets in one real round of the client and third parties, and the
+    sum that it reads."""
     others = [
         (torch.randn(x.shape, generator=generator(seed, "others", i)), torch.tensor([i % 2]))
         for i in range(1, defense.together)
@@ -360,7 +361,7 @@ def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
             forked = with_fresh_secrets(start, "audit", token(rng))
             with named("a round", *members_of(defense)):
                 wire = play_round(forked, work).wire
-            senders = {VICTIM, *forked.parties}
+            senders = {VICTIM, SUM, *forked.parties}
             rows.append(row_of(m for m in wire.seen_by(SERVER) if m.sender in senders))
         return rows
 

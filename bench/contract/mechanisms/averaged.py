@@ -47,8 +47,8 @@ def averaged(mechanisms: Sequence[Mechanism], count: int) -> list[Mechanism]:
     """What is so of the mean of `count` clients' values that mechanisms acted on independently.
 
     What scales whole rows still does so with each client's. Noise of mean 0 is nearly normal
-    (central limit), and several noises of one kind of upload are one. Of anything else no law is
-    told, so that attacks that need one refuse it.
+    (central limit), where it has no law of its own for a mean, and several noises of one kind of
+    upload are one. Of anything else no law is told, so that attacks that need one refuse it.
     """
     found: list[Mechanism] = []
     noises: dict[str, list[Mechanism]] = {}
@@ -62,8 +62,9 @@ def averaged(mechanisms: Sequence[Mechanism], count: int) -> list[Mechanism]:
         elif mechanism.random or mechanism.tells_interval:
             found.append(Averaged(of=mechanism.of, each=type(mechanism).__name__))
     for same in noises.values():
-        if count == 1 and len(same) == 1:
-            found += same
+        own = same[0] if count == 1 else same[0].of_mean(count)
+        if len(same) == 1 and own is not None:
+            found.append(own)
             continue
         spread = sum(m.spread for m in same) / count
         found.append(GaussianNoise(of=same[0].of, std=math.sqrt(spread)))

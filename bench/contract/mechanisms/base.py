@@ -154,6 +154,10 @@ class Mechanism:
         """Variance of what it adds to a value, averaged over values where it depends on them."""
         return self.variance
 
+    def of_mean(self, count: int) -> Mechanism | None:
+        """Its law of the mean of `count` clients' values, None where only the spread is known."""
+        return None
+
     # --- what an attacker makes of it ---------------------------------------------------------
     @property
     def known_law(self) -> bool:

@@ -7,7 +7,7 @@ centre + radius]. E = e^epsilon.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -108,23 +108,44 @@ def _clipped(v: Tensor, softness: float) -> tuple[Tensor, Tensor]:
 class TwoPoint(_Interval):
     """+-(E+1)/(E-1), the plus sign with probability 1/2 + v/2 (E-1)/(E+1).
 
+    Attributes:
+        count: Clients of whose values the mean is seen, which tells how many of them sent the
+            plus sign. All of them are taken to have the mean value, so that the number is
+            binomial: the widest law of that mean (Hoeffding 1956), and nearly the true one, since
+            clients' values differ by little of the interval.
+
     Source: Duchi, Jordan, Wainwright, arXiv:1302.3203, in one dimension.
     """
 
+    count: int = 1
+
     @property
     def unit_variance(self) -> float:
-        return math.tanh(self.epsilon / 2) ** -2
+        return math.tanh(self.epsilon / 2) ** -2 / self.count
+
+    def of_mean(self, count: int) -> Mechanism:
+        return replace(self, count=self.count * count)
 
     def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
         slope = math.tanh(self.epsilon / 2)
-        plus = torch.rand(v.shape, generator=rng, dtype=v.dtype) < (1 + slope * v) / 2
-        return torch.where(plus, 1 / slope, -1 / slope).to(v)
+        total = torch.zeros_like(v)
+        for _ in range(self.count):
+            plus = torch.rand(v.shape, generator=rng, dtype=v.dtype) < (1 + slope * v) / 2
+            total += torch.where(plus, 1 / slope, -1 / slope)
+        return total / self.count
 
     def _unit_misfit(self, v: Tensor, z: Tensor, softness: float) -> tuple[Tensor, Tensor]:
-        towards = math.tanh(self.epsilon / 2) * z.sign()
+        slope = math.tanh(self.epsilon / 2)
         least = 2 / (1 + math.exp(min(self.epsilon, 80.0)))
-        chance = (1 + towards * v).clamp_min(least)
-        return math.log(2) - chance.log(), -towards / chance
+        if self.count == 1:
+            towards = slope * z.sign()
+            chance = (1 + towards * v).clamp_min(least)
+            return math.log(2) - chance.log(), -towards / chance
+        up = (self.count * (1 + slope * z) / 2).round().clamp(0, self.count)
+        down = self.count - up
+        plus, minus = ((1 + s * v).clamp_min(least) for s in (slope, -slope))
+        loss = self.count * math.log(2) - up * plus.log() - down * minus.log()
+        return loss, slope * (down / minus - up / plus)
 
 
 @dataclass(frozen=True, kw_only=True)
