@@ -41,7 +41,7 @@ from bench.api import (
     as_kind,
 )
 from bench.toolkit.vectors import replace_values, sparse, uniform_like
-from defenses.shuffled import is_split, mean_of_split, shuffled_epsilon, split
+from defenses.shuffled import is_split_up, mean_of_split_up, shuffled_epsilon, split_up
 from defenses.spm import keep_probability, moments, perturb, scale_range, signs_alone
 
 Target = Literal["update", "gradient", "weights"]
@@ -434,18 +434,18 @@ class SunAdaptive(Duchi):
             return super().upload(messages, local, client)
         released = [super().upload(messages, local, client)]
         if _CLIENTS not in client.plan:
-            return [split(m) for m in released[0]]
+            return [split_up(m) for m in released[0]]
         while len(released) < client.plan[_CLIENTS]:
             released.append(super().upload(messages, local, client))
         return [_mean(same) for same in zip(*released, strict=True)]
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """An attacker rehearses the mean with one client, in the place of as many as sent."""
-        count = sum(map(is_split, messages))
+        count = sum(map(is_split_up, messages))
         return ({_CLIENTS: count},) if self.shuffled and count else ()
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        return mean_of_split(server, messages) if self.shuffled else None
+        return mean_of_split_up(server, messages) if self.shuffled else None
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Shuffled: all counts of a round depend on a record, so that they compose as before."""

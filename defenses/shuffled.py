@@ -21,7 +21,7 @@ _BYTES = 8
 """Of a value that travels by itself: itself and its place, 32 bits each."""
 
 
-def split(upload: Message) -> Message:
+def split_up(upload: Message) -> Message:
     """An upload whose values the server gets without learning that they are this client's."""
     nothing = torch.tensor(False)
     sealed = {
@@ -32,16 +32,16 @@ def split(upload: Message) -> Message:
     return replace(upload, parts=hidden, sealed=sealed)
 
 
-def is_split(message: Message) -> bool:
+def is_split_up(message: Message) -> bool:
     """Whether a message is an upload whose values came one by one."""
     return message.kind in UPLOAD_KINDS and bool(message.sealed)
 
 
-def mean_of_split(server: Server, messages: Sequence[Message]) -> State:
+def mean_of_split_up(server: Server, messages: Sequence[Message]) -> State:
     """The new state, the mean of all uploads, which the server notes of those that were split."""
-    opened = [_opened(m) if is_split(m) else m for m in messages]
+    opened = [_opened(m) if is_split_up(m) else m for m in messages]
     mean = mean_over_present(server, [filled(m, base=server.state) for m in opened])
-    arrived = [m for m in messages if is_split(m)]
+    arrived = [m for m in messages if is_split_up(m)]
     if arrived:
         assert server.ask is not None
         parts = {}

@@ -66,6 +66,20 @@ def test_every_shipped_defense_conforms(registry: Registry, name: str) -> None:
     assert failures(registry, "defense", name, DEFENSES.get(name, {})) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("pm_piecewise", {"epsilon": 60.0, "bound": 1.0, "dimensions": "sampled"}),
+        ("sun_adaptive", {"epsilon": 3.9, "shuffled": True}),
+    ],
+)
+def test_rivals_of_spm_conform_as_their_own_papers_have_them(
+    registry: Registry, name: str, settings: dict[str, Any]
+) -> None:
+    assert failures(registry, "defense", name, settings) == []
+
+
 @pytest.mark.parametrize("name", shipped("leakbench.attacks"))
 def test_every_shipped_attack_conforms(registry: Registry, name: str) -> None:
     assert failures(registry, "attack", name, ATTACKS.get(name, {})) == []

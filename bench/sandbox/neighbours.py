@@ -18,7 +18,7 @@ from bench.contract.defense import Client, Defense, fresh
 from bench.contract.events import Unit
 from bench.contract.hooks import members_of, overrides
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS
+from bench.contract.messages import SERVER, UPLOAD_KINDS
 from bench.models import build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
@@ -130,7 +130,8 @@ def _upload_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourP
 
 
 def _upload(defense: Defense, a: Tensor, b: Tensor, seed: int) -> Release:
-    """Uploads of clients whose local training moved the variables by a or b [1, D]."""
+    """Uploads of clients whose local training moved the variables by a or b [1, D]. Where the
+    server reads sums alone, that of one client, as attackers rehearse it."""
     name = "head.weight"
     uploader = Uploader.of(defense, {name: torch.zeros_like(a)}, seed)
 
@@ -141,7 +142,11 @@ def _upload(defense: Defense, a: Tensor, b: Tensor, seed: int) -> Release:
         for _ in range(draws):
             stages: Any = ("round", "upload")
             client = client_alone(rng) if alone else informed_client(defense, stages, rng)
-            rows.append(row_of(uploader.upload(message, local, client)))
+            sent = uploader.upload(message, local, client)
+            if plans := defense.public_plans(sent):
+                client.plan.update(plans[0])
+                sent = uploader.upload(message, local, client)
+            rows.append(row_of(sent))
         return rows
 
     return release
@@ -340,8 +345,7 @@ def _records(inputs: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
-    """Everything that the server gets in one real round of the client and third parties, and the
-    sum that it reads."""
+    """Everything addressed to the server by the client and third parties in one real round."""
     others = [
         (torch.randn(x.shape, generator=generator(seed, "others", i)), torch.tensor([i % 2]))
         for i in range(1, defense.together)
@@ -361,7 +365,7 @@ def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
             forked = with_fresh_secrets(start, "audit", token(rng))
             with named("a round", *members_of(defense)):
                 wire = play_round(forked, work).wire
-            senders = {VICTIM, SUM, *forked.parties}
+            senders = {VICTIM, *forked.parties}
             rows.append(row_of(m for m in wire.seen_by(SERVER) if m.sender in senders))
         return rows
 
