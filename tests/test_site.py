@@ -83,7 +83,7 @@ def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
 
 def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "a <b> & 'c'"
-    shutil.copytree(RESULTS / "full_fedavg_mnist_mlp", folder)
+    shutil.copytree(RESULTS / "attacks", folder)
     run = json.loads((folder / "run.json").read_text())
     run["suite"]["description"] = "<script>alert(1)</script>"
     (folder / "run.json").write_text(json.dumps(run))
