@@ -51,8 +51,8 @@ def test_lists_expand_to_a_grid_and_filters_narrow_it(tiny: Callable[..., Path])
 def test_a_filter_by_task_tells_tasks_of_one_dataset_apart() -> None:
     suite = suites.read_suite("pm_sfl")
     cuts = {place: {j.protocol.cuts for j in expand(suite, {"task": place}).trainings}
-            for place in (0, 1)}  # fmt: skip
-    assert cuts == {0: {("layer2",)}, 1: {("layer1", "layer2", "layer3", "layer4")}}
+            for place in (0, 2)}  # fmt: skip
+    assert cuts == {0: {("block2",)}, 2: {("block1", "block2", "hidden")}}
 
 
 def test_an_attack_may_be_kept_to_some_checkpoints(tiny: Callable[..., Path]) -> None:
