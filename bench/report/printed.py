@@ -84,16 +84,18 @@ class PrintedTable(BaseModel):
         title: What it shows, with the paper's name of it.
         unit: Of its figures.
         scale: In what the run that is measured is smaller than the paper's.
-        run: The command that makes its measured figures.
+        run: The command that makes its measured figures; "" where nothing smaller than the paper's
+            scale tells anything, as `scale` says.
         paper_run: The command that makes them at the paper's scale.
         pick: What the rows of the leaderboard that belong to it have in common: `defense`,
             `dataset`, `model`, `checkpoint`, or of its settings `settings.NAME`, `protocol.NAME`,
-            `data.NAME`, `model.NAME`. A row's and a column's are added to it. For the ledger:
-            `defense`, `settings.NAME` and `facts.NAME`.
+            `data.NAME`, `model.NAME`; `{ any = [...] }` stands for one of several values, as of
+            both scales. A row's and a column's are added to it. For the ledger: `defense`,
+            `settings.NAME` and `facts.NAME`.
         read: Which figure of a leaderboard's row a cell has: `accuracy`, `personal_accuracy`,
             `leak`, `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`,
-            `attacks.COLUMN.METRIC`; `course.NAME` after `course.rounds` of the pick; or of the
-            ledger `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
+            `attacks.COLUMN.METRIC`; `course.NAME` after the part `course.share` of all rounds; or
+            of the ledger `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
         factor: Measured figures are multiplied by it, 100 for percent.
         digits: Shown behind the point.
         columns: Its columns.
@@ -108,7 +110,7 @@ class PrintedTable(BaseModel):
     title: str
     unit: str
     scale: str = ""
-    run: str
+    run: str = ""
     paper_run: str
     pick: dict[str, Any] = Field(default_factory=dict)
     read: str = "accuracy"
@@ -318,7 +320,7 @@ def _measured(
         found = _accounted(pick, rest, registry)
         return None if found is None else MeasuredCell(value=_scaled(_exact(found), factor))
     row = counterpart(table, line, column, rows)
-    value = None if row is None else _figure(row, read, pick.get("course.rounds"))
+    value = None if row is None else _figure(row, read, pick.get("course.share", 1.0))
     if row is None or value is None:
         return None
     diverged = any(f.code is FlagCode.DIVERGED for f in row.flags)
@@ -330,7 +332,7 @@ def counterpart(
 ) -> Row | None:
     """The leaderboard's row that a cell's figure stands in; None if there is none."""
     pick = {**table.pick, **line.pick, **column.pick}
-    pick.pop("course.rounds", None)
+    pick.pop("course.share", None)
     fitting = [row for row in rows if all(_has(row, name, v) for name, v in pick.items())]
     if len(fitting) > 1:
         names = ", ".join(f"{row.setting} ({row.where})" for row in fitting)
@@ -339,6 +341,8 @@ def counterpart(
 
 
 def _has(row: Row, name: str, value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has(row, name, one) for one in value["any"])
     room, dot, key = name.partition(".")
     if not dot:
         return bool(getattr(row, name) == value)
@@ -348,7 +352,7 @@ def _has(row: Row, name: str, value: Any) -> bool:
     return bool(getattr(held, key) == value)
 
 
-def _figure(row: Row, read: str, rounds: int | None) -> Interval | None:
+def _figure(row: Row, read: str, share: float) -> Interval | None:
     kind, _, rest = read.partition(".")
     value: Any
     if kind == "attacks":
@@ -356,6 +360,7 @@ def _figure(row: Row, read: str, rounds: int | None) -> Interval | None:
         entry = row.attacks.get(attack)
         value = entry and entry.scores.get(metric)
     elif kind == "course":
+        rounds = round(share * row.protocol_settings.rounds)
         point = next((p for p in row.course if p.rounds == rounds), None)
         value = point and getattr(point, rest)
     elif kind == "workings":
@@ -442,6 +447,7 @@ def findings(shown: ComparedTable) -> Iterator[str]:
         yield "†: the training diverged."
     if table.scale:
         yield f"Scale: {table.scale}"
-    yield f"Made by `{table.run}`" + (
-        f"; at the paper's scale by `{table.paper_run}`." if table.paper_run != table.run else "."
-    )
+    if table.run:
+        yield f"Made by `{table.run}`."
+    if table.paper_run != table.run:
+        yield f"At the paper's scale: `{table.paper_run}`."
