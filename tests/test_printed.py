@@ -82,17 +82,16 @@ def test_a_cell_finds_its_row_and_says_whether_the_printed_figure_is_met(
 
 
 def test_what_differs_has_a_reason_or_is_open(registry: Registry) -> None:
-    assert printed.compared(example(), rows(), registry).reasons == [
-        ("Ours", 1, 2, "open"),
-        ("Theirs", 1, 2, "open"),
-    ]
+    assert printed.compared(example(), rows(), registry).reasons == {
+        "open": ["Ours (1 of 2)", "Theirs (1 of 1)"]
+    }
     table = example(why="A tenth of the data.")
     own = table.rows[0].model_copy(update={"why": "No learning rate is named."})
     table = table.model_copy(update={"rows": [own, table.rows[1]]})
-    assert [r[-1] for r in printed.compared(table, rows(), registry).reasons] == [
-        "No learning rate is named.",
-        "A tenth of the data.",
-    ]
+    assert printed.compared(table, rows(), registry).reasons == {
+        "No learning rate is named.": ["Ours (1 of 2)"],
+        "A tenth of the data.": ["Theirs (1 of 1)"],
+    }
 
 
 def test_a_claim_is_held_against_every_measured_column(registry: Registry) -> None:
@@ -103,6 +102,9 @@ def test_a_claim_is_held_against_every_measured_column(registry: Registry) -> No
     assert verdict.text == "does not hold in 1, cannot be told in 1 of 2 columns"
     (verdict,) = printed.compared(example(), [], registry).verdicts
     assert verdict.text == "not measured"
+    lost = [{"says": "", "left": "Theirs", "right": "Ours", "by": 20.0}]
+    (verdict,) = printed.compared(example(claims=lost), rows(), registry).verdicts
+    assert verdict.text == "does not hold in all 2 columns"
 
 
 def test_a_diverged_training_is_marked(registry: Registry) -> None:

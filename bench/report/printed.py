@@ -200,6 +200,8 @@ class ClaimVerdict:
             )
             if count
         ]
+        if len(parts) == 1:
+            return f"{parts[0].rpartition(' in ')[0]}{_columns(self.measured)}"
         return f"{', '.join(parts)} of {self.measured} columns"
 
 
@@ -215,15 +217,16 @@ class ComparedTable:
     cells: tuple[tuple[PrintedCell, ...], ...]
 
     @property
-    def reasons(self) -> list[tuple[str, int, int, str]]:
-        """For every row with cells that differ: its title, how many do, how many are measured, and
-        why, or "open"."""
-        found = []
+    def reasons(self) -> dict[str, list[str]]:
+        """Why cells differ, or "open": by reason the rows that have such cells, with how many of
+        those that can be compared."""
+        found: dict[str, list[str]] = {}
         for row, cells in zip(self.table.rows, self.cells, strict=True):
             differing = sum(c.differs for c in cells)
             if differing:
-                measured = sum(c.measured is not None and c.printed != "" for c in cells)
-                found.append((row.title, differing, measured, row.why or self.table.why or "open"))
+                both = sum(c.measured is not None and isinstance(c.printed, float) for c in cells)
+                why = row.why or self.table.why or "open"
+                found.setdefault(why, []).append(f"{row.title} ({differing} of {both})")
         return found
 
     @property
@@ -247,6 +250,10 @@ class ComparedTable:
         if found.hi > found.lo:
             text += f" [{number(found.lo, digits)}, {number(found.hi, digits)}]"
         return shown, text + ("†" if beside.measured.note else "")
+
+
+def _columns(count: int) -> str:
+    return "" if count == 1 else f" in all {count} columns"
 
 
 def number(value: float, digits: int) -> str:
@@ -441,8 +448,8 @@ def findings(shown: ComparedTable) -> Iterator[str]:
     table = shown.table
     for verdict in shown.verdicts:
         yield f"The paper: {verdict.claim.says} Here: {verdict.text}."
-    for title, differing, measured, why in shown.reasons:
-        yield f"{title}: {differing} of {measured} printed figures lie outside the interval: {why}"
+    for why, rows in shown.reasons.items():
+        yield f"Printed figures outside the interval, {', '.join(rows)}: {why}"
     if any(c.measured and c.measured.note for cells in shown.cells for c in cells):
         yield "†: the training diverged."
     if table.scale:
