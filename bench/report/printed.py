@@ -447,7 +447,10 @@ def findings(shown: ComparedTable) -> Iterator[str]:
     """What follows from a comparison, a sentence each, and how to make it again."""
     table = shown.table
     for verdict in shown.verdicts:
-        yield f"The paper: {verdict.claim.says} Here: {verdict.text}."
+        claim = verdict.claim
+        by = f"at least {claim.by:g}" if claim.by else "more than 0"
+        meant = f"{claim.left} less {claim.right} {by}"
+        yield f"The paper: {claim.says} Here ({meant}): {verdict.text}."
     for why, rows in shown.reasons.items():
         yield f"Printed figures outside the interval, {', '.join(rows)}: {why}"
     if any(c.measured and c.measured.note for cells in shown.cells for c in cells):
