@@ -22,6 +22,7 @@ from bench.data.dataset import Dataset
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
+from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.counts import round_to_total
 from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
@@ -323,6 +324,24 @@ def test_only_a_head_of_which_nothing_is_visible_is_refused(
 
     assert ILRG().applies(with_head(observed[0], nothing)) == clause
     assert ILRG().applies(with_head(observed[0], one_value)) is None
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+@pytest.mark.parametrize("bound", [0.3, 0.01])
+def test_a_clip_hides_the_length_and_not_the_counts(
+    digits: Dataset, registry: Registry, bound: float, batch: int
+) -> None:
+    clip = registry.defense("gaussian", {"noise_multiplier": 0.0, "clip_norm": bound})
+    seen, truth = seen_under(digits, network_for(digits), clip, batch=batch)
+    uploads = [m for m in seen.messages if m.kind == "update"]
+    for message in uploads:
+        values = torch.cat([p.values.flatten() for p in message.parts.values()])
+        assert float(values.norm()) == pytest.approx(bound, rel=1e-5)
+    answer = ILRG().run(seen, context_for(digits, network_for(digits), clip))
+    assert answer.label_counts is not None
+    right = (answer.label_counts == counts_of(truth.y, 10)).double().mean()
+    assert float(right) > 0.98
+    assert answer.notes == ()
 
 
 # --- trained networks -----------------------------------------------------------------------------

@@ -22,6 +22,8 @@ _SINGULAR = 1e-10
 """Smallest pivot, relative to the largest, of a system that is solved as it stands."""
 _SETTLED = 0.1, 1e-3
 """No further refinement if all counts are so near whole ones, and if the chance of it is below."""
+_LENGTHS = 1e-3, 1e6
+"""Least and largest factor by which a gradient's length is sought."""
 _DOUBTFUL = 0.3, 1e-2
 """The same for a result that goes without a warning."""
 
@@ -41,6 +43,14 @@ class HeadGradient:
     bias: Tensor
     weight_seen: Tensor | None = None
     bias_seen: Tensor | None = None
+
+    def scaled(self, factors: Tensor) -> HeadGradient:
+        """Gradients of other lengths, by the factors [V]."""
+        return replace(
+            self,
+            weight=self.weight * factors[:, None, None],
+            bias=self.bias * factors[:, None],
+        )
 
     def victims(self, chosen: slice | Tensor) -> HeadGradient:
         """The same for some of the victims."""
@@ -217,6 +227,44 @@ def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
         rows=rows.sum(dim=1),
         silent=silent,
     )
+
+
+def fitting_lengths(
+    head: HeadGradient,
+    *,
+    weight: Tensor,
+    bias: Tensor,
+    total: int,
+    public: PublicClasses,
+    shrink: float,
+    refine: int,
+) -> Tensor:
+    """Factors [V] at which gradients of unknown length give counts that are nearest to whole ones
+    >= 0.
+
+    With given probabilities the counts are linear in the gradient's length, so that each class
+    has every whole count at one length; these lengths are compared. The arguments are those of
+    `restore`.
+    """
+    pull = (shrink / total) ** 2
+    known = _Known(weight=weight, bias=bias, total=total, public=public, pull=pull)
+    filled, rows = completed(head, public.features)
+    probability = _softmax(_quotient_logits(filled, known)[0])
+    at_none, at_one = (
+        _solve(probability, side, rows, total=total, share=public.share)
+        for side in (torch.zeros_like(filled.bias), filled.bias)
+    )
+    slope = at_one - at_none  # [V, C]
+    counts = torch.arange(total + 1, dtype=slope.dtype, device=slope.device)
+    lengths = (counts - at_none[..., None]) / slope[..., None]
+    lengths = lengths.flatten(1).nan_to_num(1.0, posinf=1.0, neginf=1.0)  # [V, C (K + 1)]
+    lengths = torch.cat([torch.ones_like(lengths[:, :1]), lengths.clamp(*_LENGTHS)], dim=1)
+    factors = torch.ones_like(lengths[:, 0])
+    for v, (start, rise, tried) in enumerate(zip(at_none, slope, lengths, strict=True)):
+        solved = start + tried[:, None] * rise
+        away = (whole(solved, total=total) - solved).square().sum(dim=1)
+        factors[v] = tried[away.argmin()]
+    return factors
 
 
 def public_solution(head: HeadGradient, *, public: PublicClasses, total: int) -> Tensor:

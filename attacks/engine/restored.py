@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import SHADOW_WEIGHTS
-from attacks.engine.counts import HeadGradient, PublicClasses, Restored
-from attacks.engine.observation import gradient_estimate, mechanisms_of
+from attacks.engine.counts import HeadGradient, PublicClasses, Restored, fitting_lengths
+from attacks.engine.observation import gradient_estimate, kind_of, mechanisms_of, observe
 from attacks.engine.weighed import (
     Counting,
     HeadView,
@@ -23,6 +24,10 @@ from attacks.engine.wire_labels import network_weights
 from bench.api import Context, Mechanism, Seen, State
 from bench.toolkit.batches import class_means
 
+_LENGTHENINGS = 4
+"""Times that the length of a clipped gradient is sought."""
+_ROUNDING = 1e-4
+"""By which a clipped upload may be shorter than its bound, as a part of it."""
 SHRINK, REFINE = 0.1, 3
 """The strong values of iLRG's settings."""
 
@@ -76,6 +81,7 @@ def _view(seen: Seen, ctx: Context, *, shrink: float, refine: int) -> HeadView:
         shrink=shrink,
         refine=refine,
     )
+    head, found = _lengthened(head, counting, seen)
     if _head_suffices(seen, ctx):
         played: Played = partial(
             _computed, samples=samples, counting=counting, seen=seen, rng=ctx.rng
@@ -84,11 +90,61 @@ def _view(seen: Seen, ctx: Context, *, shrink: float, refine: int) -> HeadView:
         played = partial(_rehearsed, seen=seen, ctx=ctx, counting=counting)
     return HeadView(
         head=head,
-        found=counting.restored(head),
+        found=found,
         counting=counting,
         samples=samples,
         played=played,
     )
+
+
+def _lengthened(
+    head: HeadGradient, counting: Counting, seen: Seen
+) -> tuple[HeadGradient, Restored]:
+    """The head's gradients as long as they were before a clip, as far as that can be told, and what
+    iLRG makes of them.
+
+    A clip hides the length alone. Where nothing else acts on a gradient, that length is taken at
+    which counts are nearly whole; each one found tells the embeddings better, and so the next.
+    """
+    found = counting.restored(head)
+    clipped = _clipped(seen)
+    if not bool(clipped.any()):
+        return head, found
+    factors = torch.ones_like(found.doubt)
+    for _ in range(_LENGTHENINGS):
+        short = clipped & found.unsettled
+        if not bool(short.any()):
+            break
+        tried = factors.clone()
+        tried[short] *= fitting_lengths(head.scaled(factors).victims(short), **vars(counting))
+        tried = tried.clamp_min(1.0)  # a clip never lengthens
+        again = counting.restored(head.scaled(tried))
+        better = short & (again.doubt < found.doubt)
+        factors = torch.where(short, tried, factors)
+        found = Restored(
+            **{
+                n: torch.where(better.view(-1, *[1] * (v.dim() - 1)), vars(again)[n], v)
+                for n, v in vars(found).items()
+            }
+        )
+    return head.scaled(factors), found
+
+
+def _clipped(seen: Seen) -> Tensor:
+    """bool [V]: victims whose upload a clip shortened, on which nothing else acted: it is as long
+    as the clip lets it be."""
+    mechanisms = mechanisms_of(seen)
+    found = torch.zeros(len(seen.clients), dtype=torch.bool)
+    if any(m.random or m.tells_interval for m in mechanisms):
+        return found
+    for mechanism, order in itertools.product(mechanisms, (1, 2)):
+        bound = mechanism.bound_of(order)
+        if bound is not None:
+            sent = observe(seen, kind_of(mechanism), dtype=torch.float64, absent=True)
+            rows = [torch.where(sent.present[n], v, 0.0) for n, v in sent.values.items()]
+            lengths = torch.cat([r.flatten(1) for r in rows], dim=1).norm(p=order, dim=1)
+            found |= (lengths >= bound * (1 - _ROUNDING)).cpu()
+    return found
 
 
 def _head_suffices(seen: Seen, ctx: Context) -> bool:
