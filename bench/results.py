@@ -335,7 +335,7 @@ class Results:
     ) -> Figure:
         """One table's accuracy, leak, eps_record or eps_claimed over the rounds of training.
 
-        Raises UserError if that was not measured after two rounds or more.
+        Raises UserError if that was not measured after three rounds or more.
         """
         from bench.report import courses, figures
 

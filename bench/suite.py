@@ -172,8 +172,8 @@ class Suite(BaseModel):
                     )
                 if checkpoint != "init" and threat.rounds > played + 1:
                     raise UserError(
-                        f"threat {threat.name} observes {threat.rounds} rounds, but after {played} "
-                        f"rounds there are {played + 1} states to begin one from."
+                        f"threat {threat.name} observes {threat.rounds} rounds, but checkpoint "
+                        f"{checkpoint} has {played + 1} states to begin one from."
                     )
         return self
 

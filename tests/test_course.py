@@ -135,7 +135,7 @@ def test_a_run_that_was_measured_once_has_no_course(results: bench.Results) -> N
     [
         ('checkpoints=["round-7"]', "checkpoint round-7 lies beyond the 6 rounds of digits"),
         ('checkpoints=["round-0"]', "init, final or round-N .after N rounds., got 'round-0'"),
-        ('checkpoints=["round-1"]', "observes 3 rounds, but after 1 rounds there are 2 states"),
+        ('checkpoints=["round-1"]', "observes 3 rounds, but checkpoint round-1 has 2 states"),
     ],
 )
 def test_a_checkpoint_that_does_not_exist_is_refused(

@@ -70,7 +70,7 @@ def test_any_value_of_the_suite_can_be_swept(tiny: Callable[..., Path], tmp_path
         ("threat.rounds=3", "at least two values, got 'threat.rounds=3'"),
         ("threat.rounds=1,3,3", "--over threat.rounds names a value twice, got '1,3,3'"),
         ("threat.round=1,2", "unknown key 'threats.0.round'"),
-        ("threat.rounds=1,50", "observes 50 rounds, but a run of 1 rounds has 2 states"),
+        ("threat.rounds=1,50", "observes 50 rounds, but checkpoint final has 2 states"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_before_any_work(

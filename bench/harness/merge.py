@@ -23,6 +23,7 @@ from bench.records import (
     TrainJob,
     TrainOutcome,
     canonical,
+    labels,
     plain,
     settled,
     to_json,
@@ -165,17 +166,14 @@ def _union(suite: Suite, parts: Sequence[_Part]) -> tuple[PlannedTraining, ...]:
             for cell in training.cells:
                 _check_cell(mine.values(), cell, part.folder)
                 mine[cell.key] = cell
-    plan = expand(suite)
-    places = {job: place for place, job in enumerate(plan.trainings)}
-    order = {job: place for place, job in enumerate(plan.cells)}
+    places = {job: place for place, job in enumerate(expand(suite).trainings)}
+    columns = list(labels(suite))
+
+    def place(cell: Cell) -> tuple[int, int]:
+        return suite.checkpoints.index(cell.checkpoint), columns.index(cell.label)
+
     return tuple(
-        PlannedTraining(
-            key=key,
-            job=jobs[key],
-            cells=tuple(
-                sorted(cells[key].values(), key=lambda c: (order.get(c.job, len(order)), c.key))
-            ),
-        )
+        PlannedTraining(key=key, job=jobs[key], cells=tuple(sorted(cells[key].values(), key=place)))
         for key in sorted(jobs, key=lambda k: (places.get(jobs[k], len(places)), jobs[k].text))
     )
 

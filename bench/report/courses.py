@@ -12,7 +12,7 @@ from bench.protocols.settings import rounds_before
 from bench.records import CourseFigures, Row
 from bench.report.plots import Scale, groups, same_training
 
-LEAST = 2
+LEAST = 3
 """Points from which a line tells something."""
 
 
@@ -40,7 +40,7 @@ class Course:
     Attributes:
         name: accuracy, leak, eps_record or eps_claimed.
         choice: What is against what.
-        missing: Settings without two such figures.
+        missing: Settings without so many such figures.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Course:
 
 def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Course]:
     """The plots of one table, those of its last checkpoint alone; none where nothing was measured
-    at two rounds.
+    at three rounds.
 
     Args:
         table: Its rows.
