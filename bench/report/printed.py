@@ -86,7 +86,7 @@ class PrintedTable(BaseModel):
         scale: In what the run that is measured is smaller than the paper's.
         run: The command that makes its measured figures; "" where nothing smaller than the paper's
             scale tells anything, as `scale` says.
-        paper_run: The command that makes them at the paper's scale.
+        paper_run: The command that makes them at the paper's scale; "" for what is not measured.
         pick: What the rows of the leaderboard that belong to it have in common: `defense`,
             `dataset`, `model`, `checkpoint`, or of its settings `settings.NAME`, `protocol.NAME`,
             `data.NAME`, `model.NAME`; `{ any = [...] }` stands for one of several values, as of
@@ -111,7 +111,7 @@ class PrintedTable(BaseModel):
     unit: str
     scale: str = ""
     run: str = ""
-    paper_run: str
+    paper_run: str = ""
     pick: dict[str, Any] = Field(default_factory=dict)
     read: str = "accuracy"
     factor: float = 1.0
@@ -459,5 +459,5 @@ def findings(shown: ComparedTable) -> Iterator[str]:
         yield f"Scale: {table.scale}"
     if table.run:
         yield f"Made by `{table.run}`."
-    if table.paper_run != table.run:
+    if table.paper_run not in ("", table.run):
         yield f"At the paper's scale: `{table.paper_run}`."
