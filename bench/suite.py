@@ -150,32 +150,41 @@ class Suite(BaseModel):
         for pair in pairs:
             if pairs.count(pair) > 1:
                 raise UserError(f"attack {pair[0]} is listed twice under threat {pair[1]}.")
-        for task, threat in itertools.product(self.tasks, self.threats):
-            protocol = self.protocol_of(task)
-            if threat.victims > protocol.clients:
-                raise UserError(
-                    f"threat {threat.name} observes {threat.victims} victims, but "
-                    f"{task.dataset} has {protocol.clients} clients."
-                )
-            steps = threat.local_steps * threat.local_epochs
-            if protocol.name == "fedsgd" and steps != 1:
-                raise UserError(
-                    f"threat {threat.name} has local_steps {threat.local_steps} and local_epochs "
-                    f"{threat.local_epochs}; fedsgd takes one step."
-                )
-            for checkpoint in self.checkpoints:
-                played = rounds_before(checkpoint, protocol.rounds)
-                if played > protocol.rounds:
-                    raise UserError(
-                        f"checkpoint {checkpoint} lies beyond the {protocol.rounds} rounds of "
-                        f"{task.dataset} with {task.model}."
-                    )
-                if checkpoint != "init" and threat.rounds > played + 1:
-                    raise UserError(
-                        f"threat {threat.name} observes {threat.rounds} rounds, but checkpoint "
-                        f"{checkpoint} has {played + 1} states to begin one from."
-                    )
+        for place, task in enumerate(self.tasks):
+            self._check_checkpoints(task)
+            for threat in self.threats_of(place):
+                self._check_threat(task, threat)
         return self
+
+    def _check_checkpoints(self, task: TaskSettings) -> None:
+        rounds = self.protocol_of(task).rounds
+        for checkpoint in self.checkpoints:
+            if rounds_before(checkpoint, rounds) > rounds:
+                raise UserError(
+                    f"checkpoint {checkpoint} lies beyond the {rounds} rounds of "
+                    f"{task.dataset} with {task.model}."
+                )
+
+    def _check_threat(self, task: TaskSettings, threat: ThreatSettings) -> None:
+        protocol = self.protocol_of(task)
+        if threat.victims > protocol.clients:
+            raise UserError(
+                f"threat {threat.name} observes {threat.victims} victims, but "
+                f"{task.dataset} has {protocol.clients} clients."
+            )
+        steps = threat.local_steps * threat.local_epochs
+        if protocol.name == "fedsgd" and steps != 1:
+            raise UserError(
+                f"threat {threat.name} has local_steps {threat.local_steps} and local_epochs "
+                f"{threat.local_epochs}; fedsgd takes one step."
+            )
+        for checkpoint in self.checkpoints:
+            played = rounds_before(checkpoint, protocol.rounds)
+            if checkpoint != "init" and threat.rounds > played + 1:
+                raise UserError(
+                    f"threat {threat.name} observes {threat.rounds} rounds, but checkpoint "
+                    f"{checkpoint} has {played + 1} states to begin one from."
+                )
 
     @model_validator(mode="after")
     def _nothing_is_named_twice(self, info: ValidationInfo) -> Suite:
@@ -203,6 +212,12 @@ class Suite(BaseModel):
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
             check_once(where, made, show=lambda setting: _setting(*setting))
         return self
+
+    def threats_of(self, place: int) -> list[ThreatSettings]:
+        """What the trainings of the task at a place observe: every threat, but none where attacks
+        name other tasks alone, which are trained for their accuracy."""
+        attacked = any(a.tasks is None or place in a.tasks for a in self.attacks)
+        return self.threats if attacked or not self.attacks else []
 
     def protocol_of(self, task: TaskSettings) -> ProtocolSettings:
         """The suite's protocol with the task's values in place of its own."""

@@ -185,3 +185,23 @@ settings = { share = 0.25 }
     assert shares["fedml_he"] == pytest.approx([0.75, 0.25, 0.0], abs=0.001)
     assert by_defense["fedml_he"]["sealing"] > by_defense["none"]["sealing"]
     assert by_defense["fedml_he"]["parties"] > 0 == by_defense["none"]["parties"]
+
+
+def test_a_task_that_no_attack_names_is_trained_and_not_observed(tmp_path: Path) -> None:
+    bare, _, rest = SUITE.partition("[[threats]]")
+    suite = tmp_path / "suite.toml"
+    single = '[[tasks]]\ndataset = "digits"\nmodel = "mlp3"\nprotocol = { clients = 1 }\n\n'
+    text = f"{bare}{single}[[threats]]{rest}".replace(
+        'name = "analytic"', 'name = "analytic"\ntasks = [0]'
+    )
+    suite.write_text(text)  # its threats have two victims
+    made = bench.run(
+        suite,
+        out=tmp_path / "out",
+        jobs=0,
+        only={"defense": "none"},
+        overrides={"protocol.rounds": 3, "checkpoints": ["final"]},
+    )
+    alone = next(r for r in made.rows if r["protocol_settings"]["clients"] == 1)
+    assert alone["attacks"] == {}
+    assert alone["accuracy"] is not None

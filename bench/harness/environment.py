@@ -80,7 +80,7 @@ def dealing_of(job: TrainJob) -> Dealing:
         clients=protocol.clients,
         alpha=protocol.alpha,
         each=protocol.shards,
-        least=max(t.batch * t.local_steps for t in job.threats),
+        least=max((t.batch * t.local_steps for t in job.threats), default=1),
     )
 
 

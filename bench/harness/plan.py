@@ -67,7 +67,7 @@ ONLY_KEYS = (
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     """All trainings and attacks of a suite, or those that match a filter.
 
-    A task that no attack names is trained for its accuracy alone.
+    A task that no attack names is trained for its accuracy alone, and not observed.
 
     Args:
         suite: The suite.
@@ -115,7 +115,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 protocol=protocol,
                 defense=defense.name,
                 settings=settings,
-                threats=tuple(suite.threats),
+                threats=tuple(suite.threats_of(place)),
                 checkpoints=tuple(suite.checkpoints),
                 delta=suite.delta,
                 seed=seed,
@@ -130,7 +130,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 and (attack.tasks is None or place in attack.tasks)
                 and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]
-            attacked = any(a.tasks is None or place in a.tasks for a in suite.attacks)
+            attacked = suite.attacks and job.threats
             if mine or not (attacked or only_attacks):
                 trainings.append(job)
                 cells.extend(mine)

@@ -116,13 +116,13 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
             if job.protocol.cuts:
                 Split(network=networks[task], cuts=job.protocol.cuts, labels=job.protocol.labels)
             check_company(job, defenses[setting])
-        need = job.protocol.clients * max(t.batch * t.local_steps for t in job.threats)
+        dealing = dealing_of(job)
+        need = dealing.clients * dealing.least
         if samples < need:
             raise UserError(
                 f"{place}: {job.task.dataset} has {samples} training samples, but "
                 f"{job.protocol.clients} clients and the threats' batches need {need}."
             )
-        dealing = dealing_of(job)
         if dealing.how == "natural":
             try:
                 enough(owners, clients=dealing.clients, least=dealing.least)

@@ -148,7 +148,7 @@ def run_training(work: Training) -> TrainOutcome:
             participations=max(federation.uploads.values(), default=0),
             fewest=federation.fewest,
             split=bool(protocol.cuts),
-            broadcast=any(t.hears_broadcast for t in job.threats),
+            broadcast=not job.threats or any(t.hears_broadcast for t in job.threats),
             delta=job.delta,
         )
 
