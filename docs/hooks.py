@@ -423,13 +423,12 @@ def board(names: Sequence[str], _: str) -> str:
 
 
 def printed(names: Sequence[str], _: str) -> str:
-    from bench.records import read_rows
     from bench.report import printed as printed_
 
     paper, name = names
     found = printed_.read_paper(paper).table(name)
-    path = ROOT / "results" / "papers" / paper / "leaderboard.json"
-    rows = read_rows(path) if path.is_file() else []
+    suite = f"papers/{paper}"
+    rows = reference(suite) if (ROOT / "results" / suite).is_dir() else []
     return "\n".join(printed_.markdown(printed_.compared(found, rows, registry())))
 
 

@@ -34,7 +34,6 @@ def paper(
 ) -> None:
     """Show what a paper prints beside what was measured, table by table."""
     with options.plain_errors():
-        from bench.registry import discover
         from bench.report import leaderboard, printed
 
         if name is None:
@@ -47,7 +46,7 @@ def paper(
         found = printed.read_paper(name)
         chosen = [found.table(t) for t in table] if table else found.tables
         rows = leaderboard.load(results) if results else []
-        registry = discover()
+        registry = options.registry_of(None)
         for one in chosen:
             shown = printed.compared(one, rows, registry)
             if markdown:

@@ -239,11 +239,19 @@ class Row:
     def leak(self) -> float | None:
         """Which part of the way from the floor to a perfect copy that is, in [0, 1]; None without a
         figure or floor."""
+        found = self.leak_interval
+        return None if found is None else found.mean
+
+    @property
+    def leak_interval(self) -> Interval | None:
+        """The leak with the interval of the score that it comes from."""
         case = self.ranking
         floor = self.attacks[case.attack].floor.get(case.metric) if case else None
-        return (
-            None if case is None or floor is None else leak(case.interval.mean, floor, case.metric)
-        )
+        if case is None or floor is None:
+            return None
+        found = case.interval
+        mean, *ends = (leak(v, floor, case.metric) for v in (found.mean, found.lo, found.hi))
+        return Interval(mean=mean, lo=min(ends), hi=max(ends))
 
     @property
     def interval_over(self) -> str:

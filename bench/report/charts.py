@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from bench.errors import UserError
-from bench.metrics.intervals import Interval
 from bench.metrics.named import TITLES
 from bench.records import Row
 from bench.report import courses, explain, plots, svg
@@ -166,7 +165,7 @@ def _course_view(board: Board, shown: courses.Course) -> View:
     lines = [
         [
             svg.Mark(
-                x=Interval(mean=rounds, lo=rounds, hi=rounds),
+                x=plots.exact(rounds),
                 y=at,
                 row=line.place,
                 group=line.group,
@@ -249,7 +248,7 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     curves = [
         [
             svg.Mark(
-                x=Interval(mean=budget, lo=budget, hi=budget),
+                x=plots.exact(budget),
                 y=at,
                 row=0,
                 group=group,

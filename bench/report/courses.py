@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.metrics.intervals import Interval
-from bench.metrics.named import leak
 from bench.protocols.settings import rounds_before
 from bench.records import CourseFigures, Row
-from bench.report.plots import Scale, groups, same_training
+from bench.report.plots import Scale, exact, groups, linear, logarithmic, same_training
 
 LEAST = 3
 """Points from which a line tells something."""
@@ -59,39 +58,53 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Course]:
         table: Its rows.
         rows: All of the report: leaks after fewer rounds stand in other tables.
     """
-    later = {same_training(r) for r in rows if _played(r) > _played(table[0])}
-    if any(same_training(r) in later for r in table):
+    first, task = table[0], _task(table[0])
+    alike = [r for r in rows if _task(r) == task]
+    if any(_played(r) > _played(first) for r in alike):
         return []
-    found = [_course(name, *what, table, rows) for name, what in _MEASURES.items()]
+    trainings: dict[str, list[Row]] = {}
+    for row in alike:
+        trainings.setdefault(same_training(row), []).append(row)
+    number = groups(rows)
+    found = []
+    for name, (label, measure) in _MEASURES.items():
+        points = [measure(row, trainings[same_training(row)]) for row in table]
+        found.append(_course(name, label, table, points, number))
     return [course for course in found if course.lines]
 
 
-def _accuracy(row: Row, rows: Sequence[Row]) -> list[tuple[int, Interval]]:
+def _task(row: Row) -> tuple[object, ...]:
+    """What tables that differ in the checkpoint alone have in common."""
+    data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
+    return (row.suite, *data, *model, row.protocol_settings)
+
+
+Points = list[tuple[int, Interval]]
+"""Rounds played, and a figure then."""
+
+
+def _accuracy(row: Row, checkpoints: Sequence[Row]) -> Points:
     """Of the common model, or where there is none of the clients' own networks."""
     return [(p.rounds, shown) for p in row.course if (shown := p.accuracy or p.personal_accuracy)]
 
 
-def _leak(row: Row, rows: Sequence[Row]) -> list[tuple[int, Interval]]:
+def _leak(row: Row, checkpoints: Sequence[Row]) -> Points:
     """At every checkpoint of the same training, in ascending order of rounds."""
-    mine = same_training(row)
-    found = []
-    for other in rows:
-        if same_training(other) == mine and (shown := leak_interval(other)) is not None:
-            found.append((_played(other), shown))
+    found = [(_played(r), shown) for r in checkpoints if (shown := r.leak_interval) is not None]
     return sorted(found, key=lambda point: point[0])
 
 
 def _epsilon(
     read: Callable[[CourseFigures], float | None],
-) -> Callable[[Row, Sequence[Row]], list[tuple[int, Interval]]]:
-    def points(row: Row, rows: Sequence[Row]) -> list[tuple[int, Interval]]:
+) -> Callable[[Row, Sequence[Row]], Points]:
+    def points(row: Row, checkpoints: Sequence[Row]) -> Points:
         known = [(p.rounds, read(p)) for p in row.course]
-        return [(n, _exact(e)) for n, e in known if e is not None and 0 < e < math.inf]
+        return [(n, exact(e)) for n, e in known if e is not None and 0 < e < math.inf]
 
     return points
 
 
-_MEASURES: dict[str, tuple[str, Callable[[Row, Sequence[Row]], list[tuple[int, Interval]]]]] = {
+_MEASURES: dict[str, tuple[str, Callable[[Row, Sequence[Row]], Points]]] = {
     "accuracy": ("accuracy", _accuracy),
     "leak": ("leak (safer ↓)", _leak),
     "eps_record": ("ε proven for a record (safer ↓)", _epsilon(lambda p: p.eps_record)),
@@ -99,28 +112,14 @@ _MEASURES: dict[str, tuple[str, Callable[[Row, Sequence[Row]], list[tuple[int, I
 }
 
 
-def leak_interval(row: Row) -> Interval | None:
-    """A row's leak with the interval of the score that it comes from; None without floor."""
-    case = row.ranking
-    floor = row.attacks[case.attack].floor.get(case.metric) if case else None
-    if case is None or floor is None:
-        return None
-    mean, *ends = (
-        leak(v, floor, case.metric)
-        for v in (case.interval.mean, case.interval.lo, case.interval.hi)
-    )
-    return Interval(mean=mean, lo=min(ends), hi=max(ends))
-
-
 def _course(
     name: str,
     label: str,
-    measure: Callable[[Row, Sequence[Row]], list[tuple[int, Interval]]],
     table: Sequence[Row],
-    rows: Sequence[Row],
+    points_of: Sequence[Points],
+    number: Mapping[str, int],
 ) -> Course:
-    number = groups(rows)
-    found = [(place, row, measure(row, rows)) for place, row in enumerate(table)]
+    found = list(zip(range(len(table)), table, points_of, strict=True))
     lines = tuple(
         CourseLine(row=row, place=place, group=number[row.defense], points=tuple(points))
         for place, row, points in found
@@ -141,17 +140,8 @@ def _course(
 def _axis(name: str, label: str, values: Sequence[Interval]) -> Scale:
     if name == "leak" or not values:
         return Scale(label=label, lo=0.0, hi=1.0)
-    low, high = min(v.lo for v in values), max(v.hi for v in values)
-    if name == "accuracy":
-        room = max(0.02, 0.06 * (high - low))
-        return Scale(label=label, lo=max(0.0, low - room), hi=min(1.0, high + room))
-    ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return Scale(label=label, lo=10.0 ** ends[0], hi=10.0 ** max(ends[1], ends[0] + 1), log=True)
+    return linear(label, values) if name == "accuracy" else logarithmic(label, values)
 
 
 def _played(row: Row) -> int:
     return rounds_before(row.checkpoint, row.protocol_settings.rounds)
-
-
-def _exact(value: float) -> Interval:
-    return Interval(mean=value, lo=value, hi=value)

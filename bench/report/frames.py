@@ -13,7 +13,6 @@ from bench.protocols.settings import rounds_before
 from bench.records import AttackRecord, Cell, Row
 from bench.report import overview as overviews
 from bench.report.columns import AUDIT, ENTRY, RAW, ends, three
-from bench.report.courses import leak_interval
 from bench.report.plots import same_training
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ _COURSE: dict[str, Callable[[Any], Any]] = {
     "eps_claimed": attrgetter("eps_claimed"),
     "eps_record": attrgetter("eps_record"),
 }
-_LEAK = three("leak", leak_interval)
+_LEAK = three("leak", attrgetter("leak_interval"))
 _LAST = ("threat", "observed", "trained", "seeds", "interval_over", "suite", "flags")
 
 
@@ -116,7 +115,7 @@ def course(rows: Sequence[Row]) -> DataFrame:
         for point in row.course:
             put(row, point.rounds, {name: read(point) for name, read in _COURSE.items()})
     for row in rows:
-        if leak_interval(row) is not None:
+        if row.leak_interval is not None:
             rounds = rounds_before(row.checkpoint, row.protocol_settings.rounds)
             put(row, rounds, {name: read(row) for name, read in _LEAK.items()})
     return DataFrame([lines[place] for place in sorted(lines)])

@@ -274,8 +274,8 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
         Spot(
             row=row,
             place=place,
-            x=_exact(worst[same_training(row)]),
-            y=_exact(lost),
+            x=exact(worst[same_training(row)]),
+            y=exact(lost),
             group=number[row.defense],
             front=False,
             aside=0.0,
@@ -332,7 +332,7 @@ def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) 
         raise UserError("no row of this table has both figures: nothing to draw.")
     kept = {i for i, *_ in found}
     floors = _floors([r for _, r, *_ in found], metric, keys)
-    edges = [_exact(v) for f in floors for v in (f.lo, f.hi)]
+    edges = [exact(v) for f in floors for v in (f.lo, f.hi)]
     values = ([x for *_, x, _ in found], [y for *_, y in found])
     scales = [
         _scale(key, along + (edges if key == "leak" else []), metric)
@@ -442,34 +442,34 @@ def _measured(row: Row, key: str, metric: str) -> Interval | None:
         case = row.ranking
         return case.interval if case and case.metric == metric else None
     number: float | None = getattr(row, key)
-    return _exact(math.nan if number is None else number)
+    return exact(math.nan if number is None else number)
 
 
-def _exact(value: float) -> Interval:
+def exact(value: float) -> Interval:
     return Interval(mean=value, lo=value, hi=value)
 
 
 def _scale(key: str, values: Sequence[Interval], metric: str) -> Scale:
     if key == "accuracy":
-        return _linear("accuracy", values)
+        return linear("accuracy", values)
     if key == "eps_record":
-        return _logarithmic("ε proven for a record (safer ←)", values)
+        return logarithmic("ε proven for a record (safer ←)", values)
     if key == "eps_claimed":
-        return _logarithmic("ε claimed (safer ←)", values)
+        return logarithmic("ε claimed (safer ←)", values)
     label = f"worst-case {TITLES[metric]} (safer {'←' if metric == 'ssim' else '→'})"
     if metric == "mse":
-        return _logarithmic(label, values)
+        return logarithmic(label, values)
     return Scale(label=label, lo=min(0.0, *(v.lo for v in values)), hi=1.0)
 
 
-def _linear(label: str, values: Sequence[Interval]) -> Scale:
+def linear(label: str, values: Sequence[Interval]) -> Scale:
     """An axis around all intervals, with a margin, inside of [0, 1]."""
     low, high = min(v.lo for v in values), max(v.hi for v in values)
     margin = max(0.02, 0.06 * (high - low))
     return Scale(label=label, lo=max(0.0, low - margin), hi=min(1.0, high + margin))
 
 
-def _logarithmic(label: str, values: Sequence[Interval]) -> Scale:
+def logarithmic(label: str, values: Sequence[Interval]) -> Scale:
     """Whole decades around all finite values, and a column for each side that occurs."""
     finite = [b for v in values if not side_of(v.mean) for b in (v.mean, v.lo, v.hi) if b > 0]
     low = math.floor(math.log10(min(finite))) if finite else 0

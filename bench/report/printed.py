@@ -21,6 +21,7 @@ from bench.names import did_you_mean
 from bench.records import FlagCode, Row
 from bench.registry import Registry
 from bench.report.accounts import accounts_over
+from bench.report.plots import exact
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _ROOMS = {
@@ -325,7 +326,7 @@ def _measured(
     kind, _, rest = read.partition(".")
     if kind == "ledger":
         found = _accounted(pick, rest, registry)
-        return None if found is None else MeasuredCell(value=_scaled(_exact(found), factor))
+        return None if found is None else MeasuredCell(value=_scaled(exact(found), factor))
     row = counterpart(table, line, column, rows)
     value = None if row is None else _figure(row, read, pick.get("course.share", 1.0))
     if row is None or value is None:
@@ -376,7 +377,7 @@ def _figure(row: Row, read: str, share: float) -> Interval | None:
         value = getattr(row, read)
     if value is None or isinstance(value, Interval):
         return value
-    return _exact(float(value))
+    return exact(float(value))
 
 
 def _accounted(pick: Mapping[str, Any], column: str, registry: Registry) -> float | None:
@@ -408,10 +409,6 @@ def _verdict(
         holds += gap > width or (width == 0 and gap >= 0)
         fails += gap < -width
     return ClaimVerdict(claim=claim, holds=holds, fails=fails, measured=measured)
-
-
-def _exact(value: float) -> Interval:
-    return Interval(mean=value, lo=value, hi=value)
 
 
 def _scaled(value: Interval, factor: float) -> Interval:
