@@ -43,7 +43,19 @@ _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = 60
 
 
-class DefenseSettings(BaseModel):
+class _OnTasks(BaseModel):
+    """What runs on some of a suite's tasks."""
+
+    model_config = _STRICT
+
+    tasks: list[int] | None = Field(None, min_length=1)
+
+    def runs_on(self, place: int) -> bool:
+        """Whether it runs on the task at that place in the file."""
+        return self.tasks is None or place in self.tasks
+
+
+class DefenseSettings(_OnTasks):
     """A defense with its settings.
 
     Attributes:
@@ -52,14 +64,11 @@ class DefenseSettings(BaseModel):
         tasks: The tasks on which it runs, by their places in the file from 0; all by default.
     """
 
-    model_config = _STRICT
-
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    tasks: list[int] | None = Field(None, min_length=1)
 
 
-class AttackSettings(BaseModel):
+class AttackSettings(_OnTasks):
     """An attack with its settings and what it attacks.
 
     Attributes:
@@ -71,14 +80,11 @@ class AttackSettings(BaseModel):
         tasks: The tasks that it attacks, by their places in the file from 0; all by default.
     """
 
-    model_config = _STRICT
-
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     threat: str | None = None
     budget: int | None = Field(None, ge=1)
     checkpoints: list[Checkpoint] | None = Field(None, min_length=1)
-    tasks: list[int] | None = Field(None, min_length=1)
 
 
 class Suite(BaseModel):
@@ -206,7 +212,7 @@ class Suite(BaseModel):
             made = [
                 (defense.name, settings)
                 for defense in self.defenses
-                if defense.tasks is None or place in defense.tasks
+                if defense.runs_on(place)
                 for settings in grid(defense.settings)
             ]
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
@@ -216,7 +222,7 @@ class Suite(BaseModel):
     def threats_of(self, place: int) -> list[ThreatSettings]:
         """What the trainings of the task at a place observe: every threat, but none where attacks
         name other tasks alone, which are trained for their accuracy."""
-        attacked = any(a.tasks is None or place in a.tasks for a in self.attacks)
+        attacked = any(attack.runs_on(place) for attack in self.attacks)
         return self.threats if attacked or not self.attacks else []
 
     def protocol_of(self, task: TaskSettings) -> ProtocolSettings:

@@ -96,7 +96,7 @@ def searches(suite: Suite, registry: Registry) -> list[Search]:
         if strength is None:
             continue
         others = {k: v for k, v in defense.settings.items() if k != strength.setting}
-        for task in range(len(suite.tasks)) if defense.tasks is None else defense.tasks:
+        for task in filter(defense.runs_on, range(len(suite.tasks))):
             found += [
                 Search(defense=defense.name, settings=s, strength=strength, task=task)
                 for s in grid(others)
@@ -105,7 +105,7 @@ def searches(suite: Suite, registry: Registry) -> list[Search]:
         raise UserError(f"no defense of suite {suite.name} declares a strength to tune.")
     for task in {s.task for s in found}:
         bare = [d for d in suite.defenses if d.name == UNDEFENDED]
-        if not any(d.tasks is None or task in d.tasks for d in bare):
+        if not any(d.runs_on(task) for d in bare):
             raise UserError(f"task {task} of suite {suite.name} has no row '{UNDEFENDED}'.")
     return found
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine import counts
-from attacks.engine.counts import HeadGradient, PublicClasses, Restored, restore
+from attacks.engine.counts import Counting, HeadGradient, PublicClasses, Restored, restore
 from attacks.ilrg import ILRG
 from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
@@ -71,10 +71,11 @@ class Head:
     def restored(
         self, gradient: HeadGradient, total: int, *, shrink: float = 0.1, refine: int = 3
     ) -> Restored:
-        return restore(
-            gradient, weight=self.weight, bias=self.bias, total=total, public=self.public(),
+        counting = Counting(
+            weight=self.weight, bias=self.bias, total=total, public=self.public(),
             shrink=shrink, refine=refine,
         )  # fmt: skip
+        return restore(gradient, counting)
 
 
 # --- the linear system ----------------------------------------------------------------------------
@@ -107,8 +108,7 @@ def test_lu_equals_the_papers_pseudo_inverse(
     )
     if singular[-1] > 1e-5:  # below, the two may differ by rounding
         assert ours[0].numpy() == pytest.approx(expected, abs=1e-8 * abs(expected).max())
-    found = restore(
-        head,
+    counting = Counting(
         weight=torch.tensor(weight),
         bias=torch.tensor(bias),
         total=samples,
@@ -120,6 +120,7 @@ def test_lu_equals_the_papers_pseudo_inverse(
         shrink=0.0,
         refine=0,
     )
+    found = restore(head, counting)
     rounded = round_to_total(torch.tensor(expected).clamp_min(0)[None], total=samples)
     distance = float((rounded[0] - torch.tensor(expected)).abs().max())
     if singular[-1] > 1e-5:
@@ -133,8 +134,7 @@ def test_a_singular_system_falls_back_to_the_public_frequencies(
 ) -> None:
     """Classes 0 and 1 predicted with certainty: nothing says how many of each there were."""
     eye = torch.eye(3, dtype=torch.float64)
-    found = restore(
-        HeadGradient(weight=torch.zeros(1, 3, 3).double(), bias=torch.zeros(1, 3).double()),
+    counting = Counting(
         weight=1e4 * eye,
         bias=torch.zeros(3, dtype=torch.float64),
         total=total,
@@ -144,6 +144,8 @@ def test_a_singular_system_falls_back_to_the_public_frequencies(
         shrink=0.1,
         refine=3,
     )
+    zero = HeadGradient(weight=torch.zeros(1, 3, 3).double(), bias=torch.zeros(1, 3).double())
+    found = restore(zero, counting)
     assert found.counts.tolist() == [expected]
     assert found.silent.tolist() == [True]
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from attacks.engine import weighed
-from attacks.engine.counts import HeadGradient, PublicClasses, Restored
+from attacks.engine.counts import Counting, HeadGradient, PublicClasses, Restored, restore
 from attacks.engine.restored import _computed, restored_counts
 from attacks.engine.weighed import (
-    Counting,
     HeadView,
     PublicSamples,
     best_counts,
@@ -97,7 +96,7 @@ class Trained:
         counting = self.counting(total)
         view = HeadView(
             head=head,
-            found=counting.restored(head),
+            found=restore(head, counting),
             counting=counting,
             samples=self.samples,
             played=lambda chosen, _: sent(head_gradients(self.samples, chosen, counting)),
@@ -128,8 +127,8 @@ def test_trained_batches_are_counted_better_than_by_the_paper_and_by_either_of_o
     trained = Trained(seed=seed)
     truth, head = trained.batches(100, total)
     counting = trained.counting(total)
-    refined = lnacc(counting.restored(head).counts, truth)
-    plain = lnacc(trained.counting(total, refine=0).restored(head).counts, truth)
+    refined = lnacc(restore(head, counting).counts, truth)
+    plain = lnacc(restore(head, trained.counting(total, refine=0)).counts, truth)
     arrays = trained.weight.numpy(), trained.bias.numpy(), total
     paper = [
         vectorised(w.numpy(), b.numpy(), *arrays)
@@ -152,7 +151,7 @@ def test_noise_is_met_by_noise_on_the_public_batches(std: float) -> None:
         return replace(head, weight=drawn(head.weight), bias=drawn(head.bias))
 
     seen = noised(head)
-    today = lnacc(trained.counting(8).restored(seen).counts, truth)
+    today = lnacc(restore(seen, trained.counting(8)).counts, truth)
     assert lnacc(trained.weighed(seen, 8, sent=noised), truth) > today + 0.03
 
 
@@ -168,7 +167,7 @@ def test_with_hidden_coordinates_it_is_better_than_ilrg_too() -> None:
         return replace(head, weight=weight, weight_seen=there, bias_seen=bias_seen)
 
     seen = hidden(head)
-    today = lnacc(trained.counting(8).restored(seen).counts, truth)
+    today = lnacc(restore(seen, trained.counting(8)).counts, truth)
     assert lnacc(trained.weighed(seen, 8, sent=hidden), truth) > today + 0.05
 
 
@@ -176,7 +175,7 @@ def test_where_refinement_is_right_on_public_batches_it_is_kept() -> None:
     """Batches of two of a network that is hardly trained are refined without a mistake."""
     trained = Trained(steps=20, spread=0.5)
     truth, head = trained.batches(100, 2)
-    refined = trained.counting(2).restored(head).counts
+    refined = restore(head, trained.counting(2)).counts
     assert lnacc(refined, truth) == 1.0
     assert torch.equal(trained.weighed(head, 2), refined)
 

@@ -137,49 +137,37 @@ class Restored:
         return self.doubt > _near(_DOUBTFUL, self.counts.shape[1])
 
 
-def restore(
-    head: HeadGradient,
-    *,
-    weight: Tensor,
-    bias: Tensor,
-    total: int,
-    public: PublicClasses,
-    shrink: float,
-    refine: int,
-) -> Restored:
-    """Label counts of V batches of `total` samples.
-
-    A hidden bias gradient is estimated from what was seen of its weight row, by projection on
-    the public feature (dW_j = db_j e_j). A row of which nothing was seen gives no equation;
-    then, and where the system is singular, the counts n minimise
-    |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
-
-    weight [C, F], bias [C]: Of the broadcast head. total: Samples of a batch. shrink, refine:
-    See `attacks.ilrg.ILRG`. Raises ValueError if total < 1, and NonFiniteError.
-    """
-    if total < 1:
-        raise ValueError(f"total must be >= 1 (samples of a batch), got {total}.")
-    known = _Known(weight=weight, bias=bias, total=total, public=public, pull=(shrink / total) ** 2)
-    victims, classes, width = head.weight.shape
-    at_once = max(1, _CHUNK_VALUES // (classes * max(width, classes)))
-    if victims <= at_once:
-        return _restored(head, known, steps=refine)
-    parts = [
-        _restored(head.victims(slice(start, start + at_once)), known, steps=refine)
-        for start in range(0, victims, at_once)
-    ]
-    return Restored.joined(parts)
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Known:
-    """What is the same for all victims. pull: weight of the public features."""
+class Counting:
+    """What counters of batches know beside the gradients.
+
+    Attributes:
+        weight: Of the broadcast head, float64 [C, F].
+        bias: Likewise [C].
+        total: Samples of a batch, of all its local steps together.
+        public: Means of the public samples by class.
+        shrink: See `attacks.ilrg.ILRG`.
+        refine: Likewise.
+
+    Raises:
+        ValueError: If total < 1.
+    """
 
     weight: Tensor
     bias: Tensor
     total: int
     public: PublicClasses
-    pull: float
+    shrink: float
+    refine: int
+
+    def __post_init__(self) -> None:
+        if self.total < 1:
+            raise ValueError(f"total must be >= 1 (samples of a batch), got {self.total}.")
+
+    @property
+    def pull(self) -> float:
+        """Weight of the public features."""
+        return (self.shrink / self.total) ** 2
 
     @cached_property
     def public_logits(self) -> Tensor:
@@ -194,6 +182,28 @@ class _Known:
         return self.bias + log_mean - torch.log_softmax(self.public_logits + self.bias, dim=-1)
 
 
+def restore(head: HeadGradient, counting: Counting) -> Restored:
+    """iLRG's label counts of V batches.
+
+    A hidden bias gradient is estimated from what was seen of its weight row, by projection on
+    the public feature (dW_j = db_j e_j). A row of which nothing was seen gives no equation;
+    then, and where the system is singular, the counts n minimise
+    |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
+
+    Raises:
+        NonFiniteError: If what was seen of a gradient is not finite.
+    """
+    victims, classes, width = head.weight.shape
+    at_once = max(1, _CHUNK_VALUES // (classes * max(width, classes)))
+    if victims <= at_once:
+        return _restored(head, counting)
+    parts = [
+        _restored(head.victims(slice(start, start + at_once)), counting)
+        for start in range(0, victims, at_once)
+    ]
+    return Restored.joined(parts)
+
+
 class _Whole(NamedTuple):
     """Counts int64 [V, C], and the largest distance of a class's solved count from it, [V]."""
 
@@ -201,23 +211,23 @@ class _Whole(NamedTuple):
     distance: Tensor
 
 
-def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
+def _restored(head: HeadGradient, counting: Counting) -> Restored:
     """`restore` for as many victims as fit into a cache."""
     silent = _silent(head)
-    filled, rows = completed(head, known.public.features)
-    logits, product = _quotient_logits(filled, known)
+    filled, rows = completed(head, counting.public.features)
+    logits, product = _quotient_logits(filled, counting)
     if not math.isfinite(float(logits.sum())):
         for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
             if not bool(_shown(value, seen).isfinite().all()):
                 raise NonFiniteError("the head's gradient holds non-finite values.")
-    share = known.public.share
-    solved = _solve(_softmax(logits), filled.bias, rows, total=known.total, share=share)
-    found = _whole(solved, total=known.total)
+    share = counting.public.share
+    solved = _solve(_softmax(logits), filled.bias, rows, total=counting.total, share=share)
+    found = _whole(solved, total=counting.total)
     unsettled = ~silent & (found.distance > _near(_SETTLED, len(share)))
-    if steps and bool(unsettled.any()):
+    if counting.refine and bool(unsettled.any()):
         if product is None:
-            product = _applied(known.weight, filled.weight)
-        found = _refined(found, filled, product, rows, unsettled, known, steps=steps)
+            product = _applied(counting.weight, filled.weight)
+        found = _refined(found, filled, product, rows, unsettled, counting)
     if rows is None:
         rows = torch.ones_like(filled.bias, dtype=torch.bool)
     return Restored(
@@ -229,27 +239,16 @@ def _restored(head: HeadGradient, known: _Known, *, steps: int) -> Restored:
     )
 
 
-def fitting_lengths(
-    head: HeadGradient,
-    *,
-    weight: Tensor,
-    bias: Tensor,
-    total: int,
-    public: PublicClasses,
-    shrink: float,
-    refine: int,
-) -> Tensor:
+def fitting_lengths(head: HeadGradient, counting: Counting) -> Tensor:
     """Factors [V] at which gradients of unknown length give counts that are nearest to whole ones
     >= 0.
 
     With given probabilities the counts are linear in the gradient's length, so that each class
-    has every whole count at one length; these lengths are compared. The arguments are those of
-    `restore`.
+    has every whole count at one length; these lengths are compared.
     """
-    pull = (shrink / total) ** 2
-    known = _Known(weight=weight, bias=bias, total=total, public=public, pull=pull)
+    public, total = counting.public, counting.total
     filled, rows = completed(head, public.features)
-    probability = _softmax(_quotient_logits(filled, known)[0])
+    probability = _softmax(_quotient_logits(filled, counting)[0])
     at_none, at_one = (
         _solve(probability, side, rows, total=total, share=public.share)
         for side in (torch.zeros_like(filled.bias), filled.bias)
@@ -329,20 +328,20 @@ def _applied(weight: Tensor, inputs: Tensor) -> Tensor:
     return (weight @ inputs.flatten(0, 1).T).T.view(*inputs.shape[:2], -1)
 
 
-def _quotient_logits(head: HeadGradient, known: _Known) -> tuple[Tensor, Tensor | None]:
+def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Tensor | None]:
     """Logits [V, C, C] of every class's embedding, and the head applied to the weight gradient,
     [V, C, C], if it was computed."""
     # The floor matters for shrink = 0 alone, where a vanishing bias gradient has no quotient.
-    square = (head.bias * head.bias).add_(known.pull).clamp_min_(1e-300)
-    own, public = (head.bias / square).unsqueeze(-1), (known.pull / square).unsqueeze(-1)
+    square = (head.bias * head.bias).add_(counting.pull).clamp_min_(1e-300)
+    own, public = (head.bias / square).unsqueeze(-1), (counting.pull / square).unsqueeze(-1)
     if len(own) == 1:
         # One product, of the embeddings, in place of two.
-        embedding = torch.addcmul(head.weight * own, public, known.public.features)
-        return _applied(known.weight, embedding).add_(known.bias), None
+        embedding = torch.addcmul(head.weight * own, public, counting.public.features)
+        return _applied(counting.weight, embedding).add_(counting.bias), None
     # The head is applied before the quotient: C numbers per class to divide, and not F.
-    product = _applied(known.weight, head.weight)
-    logits = torch.addcmul(product * own, public, known.public_logits)
-    return logits.add_(known.bias), product
+    product = _applied(counting.weight, head.weight)
+    logits = torch.addcmul(product * own, public, counting.public_logits)
+    return logits.add_(counting.bias), product
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -393,9 +392,7 @@ def _refined(
     product: Tensor,
     rows: Tensor | None,
     unsettled: Tensor,
-    known: _Known,
-    *,
-    steps: int,
+    counting: Counting,
 ) -> _Whole:
     """The counts `first`, or an iterate that is near whole counts or nearer.
 
@@ -408,18 +405,18 @@ def _refined(
     counts, distance = first.counts.clone(), first.distance.clone()
     at, left = torch.arange(len(distance), device=distance.device), unsettled
     bias, partial = head.bias, None if head.weight_seen is None else head
-    solved, probability = first.counts, known.public.probability[None]
-    for step in range(steps + 1):
+    solved, probability = first.counts, counting.public.probability[None]
+    for step in range(counting.refine + 1):
         if not bool(left.all()):
             at, bias, product, solved = at[left], bias[left], product[left], solved[left]
             partial = None if partial is None else partial.victims(left)
             rows = None if rows is None else rows[left]
             probability = probability if len(probability) == 1 else probability[left]
         if step:
-            logits = _embedded_logits(product, partial, probability, solved, known)
-            probability = _softmax(logits.add_(known.offset))
-        solved = _solve(probability, bias, rows, total=known.total, share=known.public.share)
-        found, best = _whole(solved, total=known.total), distance[at]
+            logits = _embedded_logits(product, partial, probability, solved, counting)
+            probability = _softmax(logits.add_(counting.offset))
+        solved = _solve(probability, bias, rows, total=counting.total, share=counting.public.share)
+        found, best = _whole(solved, total=counting.total), distance[at]
         # Within half an instance the refined model is trusted over a chance agreement.
         better = found.distance <= best.clamp_min(0.5)
         counts[at] = torch.where(better[:, None], found.counts, counts[at])
@@ -435,7 +432,7 @@ def _embedded_logits(
     partial: HeadGradient | None,
     probability: Tensor,
     counts: Tensor,
-    known: _Known,
+    counting: Counting,
 ) -> Tensor:
     """E W' [V, C, C] of argmin_E |dW - M E|^2 + pull |E - public|^2; see `_refined`.
 
@@ -446,10 +443,10 @@ def _embedded_logits(
     mixing = probability * portion[..., None]  # M', of which row j is class j
     mixing.diagonal(dim1=-2, dim2=-1).sub_(portion)
     if partial is not None and partial.weight_seen is not None:
-        modelled = mixing.mT @ known.public.features
-        product = torch.where(partial.weight_seen, partial.weight, modelled) @ known.weight.T
+        modelled = mixing.mT @ counting.public.features
+        product = torch.where(partial.weight_seen, partial.weight, modelled) @ counting.weight.T
     # M has rank C - 1 at most, so without shrinkage something must choose.
-    pull = max(known.pull, _PRIOR**2)
+    pull = max(counting.pull, _PRIOR**2)
     normal = mixing @ mixing.mT
     normal.diagonal(dim1=-2, dim2=-1).add_(pull)
-    return torch.linalg.solve(normal, mixing @ product + pull * known.public_logits)
+    return torch.linalg.solve(normal, mixing @ product + pull * counting.public_logits)

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import SHADOW_WEIGHTS
-from attacks.engine.counts import HeadGradient, PublicClasses, Restored, fitting_lengths
+from attacks.engine.counts import (
+    Counting,
+    HeadGradient,
+    PublicClasses,
+    Restored,
+    fitting_lengths,
+    restore,
+)
 from attacks.engine.observation import gradient_estimate, kind_of, mechanisms_of, observe
 from attacks.engine.weighed import (
-    Counting,
     HeadView,
     Played,
     PublicSamples,
@@ -106,7 +112,7 @@ def _lengthened(
     A clip hides the length alone. Where nothing else acts on a gradient, that length is taken at
     which counts are nearly whole; each one found tells the embeddings better, and so the next.
     """
-    found = counting.restored(head)
+    found = restore(head, counting)
     clipped = _clipped(seen)
     if not bool(clipped.any()):
         return head, found
@@ -116,9 +122,9 @@ def _lengthened(
         if not bool(short.any()):
             break
         tried = factors.clone()
-        tried[short] *= fitting_lengths(head.scaled(factors).victims(short), **vars(counting))
+        tried[short] *= fitting_lengths(head.scaled(factors).victims(short), counting)
         tried = tried.clamp_min(1.0)  # a clip never lengthens
-        again = counting.restored(head.scaled(tried))
+        again = restore(head.scaled(tried), counting)
         better = short & (again.doubt < found.doubt)
         factors = torch.where(short, tried, factors)
         found = Restored(

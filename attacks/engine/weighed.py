@@ -18,8 +18,8 @@ from torch import Tensor
 
 from attacks.engine import regression
 from attacks.engine.counts import (
+    Counting,
     HeadGradient,
-    PublicClasses,
     Restored,
     completed,
     public_solution,
@@ -59,31 +59,6 @@ class PublicSamples:
 
     features: Tensor
     labels: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counting:
-    """What counters of batches know beside the gradients.
-
-    Attributes:
-        weight: Of the broadcast head, float64 [C, F].
-        bias: Likewise [C].
-        total: Samples of a batch, of all its local steps together.
-        public: Means of the public samples by class.
-        shrink: See `attacks.ilrg.ILRG`.
-        refine: Likewise.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    total: int
-    public: PublicClasses
-    shrink: float
-    refine: int
-
-    def restored(self, head: HeadGradient) -> Restored:
-        """iLRG's counts."""
-        return restore(head, **vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +137,7 @@ def _answers(view: HeadView, counters: _Counters, chosen: Tensor) -> tuple[Tenso
     at_once = max(1, _VALUES // (view.counting.total * view.samples.features.shape[1]))
     for some in chosen.split(at_once):
         gradient = view.played(some, view.head)
-        restored.append(view.counting.restored(gradient))
+        restored.append(restore(gradient, view.counting))
         answers.append(counters(gradient, restored[-1]))
     return torch.cat(answers), Restored.joined(restored)
 

@@ -98,7 +98,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     for (place, task), defense, seed in axes:
         protocol = suite.protocol_of(task)
         for settings in grid(defense.settings):
-            if defense.tasks is not None and place not in defense.tasks:
+            if not defense.runs_on(place):
                 continue
             if not wanted(
                 task=place,
@@ -127,7 +127,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 for checkpoint in suite.checkpoints
                 for label, attack in attacks.items()
                 if checkpoint in (attack.checkpoints or suite.checkpoints)
-                and (attack.tasks is None or place in attack.tasks)
+                and attack.runs_on(place)
                 and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]
             attacked = suite.attacks and job.threats

@@ -101,19 +101,7 @@ def budget(spent: Curves | None, *, width: str = "column") -> Figure:
         figure, axes, _ = frame(width, [*names, *map(_floor_name, spent.floors)])
         handles = []
         for i, curve in enumerate(spent.curves):
-            x, y = zip(*curve.points, strict=True)
-            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-            drawn = axes.errorbar(
-                x,
-                [v.mean for v in y],
-                yerr=bars(y),
-                color=colour,
-                marker=marker,
-                markersize=4,
-                capsize=2,
-                elinewidth=0.6,
-            )
-            handles.append(drawn[0])
+            handles.append(draw_line(axes, curve.points, colour=i, marker=i))
         _scaled(axes, spent.x, "x")
         _scaled(axes, spent.y, "y")
         axes.set_xticks(sorted({b for c in spent.curves for b, _ in c.points}))
@@ -130,18 +118,7 @@ def course(shown: Course, *, width: str = "column") -> Figure:
         figure, axes, _ = frame(width, [*names, *missing])
         handles = []
         for number, line in enumerate(shown.lines):
-            x, y = zip(*line.points, strict=True)
-            drawn = axes.errorbar(
-                x,
-                [v.mean for v in y],
-                yerr=bars(y),
-                color=COLOURS[line.group % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
-                markersize=4,
-                linewidth=1.0,
-                elinewidth=0.6,
-            )
-            handles.append(drawn[0])
+            handles.append(draw_line(axes, line.points, colour=line.group, marker=number))
         _scaled(axes, shown.x, "x")
         _scaled(axes, shown.y, "y")
         legend(figure, handles, names, width, missing)
@@ -343,6 +320,24 @@ def _scaled(axes: Axes, scale: Scale, which: str) -> None:
     axis.set_ticks(values, texts)
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
+
+
+def draw_line(
+    axes: Axes, points: Sequence[tuple[float, Interval]], *, colour: int, marker: int
+) -> Line2D:
+    """A line through intervals, drawn at points of x with their bars."""
+    x, y = zip(*points, strict=True)
+    drawn: Line2D = axes.errorbar(
+        x,
+        [at.mean for at in y],
+        yerr=bars(y),
+        color=COLOURS[colour % len(COLOURS)],
+        marker=MARKERS[marker % len(MARKERS)],
+        markersize=4,
+        capsize=2,
+        elinewidth=0.6,
+    )[0]
+    return drawn
 
 
 def _floor(axes: Axes, band: Band) -> Line2D:

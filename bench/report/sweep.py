@@ -18,7 +18,7 @@ from bench.metrics.named import TITLES
 from bench.records import Row, WorstCase
 from bench.records.jobs import setting_text
 from bench.report import leaderboard
-from bench.report.figures import COLOURS, MARKERS, bars, frame, legend
+from bench.report.figures import draw_line, frame, legend
 from bench.report.paper import styled, write
 from bench.report.plots import far_apart
 from bench.report.tables import tables
@@ -103,18 +103,10 @@ class Sweep:
             axes.set_title(title)
             handles = []
             for number, points in enumerate(curves.values()):
-                shown = [case.interval for _, _, case in points]
-                drawn = axes.errorbar(
-                    [v if numeric else values.index(v) for v, _, _ in points],
-                    [i.mean for i in shown],
-                    yerr=bars(shown),
-                    color=COLOURS[number % len(COLOURS)],
-                    marker=MARKERS[number % len(MARKERS)],
-                    markersize=4,
-                    linewidth=1.0,
-                    elinewidth=0.6,
-                )
-                handles.append(drawn[0])
+                drawn = [
+                    (v if numeric else values.index(v), case.interval) for v, _, case in points
+                ]
+                handles.append(draw_line(axes, drawn, colour=number, marker=number))
             if numeric and far_apart(values):
                 axes.set_xscale("log")
             axes.set_xticks(values if numeric else range(len(values)), [str(v) for v in values])

@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.engine.counts import restore
+from attacks.engine.counts import Counting, restore
 from tests.benchmarks.timing import TRIES, best_of, on_threads
 from tests.test_ilrg import Head, counts_of
 
@@ -112,10 +112,15 @@ def test_ilrg_against_one_batch_at_a_time(
     few = 1 if classes == 1000 else 8  # the element-wise one takes seconds for 1000 classes
 
     def ours(chosen: slice) -> Tensor:
-        return restore(
-            gradient.victims(chosen), weight=head.weight, bias=head.bias, total=samples,
-            public=public, shrink=0.1, refine=refine,
-        ).counts  # fmt: skip
+        counting = Counting(
+            weight=head.weight,
+            bias=head.bias,
+            total=samples,
+            public=public,
+            shrink=0.1,
+            refine=refine,
+        )
+        return restore(gradient.victims(chosen), counting).counts
 
     with on_threads(torch.get_num_threads()):
         plain = [best_of(partial(element_by_element, *p, linear, samples)) for p in pairs[:few]]
