@@ -138,7 +138,8 @@ class Watch:
         if (what, file, line) in self._told or len(self._told) >= _MOST:
             return
         self._told.add((what, file, line))
-        self.note(Attempt(what=what, on=on[:300], file=os.path.basename(file), line=line))
+        name = printable(os.path.basename(file))
+        self.note(Attempt(what=what, on=printable(on[:300]), file=name, line=line))
 
     def _attempted(self, event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
         """What is tried, and on what; None for what is allowed."""
@@ -193,6 +194,11 @@ def _imports(frame: FrameType, event: str, arguments: tuple[Any, ...]) -> bool:
     return event in ("open", "os.mkdir", "os.rename", "os.listdir") and (
         event == "os.listdir" or "__pycache__" in place or place.endswith((".py", ".so"))
     )
+
+
+def printable(text: str) -> str:
+    """Text that cannot move a terminal's cursor or colour it: one line, signs for what is none."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:
@@ -266,9 +272,7 @@ def attempt_of(line: str) -> Attempt | None:
         return None
     try:
         told = json.loads(line.removeprefix(_LINE))
-        return Attempt(
-            what=str(told["what"]), on=str(told["on"]), file=str(told["file"]),
-            line=int(told["line"]),
-        )  # fmt: skip
+        what, on, file = (printable(str(told[name])) for name in ("what", "on", "file"))
+        return Attempt(what=what, on=on, file=file, line=int(told["line"]))
     except (ValueError, KeyError, TypeError):
         return None

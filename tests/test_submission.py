@@ -31,7 +31,9 @@ from bench.submission.figures import Comparison, compare
 from bench.submission.marks import marks
 from bench.submission.packing import Request, _check_data, _without_paths, submit
 from bench.submission.page import plain
+from bench.submission.rerunning import load_plugins
 from bench.submission.verification import (
+    Rerun,
     candidates,
     open_submission,
     sample,
@@ -86,6 +88,12 @@ name = "prior_only"
 def leakbench(*arguments: str | Path) -> tuple[int, str]:
     result = runner.invoke(APP, [str(a) for a in arguments], env={"COLUMNS": "200"})
     return result.exit_code, " ".join((result.stdout + result.stderr).split())
+
+
+def verify(folder: Path, *more: str) -> tuple[int, str]:
+    """`leakbench verify` in this process, unasked."""
+    common = ("--jobs", "0", "--device", "cpu", "--yes", "--sandbox", "none")
+    return leakbench("verify", folder, *common, *more)
 
 
 def quick_check(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -237,7 +245,7 @@ def test_an_attack_is_submitted_with_the_rows_that_it_attacked(
     rows = json.loads((folder / "leaderboard.json").read_text())
     assert [r["defense"] for r in rows] == ["none"]
     assert sources(folder) == ["source/my_attack.py"]
-    code, text = leakbench("verify", folder, "--jobs", "0", "--device", "cpu")
+    code, text = verify(folder)
     assert code == 0, text
     assert "my_attack at final" in text
     assert "Sample of 1 cell out of 1, seed 0. To rerun: 1 training and 1 attack." in text
@@ -268,7 +276,7 @@ def test_a_shipped_plugin_is_submitted_by_its_name_and_needs_no_source(
     ]  # fmt: skip
     assert entry["file"] is None
     assert entry["origin"].startswith("attacks.prior_only:PriorOnly")
-    code, text = leakbench("verify", folder, "--jobs", "0", "--device", "cpu")
+    code, text = verify(folder)
     assert code == 0, text
 
 
@@ -399,8 +407,7 @@ def test_text_of_others_is_shown_as_it_is() -> None:
 
 
 def test_a_submission_verifies_on_the_machine_that_made_it(submitted: Path) -> None:
-    arguments = ("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "2")
-    code, text = leakbench(*arguments)
+    code, text = verify(submitted, "--sample", "2")
     assert code == 0, text
     assert "This now runs the submitted code: source/my_defense.py, source/my_attack.py" in text
     assert "Versions and device are those of the submission" in text
@@ -411,9 +418,7 @@ def test_a_submission_verifies_on_the_machine_that_made_it(submitted: Path) -> N
 
 def test_a_made_up_figure_is_found_by_the_rerun(submitted: Path) -> None:
     forge(submitted, 0.9)
-    code, text = leakbench(
-        "verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "9", "--json"
-    )
+    code, text = verify(submitted, "--sample", "9", "--json")
     assert code == 1
     document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
     found = document["comparisons"]
@@ -522,8 +527,9 @@ def test_a_source_of_a_submission_outside_of_it_is_never_loaded(
 
     rewritten(submitted / "submission.json", point_outside)
     (submitted / "manifest.json").write_text(write_manifest(submitted))
-    with pytest.raises(ValueError, match="leaves the submission's folder"):
-        open_submission(submitted)
+    for read in (sources, load_plugins):
+        with pytest.raises(ValueError, match="leaves the submission's folder"):
+            read(submitted)
     assert not marker.exists()
 
 
@@ -533,9 +539,11 @@ def test_reading_a_submission_runs_nothing_of_it(submitted: Path, tmp_path: Path
     source.write_text(source.read_text() + f"\nopen({str(marker)!r}, 'w')\n")
     (submitted / "manifest.json").write_text(write_manifest(submitted))
     assert sources(submitted) == ["source/my_defense.py", "source/my_attack.py"]
+    sample(open_submission(submitted), count=1, seed=0)
     assert not marker.exists()
     with pytest.raises(ValueError, match="other source than the submission was run with"):
-        open_submission(submitted)
+        load_plugins(submitted)
+    assert marker.exists()
 
 
 def test_a_submission_whose_hashes_are_of_files_as_before_still_opens(submitted: Path) -> None:
@@ -545,7 +553,7 @@ def test_a_submission_whose_hashes_are_of_files_as_before_still_opens(submitted:
 
     rewritten(submitted / "submission.json", as_before)
     (submitted / "manifest.json").write_text(write_manifest(submitted))
-    assert open_submission(submitted).submission.plugins
+    assert ("defense", "my_defense") in load_plugins(submitted).usable
 
 
 def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitted: Path) -> None:
@@ -577,7 +585,7 @@ def hidden(folder: Path, status: str) -> None:
 @pytest.mark.parametrize("status", ["not_applicable", "failed"])
 def test_a_cell_that_is_hidden_behind_a_status_is_found(submitted: Path, status: str) -> None:
     hidden(submitted, status)
-    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "1")
+    code, text = verify(submitted, "--sample", "1")
     assert code == 1, text
     assert status in text
     assert "figures differ" in text
@@ -590,7 +598,7 @@ def test_an_undefended_row_is_rerun_too(submitted: Path) -> None:
             path = submitted / "records" / "train" / f"{training['key']}.json"
             rewritten(path, lambda r: r.update(correct=1))
     resealed(submitted)
-    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "4")
+    code, text = verify(submitted, "--sample", "4")
     assert code == 1, text
     assert "To rerun: 2 trainings and 4 attacks." in text
     assert "1 of" in text
@@ -604,7 +612,7 @@ def test_a_submission_without_a_cell_of_its_plugin_is_never_verified(submitted: 
 
     rewritten(submitted / "run.json", no_cells)  # type: ignore[arg-type]
     resealed(submitted)
-    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu")
+    code, text = verify(submitted)
     assert code == 2, text
     assert "no cell of 'my_defense' to rerun" in text
 
@@ -620,8 +628,9 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
         Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
         for what in labels
     ]
-    monkeypatch.setattr("bench.submission.verification.rerun", lambda *a, **k: statuses)
-    code, text = leakbench("verify", folder, "--device", "cpu", "--sample", "2")
+    made = Rerun(comparisons=statuses, attempts=[])
+    monkeypatch.setattr("bench.submission.verification.rerun", lambda *a, **k: made)
+    code, text = verify(folder, "--sample", "2")
     assert code == 0, text
     assert "2 of 2 sampled cells gave no figures to compare" in text
     assert "no score was compared" in text
@@ -632,7 +641,7 @@ def test_figures_that_are_near_on_the_same_machine_are_pointed_out(submitted: Pa
     for path in (submitted / "records" / "train").iterdir():
         rewritten(path, lambda r: r.update(bytes_up=r["bytes_up"] * 1.001))
     resealed(submitted)
-    code, text = leakbench("verify", submitted, "--jobs", "0", "--device", "cpu", "--sample", "1")
+    code, text = verify(submitted, "--sample", "1")
     assert code == 0, text
     assert "1 figure not bit-equal although versions and device are the same" in text
     assert "Verified within the tolerance (1 not bit-equal)." in text
@@ -833,7 +842,7 @@ def test_marks_and_flags_stand_in_the_readme_and_in_what_submit_and_verify_say(
     text = (submitted / "README.md").read_text()
     assert "**Mark**: 1 seed where 3 are asked for" in text
     assert "accuracy at chance" in text
-    code, said = leakbench("verify", submitted, "--sample", "1", "--jobs", "0", "--device", "cpu")
+    code, said = verify(submitted, "--sample", "1")
     assert code == 0, said
     assert "Mark: 1 seed where 3 are asked for" in said
 

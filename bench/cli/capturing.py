@@ -47,6 +47,7 @@ def attack(
         from bench.records import to_json
 
         env = options.chosen_environment(device, None, False, plugin)
+        options.announce(options.file_in(model or ""))
         found = []
         for view in attacking.read_views(files, truth):
             made = attacking.attack_view(

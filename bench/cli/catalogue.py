@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.cli.options import AsJson, PluginFile, console, open_table, plain_errors
+from bench.cli.options import AsJson, PluginFile, announce, console, open_table, plain_errors
 from bench.cli.remembered import Listing, remembered
 from bench.errors import UserError
 
@@ -27,6 +27,7 @@ def list_(
         if what is not None and what not in LISTS:
             raise UserError(did_you_mean("list", what, LISTS))
         files = tuple(p.resolve() for p in plugin or ())
+        announce(plugin or ())
         listing = _listing(files) if files else remembered(lambda: _listing(()))
         chosen = {k: v for k, v in listing.items() if what in (None, k)}
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.console import Console
 from bench.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.table import Table
     from rich.text import Text
@@ -60,10 +61,45 @@ Loss = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
 
+_announced: set[Path] = set()
+"""Files of which the command under way has said that it runs them."""
+
+
 def say(text: str, *, aside: bool = False, style: str | None = None) -> None:
     """Print plain text, which only the terminal wraps; aside: on stderr."""
     out = errors if aside else console
     out.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def file_in(target: str) -> list[Path]:
+    """The file that FILE.py or FILE.py:Net names, nothing for an installed plugin's name."""
+    file = Path(target if Path(target).is_file() else target.rpartition(":")[0])
+    return [file] if file.is_file() else []
+
+
+def announce(files: Iterable[Path]) -> None:
+    """Say once per command, before it happens, which files are executed."""
+    new = [f for f in dict.fromkeys(files) if f not in _announced and f.is_file()]
+    _announced.update(new)
+    if new:
+        say(f"Runs {', '.join(map(str, new))} with your rights.", aside=True, style="dim")
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Whether the user agrees, by --yes or at the terminal.
+
+    Raises UserError where there is neither.
+    """
+    if yes:
+        return True
+    if not at_terminal():
+        raise UserError("nothing was run, since no terminal is here to ask you; give --yes.")
+    return typer.confirm(question, default=False, err=True)
+
+
+def at_terminal() -> bool:
+    """Whether somebody can answer."""
+    return sys.stdin.isatty()
 
 
 def open_table(title: str | Text | None = None, **more: Any) -> Table:
@@ -80,6 +116,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Bad input ends with one sentence and exit code 2; a plugin's warning is one sentence."""
+    _announced.clear()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -100,6 +137,7 @@ def chosen_environment(
     """The environment that a command's options choose."""
     from bench.harness import launch
 
+    announce(plugins or ())
     return launch.environment(
         device=device, data_dir=data_dir, download=download, plugins=plugins or (), here=here
     )
@@ -121,11 +159,14 @@ def planned(
     shard: tuple[int, int] = (1, 1),
 ) -> tuple[Plan, Keys]:
     """A suite's plan and keys, as a command's options change it."""
+    from bench import models
     from bench import suite as suites
     from bench.harness import launch
 
+    chosen = suites.read_suite(suite, overrides or ())
+    announce(f for f in (models.file_of(task.model) for task in chosen.tasks) if f)
     return launch.planned(
-        suites.read_suite(suite, overrides or ()),
+        chosen,
         suites.parse_pairs(only or (), "--only"),
         env,
         shard,
@@ -136,6 +177,7 @@ def registry_of(plugins: list[Path] | None) -> Registry:
     """All plugins, those of --plugin too."""
     from bench.registry import discover
 
+    announce(plugins or ())
     return discover(tuple(p.resolve() for p in plugins or ()))
 
 

@@ -58,6 +58,7 @@ def check(
 
         found = []
         settings = suite.parse_pairs(set_ or (), "--set")
+        options.announce(options.file_in(target))
         for conformance in check_plugins(target, settings, fast=fast, dataset=dataset):
             found.append(conformance)
             if not as_json:
@@ -110,6 +111,7 @@ def submit(
         from bench.submission.marks import marks_of
         from bench.submission.packing import Request, submit
 
+        options.announce([*options.file_in(target), *(attack or ())])
         request = Request(
             target=target,
             run=run,
@@ -136,17 +138,26 @@ def verify(
     ] = 0.02,
     device: options.Device = "auto",
     data_dir: options.DataDir = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=0, help="0: run in this process.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=0, help="Worker processes; 0: none.")] = 1,
+    sandbox: Annotated[
+        str,
+        typer.Option("--sandbox", help="auto, bwrap or none: what keeps the code to itself."),
+    ] = "auto",
+    yes: Annotated[bool, typer.Option("--yes", help="Run the submitted code unasked.")] = False,
     details: Annotated[
         bool, typer.Option("--details", help="Print every figure that was compared.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check a submission's files, rerun a random sample of its cells, and compare."""
+    """Check a submission's files, rerun a random sample of its cells, and compare.
+
+    This runs the submitted code: it asks first, and isolates it with bubblewrap where that works.
+    """
     with options.plain_errors():
         from bench.errors import UserError
         from bench.harness.runner import cell_label
         from bench.submission import verification
+        from bench.submission.isolation import isolation
         from bench.submission.marks import marks_of
 
         try:
@@ -159,12 +170,8 @@ def verify(
             raise typer.Exit(1) from None
         tell = partial(options.say, aside=as_json)
         tell("The files are as they were submitted.")
-        tell(f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}.")
+        verification.check_tolerance(tolerance)
         env = options.chosen_environment(device, data_dir, False, None)
-        if jobs == 0:
-            import torch
-
-            torch.set_num_threads(1)  # as in a worker, so that figures do not depend on --jobs
         opened = verification.open_submission(folder)
         marks = marks_of(folder)
         for mark in marks:
@@ -178,14 +185,24 @@ def verify(
         )
         for cell in drawn:
             tell(f"  {cell_label(cell.job)}")
-        found = verification.rerun(
+        isolated = isolation(sandbox)
+        tell(
+            f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}, "
+            f"{isolated.sentence}."
+        )
+        if code and not options.confirmed("Run it?", yes=yes):
+            tell("Nothing was run.")
+            raise typer.Exit(2)
+        made = verification.rerun(
             opened,
             drawn,
-            device=env.device,
-            data_dir=env.data_dir,
+            isolation=isolated,
+            env=env,
             tolerance=tolerance,
             workers=jobs,
+            tell=lambda text: tell(f"  {text}", style="dim"),
         )
+    found = made.comparisons
     same = verification.same_environment(opened, env.device)
     differing = sum(c.verdict == "differs" for c in found)
     near = sum(c.verdict == "within tolerance" for c in found)
@@ -205,6 +222,9 @@ def verify(
                     "differing": differing,
                     "within_tolerance": near,
                     "marks": marks,
+                    "sandbox": "none" if isolated.bwrap is None else "bwrap",
+                    "attempts": [asdict(a) for a in made.attempts],
+                    "end": made.end,
                     "comparisons": [asdict(c) for c in found],
                 },
                 indent=1,
@@ -229,8 +249,17 @@ def verify(
                 f"Note: {bare} of {counted(len(drawn), 'sampled cell')} gave no "
                 "figures to compare, only a status; a larger --sample compares more."
             )
-        options.say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
-    if differing:
+        for attempt in made.attempts[:_SHOWN]:
+            options.say(f"The submitted code tried to {attempt}", style="bold red")
+        if len(made.attempts) > _SHOWN:
+            options.say(f"and {len(made.attempts) - _SHOWN} more attempts: add --json.")
+        if made.end:
+            options.say(made.end, style="bold red")
+        if made.attempts or made.end:
+            options.say("Not verified.")
+        else:
+            options.say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
+    if differing or made.attempts or made.end:
         raise typer.Exit(1)
 
 

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from bench.attempts import Attempt, attempt_of, printable, watched
 from bench.errors import UserError
 from bench.harness.environment import Environment, versions
-from bench.harness.keys import Code, Keys
-from bench.harness.launch import local
-from bench.harness.plan import Plan
 from bench.harness.runner import cell_label, label_of
-from bench.harness.runner import check as check_plan
-from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
-from bench.records import LEADERBOARD, Cell, Row, Run, TrainJob, canonical, read_rows
-from bench.registry import Registry, discover
+from bench.records import (
+    LEADERBOARD,
+    RUN,
+    AttackOutcome,
+    Cell,
+    Kind,
+    Row,
+    Run,
+    TrainJob,
+    TrainOutcome,
+    canonical,
+    read_rows,
+)
 from bench.report.files import Files
 from bench.seeding import generator
 from bench.submission.documents import (
+    SUBMISSION,
     Submission,
     check_files,
     check_records,
@@ -30,19 +41,46 @@ from bench.submission.documents import (
     read_submission,
 )
 from bench.submission.figures import Comparison, compare
+from bench.submission.isolation import Isolation
 from bench.submission.packing import cells_of
+from bench.submission.rerunning import (
+    PROGRESS,
+    RECORDS,
+    REFUSAL,
+    TEMPORARY,
+    Request,
+    run_again,
+    sources_of,
+)
 from bench.submission.selection import check_suite
+
+_LONGEST = 2**16
+"""Characters of a line that the code of others writes; the rest is another line."""
+_LAST_WORDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A submission whose files are as they were written."""
+    """A submission whose files are as they were written; nothing of it was executed."""
 
     folder: Path
     submission: Submission
     run: Run
-    registry: Registry
-    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """What came of running the submitted code.
+
+    Attributes:
+        comparisons: Every figure of the sample, submitted and rerun.
+        attempts: What the code tried that it has no business with.
+        end: How the process ended, where it did not come to its end.
+    """
+
+    comparisons: list[Comparison]
+    attempts: list[Attempt]
+    end: str | None = None
 
 
 def sources(folder: Path) -> list[str]:
@@ -75,25 +113,8 @@ def _told(table: Sequence[Row]) -> list[str]:
 
 
 def open_submission(folder: Path) -> Opened:
-    """Load the plugins of a folder that `sources` has checked: this runs their code.
-
-    Raises UserError if a plugin is missing or not the one that was run.
-    """
-    submission = read_submission(folder)
-    names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
-    files = tuple(inside(folder, name).resolve() for name in names)
-    registry = discover(files)
-    code = Code(registry)
-    for source in submission.plugins:
-        registry.get(source.kind, source.name, where="the submission")
-        comparable = source.sources.startswith("syntax:")  # older ones are hashes of files
-        if comparable and code.package(source.kind, source.name) != source.sources:
-            raise UserError(
-                f"the {source.kind} '{source.name}' ({source.origin}) is installed here with "
-                "other source than the submission was run with; install the same version of it."
-            )
-    run = Run.read(folder)
-    return Opened(folder=folder, submission=submission, run=run, registry=registry, files=files)
+    """Read a folder that `sources` has checked. Executes nothing."""
+    return Opened(folder=folder, submission=read_submission(folder), run=Run.read(folder))
 
 
 def candidates(opened: Opened) -> list[Cell]:
@@ -129,54 +150,140 @@ def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
     return {c.job.train: c.train_key for c in sampled}
 
 
+def check_tolerance(tolerance: float) -> None:
+    """Raises UserError for one below 0."""
+    if not tolerance >= 0:
+        raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
+
+
 def rerun(
     opened: Opened,
     sampled: Sequence[Cell],
     *,
-    device: str,
-    data_dir: Path | None,
+    isolation: Isolation,
+    env: Environment,
     tolerance: float,
     workers: int,
     tell: Callable[[str], None] = lambda text: None,
-) -> list[Comparison]:
+) -> Rerun:
     """Train and attack again in a temporary folder, and compare every figure that follows from the
     code; what a clock says is not compared.
+
+    The submitted code runs in a process of its own; with no isolation and no workers in this one.
 
     Args:
         opened: The submission.
         sampled: What is run again.
-        device: Where.
-        data_dir: Where data sets lie that are not embedded.
+        isolation: What the code may reach.
+        env: Device and data folder.
         tolerance: Of means, where figures are not equal.
-        workers: Processes, 0 to run in this one.
+        workers: Processes, 0 for none.
         tell: Is told what has ended.
 
     Raises:
         UserError: For a suite that cannot run here.
     """
-    if not tolerance >= 0:
-        raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
-    trainings = trainings_of(sampled)
-    plan = Plan(
-        suite=opened.run.suite, trainings=tuple(trainings), cells=tuple(c.job for c in sampled)
-    )
-    env = Environment(device=device, data_dir=data_dir, plugins=opened.files)
-    check_plan(plan, opened.registry, env)
-    keys = Keys(opened.registry, env)
+    check_tolerance(tolerance)
     found: list[Comparison] = []
-    with tempfile.TemporaryDirectory() as folder:
-        again = Store(Path(folder))
-        again.prepare()
-        executor = local(plan, env, workers=workers)
-        run_plan(plan, again, keys, executor=executor, on_progress=lambda p: tell(p.label))
-        first = Store(opened.folder)
-        for job, key in trainings.items():
-            made = first.read("train", key), again.read("train", keys.train(job))
+    attempts: list[Attempt] = []
+    with tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name:
+        out = Path(name).resolve()
+        request = Request(
+            submission=str(opened.folder.resolve()),
+            cells=[c.key for c in sampled],
+            out=str(out),
+            device=env.device,
+            data_dir=str(env.data_dir or ""),
+            workers=workers,
+        )
+        if isolation.bwrap is None and workers == 0:
+            end = None
+            with _own_temporary_files(out / TEMPORARY) as place:
+                allowed = [env.data_dir] if env.data_dir else []
+                with watched(
+                    sources_of(opened.folder), writable=[place], readable=allowed
+                ) as attempts:
+                    run_again(request, tell)
+        else:
+            end = _run_apart(isolation, request, opened, attempts.append, tell)
+        first, again = Store(opened.folder), out / RECORDS
+        for job, key in trainings_of(sampled).items():
+            made = first.read("train", key), _read_made(again, "train", key)
             found += compare(label_of(job), *made, tolerance)
         for cell in sampled:
-            scored = first.read("attack", cell.key), again.read("attack", keys.attack(cell.job))
+            scored = first.read("attack", cell.key), _read_made(again, "attack", cell.key)
             found += compare(cell_label(cell.job), *scored, tolerance)
-    return found
+    return Rerun(comparisons=found, attempts=attempts, end=end)
+
+
+@contextmanager
+def _own_temporary_files(place: Path) -> Iterator[Path]:
+    """Python's temporary files lie in a folder that is made for them, inside."""
+    place.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(place)
+    try:
+        yield place
+    finally:
+        tempfile.tempdir = before
+
+
+def _run_apart(
+    isolation: Isolation,
+    request: Request,
+    opened: Opened,
+    note: Callable[[Attempt], None],
+    tell: Callable[[str], None],
+) -> str | None:
+    """Run the code in a process of its own; how that ended, if not as it should. The process, and
+    with a sandbox all that it started, is gone afterwards.
+
+    Raises UserError with what it refused.
+    """
+    out, folder = Path(request.out), opened.folder.resolve()
+    # Not the records: figures that a plugin can read it can give back.
+    shown = [folder / "source", folder / RUN, folder / SUBMISSION]
+    shown += [Path(request.data_dir)] if request.data_dir else []
+    process = isolation.start(
+        [sys.executable, "-m", "bench.submission.rerunning"],
+        scratch=out, shown=shown, device=request.device,
+    )  # fmt: skip
+    last: deque[str] = deque(maxlen=_LAST_WORDS)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdin as file:
+            file.write(request.to_json())
+        with closing(process.stdout) as pipe:
+            while line := pipe.readline(_LONGEST):
+                text = line.rstrip("\n")
+                attempt = attempt_of(text)
+                if attempt is not None:
+                    note(attempt)
+                elif text.startswith(PROGRESS):
+                    tell(printable(text.removeprefix(PROGRESS)))
+                elif text.strip():
+                    last.append(printable(text)[:200])
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    refusal = out / REFUSAL
+    if code == 2 and refusal.is_file() and not refusal.is_symlink():
+        raise UserError(printable(refusal.read_text(errors="replace")[:2000]))
+    return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
+
+
+def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
+    """A record that a rerun left, None if it left none. Raises UserError for a link in its place,
+    which could lead anywhere, and for what is no record."""
+    store = Store(folder)
+    path = store.path(kind, key)
+    for place in (folder, folder / "records", path.parent, path):
+        if place.is_symlink():
+            raise UserError(
+                f"the submitted code left a link at {place.relative_to(folder.parent)}."
+            )
+    return store.read(kind, key)
 
 
 def same_environment(opened: Opened, device: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Literal
 
+from bench.attempts import watch_as_told
 from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import Outcome, Task, guarded, lost, next_of, outcome_of
 from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY, environment_variables
@@ -150,6 +151,7 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     threading.Thread(target=_end_with_driver, daemon=True).start()
     os.environ.update(own)
+    watch_as_told()
     import torch
 
     torch.set_num_threads(threads)

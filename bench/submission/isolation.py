@@ -1,0 +1,223 @@
+"""What the code of strangers may reach while it runs: a sandbox of bubblewrap, where there is one.
+
+`bwrap` makes a process that sees only the files it is shown, has no network, and cannot gain
+rights. Its own flags say what that is; https://github.com/containers/bubblewrap.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.errors import UserError
+from bench.names import DATASETS, GROUPS, MODELS
+from bench.registry import JUDGES
+from bench.toolkit.processes import KEEP_MEMORY
+
+SANDBOXES = ("auto", "bwrap", "none")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+_DETAILS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+            "/etc/localtime", "/sys")  # fmt: skip
+"""Which libraries there are, the time zone, and what the hardware can do, which libraries ask."""
+_ALONE = (
+    "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+    "--cap-drop", "ALL", "--hostname", "sandbox",
+)  # fmt: skip
+_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Variables that a sandbox has as they are outside."""
+_PROBE_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Isolation:
+    """How a command is run.
+
+    Attributes:
+        bwrap: The program that isolates it; None to run it as it is.
+        sentence: What that means, after "This runs the code".
+    """
+
+    bwrap: str | None
+    sentence: str
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        scratch: Path,
+        shown: Sequence[Path] = (),
+        device: str = "cpu",
+    ) -> subprocess.Popen[str]:
+        """Start a command of this Python; standard output and error come in one pipe.
+
+        Args:
+            command: What is run.
+            scratch: The only folder in which it may write; its working directory. Temporary files
+                and caches of libraries go to `scratch`/tmp.
+            shown: Files and folders that it may read beside Python and the system's libraries.
+            device: With cuda, the GPUs' device files are there.
+
+        Raises:
+            UserError: If what it must see holds the home folder.
+        """
+        (scratch / "tmp").mkdir()
+        before = () if self.bwrap is None else _sandbox(self.bwrap, scratch, shown, device)
+        return subprocess.Popen(
+            [*before, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=scratch,
+            env=self._variables(scratch / "tmp"),
+        )
+
+    def _variables(self, temporary: Path) -> dict[str, str]:
+        """The environment variables: in a sandbox none that might hold a secret."""
+        own = {
+            "TMPDIR": str(temporary),
+            "XDG_CACHE_HOME": str(temporary),
+            "XDG_CONFIG_HOME": str(temporary),
+            "PYTHONPATH": os.pathsep.join(_import_path()),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            **KEEP_MEMORY,
+        }
+        if self.bwrap is None:
+            return {**os.environ, **own}
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        return {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "LOGNAME": "user", **kept, **own}
+
+
+def isolation(sandbox: str) -> Isolation:
+    """The isolation of a name of SANDBOXES.
+
+    Raises UserError for another name, and for bwrap where it is missing or does not work.
+    """
+    if sandbox not in SANDBOXES:
+        raise UserError(f"--sandbox must be {', '.join(SANDBOXES)}, got '{sandbox}'.")
+    if sandbox == "none":
+        return Isolation(bwrap=None, sentence="with your rights, without a sandbox")
+    program = shutil.which("bwrap")
+    problem = "is not installed" if program is None else _problem(program)
+    if problem is None:
+        return Isolation(
+            bwrap=program,
+            sentence="in a sandbox: no network, nothing of your home folder but what Python and "
+            "the data need, nothing writable but a temporary folder",
+        )
+    if sandbox == "bwrap":
+        raise UserError(f"--sandbox bwrap: bubblewrap {problem} (Debian's package bubblewrap).")
+    return Isolation(
+        bwrap=None,
+        sentence=f"with your rights, without a sandbox, since bubblewrap {problem} (Debian's "
+        "package bubblewrap)",
+    )
+
+
+def _problem(program: str) -> str | None:
+    """Why it cannot isolate here, found by trying; None if it can."""
+    binds = [a for p in _SYSTEM if Path(p).exists() for a in ("--ro-bind", p, p)]
+    command = [program, *_ALONE, *binds, "--proc", "/proc", "--dev", "/dev", "true"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PROBE_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not work here: {error}"
+    if done.returncode == 0:
+        return None
+    said = " ".join(done.stderr.split())[:200] or f"it ended with {done.returncode}"
+    return f"does not work here: {said}"
+
+
+def _sandbox(bwrap: str, scratch: Path, shown: Sequence[Path], device: str) -> list[str]:
+    """What stands before a command that it isolates."""
+    made = [bwrap, *_ALONE, "--tmpfs", "/"]
+    for system in map(Path, _SYSTEM):
+        if system.is_symlink():
+            made += ["--symlink", str(system.readlink()), str(system)]
+        elif system.exists():
+            made += ["--ro-bind", str(system), str(system)]
+    made += [a for p in _DETAILS for a in ("--ro-bind-try", p, p)]
+    made += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--dir", str(Path.home())]
+    if device.startswith("cuda"):
+        nodes = map(str, sorted(Path("/dev").glob("nvidia*")))
+        made += [a for p in nodes for a in ("--dev-bind", p, p)]
+    for path in map(str, _visible(shown)):
+        made += ["--ro-bind", path, path]
+    made += ["--bind", str(scratch), str(scratch), "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*made, "--chdir", str(scratch), "--"]
+
+
+def _visible(shown: Sequence[Path]) -> list[Path]:
+    """What a Python process needs to see beside the system, outer folders first, each once."""
+    found: list[Path] = []
+    own = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)}
+    home = Path.home().resolve()
+    for path in sorted({*own, *_packages(), *_import_folders(), *_links(), *shown}):
+        if home.is_relative_to(path.resolve()):
+            raise UserError(
+                f"the sandbox would have to show {path}, which holds your home folder: move it "
+                "into a folder of its own, or give --sandbox none."
+            )
+        system = any(path.is_relative_to(s) for s in _SYSTEM)
+        if path.exists() and not system and not any(path.is_relative_to(f) for f in found):
+            found.append(path)
+    return found
+
+
+def _packages() -> Iterator[Path]:
+    """Folders of the packages that bring plugins, models and data sets, leakbench's own too; found
+    without importing them."""
+    groups = (*GROUPS.values(), MODELS, DATASETS, JUDGES)
+    points = [p for group in groups for p in entry_points(group=group)]
+    for top in sorted({"bench", *(p.module.partition(".")[0] for p in points)}):
+        spec = find_spec(top)
+        if spec is not None and spec.submodule_search_locations is not None:
+            yield from map(Path, spec.submodule_search_locations)
+        elif spec is not None and spec.origin is not None:
+            yield Path(spec.origin)
+
+
+def _import_folders() -> Iterator[Path]:
+    """Folders of installed packages outside the environment, and those that PYTHONPATH names, but
+    for such as hold the home folder."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    home = Path.home().resolve()
+    for name in filter(None, (*sys.path, *named)):
+        path = Path(name).absolute()
+        installed = path.name in ("site-packages", "dist-packages")
+        if (installed or name in named) and not home.is_relative_to(path.resolve()):
+            yield path
+
+
+def _import_path() -> list[str]:
+    """Where modules are looked for, but in the environment, which has its own way: the parents of
+    the packages too, which hold nothing else in a sandbox."""
+    parents = [str(p.parent) for p in _packages()]
+    known = [str(Path(p).absolute()) for p in sys.path]
+    inside = (sys.prefix, sys.base_prefix)
+    return [
+        p
+        for p in dict.fromkeys([*(k for k in known if k in parents), *map(str, _import_folders())])
+        if not p.startswith(inside)
+    ]
+
+
+def _links() -> Iterator[Path]:
+    """The links by which the environment's python leads to the program."""
+    path = Path(sys.executable)
+    while path.is_symlink():
+        path = path.parent / path.readlink()
+        yield Path(os.path.abspath(path))

@@ -1,0 +1,155 @@
+"""The part of `leakbench verify` that runs the submitted code, in a process of its own:
+`python -m bench.submission.rerunning` reads a request and writes records under the submitted keys.
+
+Nothing of what it writes or says can be trusted by whoever reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.attempts import watch_workers
+from bench.errors import UserError
+from bench.harness.environment import Environment
+from bench.harness.keys import Code, Keys
+from bench.harness.launch import local
+from bench.harness.plan import Plan
+from bench.harness.runner import Progress
+from bench.harness.runner import check as check_plan
+from bench.harness.runner import run as run_plan
+from bench.harness.store import Store
+from bench.records import AttackJob, Cell, Run, TrainJob
+from bench.registry import Registry, discover
+from bench.submission.documents import inside, read_submission
+
+RECORDS, TEMPORARY, REFUSAL = "run", "tmp", "refused.txt"
+"""In the request's folder: records, what the code may use as it likes, and why nothing was run."""
+PROGRESS = "leakbench-progress: "
+"""Before each line that tells of a job that ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is run again.
+
+    Attributes:
+        submission: Its folder; of it `source/`, run.json and submission.json are read.
+        cells: Keys of the attacks; their trainings are run too.
+        out: Where to write.
+        device: cpu or cuda.
+        data_dir: Where data sets lie that are not embedded; "" for nowhere.
+        workers: Processes, 0 for none.
+    """
+
+    submission: str
+    cells: list[str]
+    out: str
+    device: str
+    data_dir: str
+    workers: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def sources_of(folder: Path) -> tuple[Path, ...]:
+    """The Python files of a submission, under the paths that they are loaded from."""
+    names = dict.fromkeys(s.file for s in read_submission(folder).plugins if s.file is not None)
+    return tuple(inside(folder, name).resolve() for name in names)
+
+
+def load_plugins(folder: Path) -> Registry:
+    """All plugins with those of a submission: this runs its code.
+
+    Raises UserError if a plugin is missing or not the one that was run.
+    """
+    registry = discover(sources_of(folder))
+    code = Code(registry)
+    for source in read_submission(folder).plugins:
+        registry.get(source.kind, source.name, where="the submission")
+        comparable = source.sources.startswith("syntax:")  # older ones are hashes of files
+        if comparable and code.package(source.kind, source.name) != source.sources:
+            raise UserError(
+                f"the {source.kind} '{source.name}' ({source.origin}) is installed here with "
+                "other source than the submission was run with; install the same version of it."
+            )
+    return registry
+
+
+class _SubmittedKeys(Keys):
+    """Keys under which the submission has the records of the same jobs."""
+
+    def __init__(self, registry: Registry, env: Environment, cells: list[Cell]) -> None:
+        super().__init__(registry, env)
+        self._submitted: dict[TrainJob | AttackJob, str] = {c.job: c.key for c in cells}
+        self._submitted |= {c.job.train: c.train_key for c in cells}
+
+    def train(self, job: TrainJob) -> str:
+        return self._submitted[job]
+
+    def attack(self, cell: AttackJob) -> str:
+        return self._submitted[cell]
+
+
+def run_again(request: Request, tell: Callable[[str], None] = lambda text: None) -> None:
+    """Load the submitted code, train and attack. `tell` is told what has ended.
+
+    Raises UserError for a suite that cannot run here.
+    """
+    folder, out = Path(request.submission), Path(request.out)
+    run = Run.read(folder)
+    cells = [c for c in run.cells if c.key in set(request.cells)]
+    plan = Plan(
+        suite=run.suite,
+        trainings=tuple(dict.fromkeys(c.job.train for c in cells)),
+        cells=tuple(c.job for c in cells),
+    )
+    env = Environment(
+        device=request.device,
+        data_dir=Path(request.data_dir) if request.data_dir else None,
+        plugins=sources_of(folder),
+    )
+    registry = load_plugins(folder)
+    check_plan(plan, registry, env)
+    store = Store(out / RECORDS)
+    store.prepare()
+
+    def told(progress: Progress) -> None:
+        tell(f"{progress.done} of {progress.total}: {progress.label}")
+
+    run_plan(
+        plan, store, _SubmittedKeys(registry, env, cells), on_progress=told,
+        executor=local(plan, env, workers=request.workers),
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Carry out the request on standard input; what the code prints is nowhere."""
+    request = Request(**json.load(sys.stdin))
+    out = Path(request.out)
+    with open(os.dup(1), "w") as own, open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+
+        def tell(text: str) -> None:
+            print(f"{PROGRESS}{text}", file=own, flush=True)
+
+        watch_workers(
+            sources_of(Path(request.submission)),
+            writable=[out / TEMPORARY],
+            readable=[Path(request.data_dir)] if request.data_dir else [],
+        )
+        try:
+            run_again(request, tell)
+        except UserError as error:
+            (out / REFUSAL).write_text(str(error))
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
