@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -132,3 +134,59 @@ def test_what_a_cluster_cannot_do_is_said_in_one_sentence(
     ray.shutdown()
     with pytest.raises(ValueError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
         list(replace(executor, address="127.0.0.1:1")(deque()))
+
+
+STARTED = """
+import os, subprocess, sys
+if "imported" in sys.argv:
+    import ray
+import psutil
+from bench.errors import UserError
+from bench.harness.executors import cluster
+cluster._lock()
+ray = cluster._ray()
+try:
+    cluster._connect(ray, None)
+except UserError as error:
+    sys.exit(str(error))
+own = psutil.Process()
+listening = {
+    connection.laddr.ip.removeprefix("::ffff:")
+    for process in [own, *own.children(recursive=True)]
+    for connection in process.net_connections(kind="inet")
+    if connection.status == "LISTEN"
+}
+print(*sorted(listening))
+stranger = f"import ray; ray.init(address={ray.get_runtime_context().gcs_address!r})"
+free = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+done = subprocess.run(
+    [sys.executable, "-c", stranger], env=free | {"RAY_AUTH_MODE": "disabled"},
+    capture_output=True, text=True,
+)
+print(done.returncode, "InvalidAuthToken" in done.stderr)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_that_is_started_here_listens_here_alone_and_knows_who_may_speak_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*how: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", STARTED, *how], capture_output=True, text=True, check=False,
+            cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    done = started()
+    assert done.stdout.splitlines() == ["127.0.0.1", "1 True"], done.stderr
+    done = started("imported")
+    assert done.stdout.splitlines()[1:] == ["1 True"], done.stderr
+    assert not (tmp_path / ".ray" / "auth_token").exists()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert started().stdout.splitlines() == ["127.0.0.1", "1 True"]
+    done = started("imported")
+    assert done.returncode == 1
+    assert "Set RAY_AUTH_MODE=token before" in done.stderr

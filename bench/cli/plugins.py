@@ -187,7 +187,7 @@ def verify(
             tell(f"  {cell_label(cell.job)}")
         isolated = isolation(sandbox)
         tell(
-            f"This now runs the submitted code: {', '.join(code) or 'none beside leakbench'}, "
+            f"This runs the submitted code: {', '.join(code) or 'none beside leakbench'}, "
             f"{isolated.sentence}."
         )
         if code and not options.confirmed("Run it?", yes=yes):

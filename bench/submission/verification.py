@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from bench.attempts import Attempt, attempt_of, printable, watched
+from bench.attempts import Attempt, Watch, attempt_of, printable
 from bench.errors import UserError
 from bench.harness.environment import Environment, versions
 from bench.harness.runner import cell_label, label_of
@@ -196,16 +196,16 @@ def rerun(
             data_dir=str(env.data_dir or ""),
             workers=workers,
         )
-        if isolation.bwrap is None and workers == 0:
-            end = None
-            with _own_temporary_files(out / TEMPORARY) as place:
-                allowed = [env.data_dir] if env.data_dir else []
-                with watched(
-                    sources_of(opened.folder), writable=[place], readable=allowed
-                ) as attempts:
-                    run_again(request, tell)
-        else:
-            end = _run_apart(isolation, request, opened, attempts.append, tell)
+        end: str | None = None
+        try:
+            if isolation.bwrap is None and workers == 0:
+                _run_here(request, attempts, tell)
+            else:
+                end = _run_apart(isolation, request, attempts, tell)
+        except UserError as error:
+            if not attempts:
+                raise
+            end = str(error)
         first, again = Store(opened.folder), out / RECORDS
         for job, key in trainings_of(sampled).items():
             made = first.read("train", key), _read_made(again, "train", key)
@@ -216,30 +216,31 @@ def rerun(
     return Rerun(comparisons=found, attempts=attempts, end=end)
 
 
-@contextmanager
-def _own_temporary_files(place: Path) -> Iterator[Path]:
-    """Python's temporary files lie in a folder that is made for them, inside."""
+def _run_here(request: Request, attempts: list[Attempt], tell: Callable[[str], None]) -> None:
+    """Run the code in this process, its temporary files in a folder of its own."""
+    place = Path(request.out) / TEMPORARY
     place.mkdir()
     before, tempfile.tempdir = tempfile.tempdir, str(place)
+    data = [Path(request.data_dir)] if request.data_dir else []
+    files = sources_of(Path(request.submission))
+    watch = Watch(files=files, writable=[place], readable=data, note=attempts.append)
+    watch.start()
     try:
-        yield place
+        run_again(request, tell)
     finally:
+        watch.stop()
         tempfile.tempdir = before
 
 
 def _run_apart(
-    isolation: Isolation,
-    request: Request,
-    opened: Opened,
-    note: Callable[[Attempt], None],
-    tell: Callable[[str], None],
+    isolation: Isolation, request: Request, attempts: list[Attempt], tell: Callable[[str], None]
 ) -> str | None:
     """Run the code in a process of its own; how that ended, if not as it should. The process, and
     with a sandbox all that it started, is gone afterwards.
 
     Raises UserError with what it refused.
     """
-    out, folder = Path(request.out), opened.folder.resolve()
+    out, folder = Path(request.out), Path(request.submission)
     # Not the records: figures that a plugin can read it can give back.
     shown = [folder / "source", folder / RUN, folder / SUBMISSION]
     shown += [Path(request.data_dir)] if request.data_dir else []
@@ -258,7 +259,7 @@ def _run_apart(
                 text = line.rstrip("\n")
                 attempt = attempt_of(text)
                 if attempt is not None:
-                    note(attempt)
+                    attempts.append(attempt)
                 elif text.startswith(PROGRESS):
                     tell(printable(text.removeprefix(PROGRESS)))
                 elif text.strip():
@@ -280,9 +281,8 @@ def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutco
     path = store.path(kind, key)
     for place in (folder, folder / "records", path.parent, path):
         if place.is_symlink():
-            raise UserError(
-                f"the submitted code left a link at {place.relative_to(folder.parent)}."
-            )
+            link = place.relative_to(folder.parent)
+            raise UserError(f"the submitted code left a link at {link}, which is not followed.")
     return store.read(kind, key)
 
 

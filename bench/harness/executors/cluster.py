@@ -7,7 +7,9 @@ need no shared file system. Ray is an optional dependency, imported when this is
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+import sys
 import tempfile
 import time
 from collections import OrderedDict, deque
@@ -37,6 +39,12 @@ _ANSWER_S = 10.0
 """How long a cluster may take to answer at all."""
 _KEPT = 64
 """Observations that stay in the object store, for the attacks on them."""
+_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+_WITH_TOKENS = (2, 52)
+"""The version of Ray that brought them."""
+_BEYOND_THIS_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's name for whether a cluster may have several machines, on any system; if not, it listens on
+127.0.0.1 alone."""
 Files = Mapping[str, bytes]
 
 
@@ -69,6 +77,8 @@ class Cluster:
         is lost is begun anew elsewhere, three times at most. Raises UserError if there is no
         cluster, if no node could ever hold a job, or if a node has other code.
         """
+        if self.address is None:
+            _lock()
         ray = _ray()
         started = _connect(ray, self.address)
         going = _Pool(ray, self, tasks)
@@ -81,6 +91,19 @@ class Cluster:
             going.stop()
             if started:
                 ray.shutdown()
+
+
+def _lock() -> None:
+    """Have a cluster that is started here listen on this machine alone, to who has its token.
+
+    Whoever can speak to a cluster can run code in it. Ray reads both settings when it is imported;
+    where it was, `_connect` finds out whether it has a token all the same.
+    """
+    if not {_TOKEN, f"{_TOKEN}_PATH"} & os.environ.keys():
+        os.environ[_TOKEN] = secrets.token_hex(32)
+    if "ray" not in sys.modules:
+        os.environ[_MODE] = "token"
+        os.environ[_BEYOND_THIS_MACHINE] = "0"
 
 
 def _ray() -> Any:
@@ -113,11 +136,24 @@ def _connect(ray: Any, address: str | None) -> bool:
             address=address or "local",
             log_to_driver=False,
             logging_level="ERROR",
-            **({} if address else {"include_dashboard": False}),
+            **({} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}),
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at '{address}' ({error}).") from error
+    if address is None and not _is_locked(ray):
+        ray.shutdown()
+        raise UserError(
+            "Ray would start a cluster that obeys whoever reaches it: it is older than 2.52, or "
+            f"was imported with {_MODE} other than token. Set {_MODE}=token before, or give "
+            "ray_address."
+        )
     return True
+
+
+def _is_locked(ray: Any) -> bool:
+    """Whether the cluster that was started asks for a token."""
+    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    return version >= _WITH_TOKENS and os.environ.get(_MODE, "").lower() == "token"
 
 
 class _Pool:

@@ -1,0 +1,373 @@
+"""Submissions that try to reach out of the sandbox are stopped and named; honest ones verify."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bench.cli import options, plugins, runs
+from bench.submission import isolation as isolating
+from bench.submission.authoring import write_new
+from bench.submission.documents import write_manifest
+from bench.submission.isolation import Isolation, isolation
+from bench.submission.packing import Request, submit
+
+APP = typer.Typer()
+for command in (plugins.check, plugins.verify, runs.run):
+    APP.command()(command)
+WHY = isolation("auto").sentence
+needs_bwrap = pytest.mark.skipif(isolation("auto").bwrap is None, reason=WHY)
+
+SUITE = """
+name = "small"
+version = 1
+checkpoints = ["final"]
+budget = 5
+audit = 0
+
+[protocol]
+name = "fedavg"
+clients = 2
+rounds = 1
+local_steps = 1
+batch = 4
+lr = 0.1
+
+[[tasks]]
+dataset = "digits"
+model = "mlp_spm"
+
+[[threats]]
+victims = 1
+
+[[defenses]]
+name = "none"
+
+[[defenses]]
+name = "my_defense"
+settings = { noise_multiplier = 0.1, clip_norm = 1.0 }
+
+[[attacks]]
+name = "prior_only"
+"""
+
+
+def leakbench(*arguments: str | Path, answer: str | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(
+        APP, [str(a) for a in arguments], env={"COLUMNS": "300"}, input=answer
+    )
+    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A submission of one defense with one attack on it and on the undefended run."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_new("defense", "my_defense", folder)
+    plugin, suite = folder / "my_defense.py", folder / "small.toml"
+    suite.write_text(SUITE)
+    code, text = leakbench(
+        "run", suite, "--plugin", plugin, "--out", folder / "run", "--jobs", "0", "--device", "cpu"
+    )
+    assert code == 0, text
+
+    class Passed:
+        findings = ()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.submission.packing.check", lambda *a: Passed())
+        return submit(Request(target=str(plugin), run=folder / "run", out=folder / "subs"))
+
+
+@pytest.fixture
+def submitted(packed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(packed, tmp_path / "my_defense")
+    return tmp_path / "my_defense"
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder in the real home with a secret, as a path that a stranger may guess."""
+    folder = Path.home() / f".leakbench-test-{os.getpid()}"
+    folder.mkdir()
+    (folder / "secret").write_text("my secret")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def changed(folder: Path, line: str, *, module: str = "") -> Path:
+    """The submission with a line at the start of the defense's hook, and code before its class, and
+    hashes to match, as a stranger would make them."""
+    path = folder / "source" / "my_defense.py"
+    source = path.read_text()
+    head = source.index("    def upload(")
+    body = source.index("\n", source.index(") ->", head)) + 1
+    own = textwrap.indent(textwrap.dedent(line), " " * 8)
+    path.write_text(source[:body] + own + "\n" + source[body:] + "\n" + textwrap.dedent(module))
+    facts = json.loads((folder / "submission.json").read_text())
+    for plugin in facts["plugins"]:
+        plugin["sources"] = "0" * 64  # as older versions had them, so that none is compared
+    (folder / "submission.json").write_text(json.dumps(facts))
+    (folder / "manifest.json").write_text(write_manifest(folder))
+    return folder
+
+
+def verify(folder: Path, *more: str) -> tuple[int, str]:
+    common = ("--yes", "--device", "cpu", "--sample", "1")
+    return leakbench("verify", folder, *common, *more)
+
+
+# --- the sandbox ----------------------------------------------------------------------------------
+
+
+@needs_bwrap
+def test_an_honest_submission_verifies_in_the_sandbox_with_equal_figures(submitted: Path) -> None:
+    code, text = verify(submitted, "--sandbox", "bwrap", "--sample", "2")
+    assert code == 0, text
+    assert "in a sandbox: no network" in text
+    assert "1 of 4: digits/mlp_spm/my_defense" in text
+    assert text.endswith("Verified.")
+    assert "tried to" not in text
+
+
+ACTS = {
+    "write": ("open({home!r} + '/new', 'w')", "write {home}/new"),
+    "read": ("open({home!r} + '/secret').read()", "read {home}/secret"),
+    "connect": (
+        "__import__('socket').create_connection(('127.0.0.1', {port}), timeout=5)",
+        "connect to 127.0.0.1",
+    ),
+}
+STOPPED = {"write": "OSError", "read": "FileNotFoundError", "connect": "OSError"}
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of this machine at which somebody listens."""
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@needs_bwrap
+@pytest.mark.parametrize("act", ACTS)
+def test_code_that_reaches_out_is_stopped_and_named(
+    submitted: Path, home: Path, port: int, act: str
+) -> None:
+    line, told = (t.format(home=str(home), port=port) for t in ACTS[act])
+    code, text = verify(changed(submitted, line), "--jobs", "0", "--sandbox", "bwrap")
+    assert code == 1, text
+    assert f"The submitted code tried to {told}" in text
+    assert "my_defense.py:" in text.split("tried to")[1]
+    assert "failed (" in text
+    assert "Not verified." in text
+    assert sorted(p.name for p in home.iterdir()) == ["secret"]
+    assert "my secret" not in text
+
+
+@needs_bwrap
+def test_code_that_hides_its_errors_is_stopped_and_named_in_a_worker_too(
+    submitted: Path, home: Path, port: int
+) -> None:
+    lines = [
+        f"try:\n    {line.format(home=str(home), port=port)}\nexcept OSError:\n    pass\nelse:\n"
+        "    raise RuntimeError('it was let through')"
+        for line, _ in ACTS.values()
+    ]
+    code, text = verify(changed(submitted, "\n".join(lines)), "--jobs", "1", "--sandbox", "bwrap")
+    assert code == 1, text
+    assert "let through" not in text
+    for _, told in ACTS.values():
+        assert f"The submitted code tried to {told.format(home=home)}" in text
+    assert "differs" not in text  # its figures are right
+    assert sorted(p.name for p in home.iterdir()) == ["secret"]
+
+
+@needs_bwrap
+def test_code_is_isolated_from_its_import_on_and_ends_with_the_rerun(
+    submitted: Path, home: Path
+) -> None:
+    place = Path.home() / f"{home.name}-made"
+    module = f"""
+    import os as _os
+    import subprocess as _subprocess
+    _subprocess.Popen(["/bin/sh", "-c", "sleep 20; : leakbench-test-{os.getpid()}"])
+    _os.mkdir({str(place)!r})
+    """
+    code, text = verify(changed(submitted, "", module=module), "--jobs", "0")
+    assert code == 1, text
+    assert "is broken: OSError: [Errno 30] Read-only file system" in text
+    assert f"The submitted code tried to make the folder {place}: my_defense.py:" in text
+    assert "The submitted code tried to start the process /bin/sh" in text
+    assert not place.exists()
+    running = subprocess.run(["ps", "-ef"], capture_output=True, text=True, check=True).stdout
+    assert f"leakbench-test-{os.getpid()}" not in running
+
+
+PROBE = """
+import json, os, socket, sys
+from pathlib import Path
+found = {"environment": sorted(os.environ), "written": []}
+for place in sys.argv[1:]:
+    try:
+        Path(place, "new").write_text("x")
+        found["written"].append(place)
+    except OSError:
+        pass
+found["seen"] = [p for p in sys.argv[1:] if os.path.isdir(p) and os.listdir(p)]
+found["processes"] = sum(name.isdigit() for name in os.listdir("/proc"))
+found["interfaces"] = [name for _, name in socket.if_nameindex()]
+found["capabilities"] = Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0]
+import bench.api
+found["bench"] = bench.__file__
+print(json.dumps(found))
+"""
+
+
+def started(made: Isolation, arguments: list[str], **more: Any) -> dict[str, Any]:
+    process = made.start([sys.executable, "-c", PROBE, *arguments], **more)
+    out, _ = process.communicate("")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@needs_bwrap
+def test_the_sandbox_shows_and_lends_nothing_but_what_is_named(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    scratch, shown = tmp_path / "scratch", tmp_path / "shown"
+    for folder in (scratch, shown):
+        folder.mkdir()
+    (shown / "x").write_text("x")
+    places = ["/", "/tmp", "/etc", "/usr", "/dev", "/sys", "/var", "/run", str(Path.home())]
+    places += [str(home), str(scratch), str(shown), sys.prefix, str(Path(__file__).parent)]
+    found = started(isolation("bwrap"), places, scratch=scratch, shown=[shown])
+    assert found["written"] == [str(scratch)]
+    assert "MY_TOKEN" not in found["environment"]
+    assert found["processes"] <= 3
+    assert found["interfaces"] == ["lo"]
+    assert int(found["capabilities"], 16) == 0
+    assert found["bench"] == str(Path(isolating.__file__).parents[1] / "__init__.py")
+    assert str(shown) in found["seen"]
+    assert not {str(home), "/var", "/run", str(Path(__file__).parent)} & set(found["seen"])
+
+
+def test_a_sandbox_is_never_made_that_would_show_the_whole_home(tmp_path: Path) -> None:
+    made = Isolation(bwrap="bwrap", sentence="")
+    for shown in (Path.home(), Path.home().parent):
+        scratch = tmp_path / str(len(shown.parts))
+        scratch.mkdir()
+        with pytest.raises(ValueError, match="which holds your home folder"):
+            made.start(["true"], scratch=scratch, shown=[shown])
+
+
+@needs_bwrap
+def test_links_and_records_that_the_code_leaves_lead_nowhere(
+    submitted: Path, tmp_path: Path, home: Path
+) -> None:
+    module = f"""
+    import atexit as _atexit, os as _os, shutil as _shutil, sys as _sys
+
+    def _leave():
+        for place in ("run/records/train",):
+            _shutil.rmtree(place, ignore_errors=True)
+            _os.symlink({str(home)!r}, place)
+
+    _atexit.register(_leave)
+    """
+    code, text = verify(changed(submitted, "", module=module), "--jobs", "0")
+    assert code == 2, text
+    assert "left a link at run/records/train, which is not followed" in text
+
+
+# --- where there is none --------------------------------------------------------------------------
+
+
+def test_without_bubblewrap_auto_says_so_and_bwrap_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = isolation("auto")
+    assert made.bwrap is None
+    assert "bubblewrap is not installed (Debian's package bubblewrap)" in made.sentence
+    with pytest.raises(ValueError, match="--sandbox bwrap: bubblewrap is not installed"):
+        isolation("bwrap")
+    (tmp_path / "bwrap").write_text(
+        "#!/bin/sh\necho 'No permissions to create namespace' >&2\nexit 1"
+    )
+    (tmp_path / "bwrap").chmod(0o755)
+    made = isolation("auto")
+    assert made.bwrap is None
+    assert "does not work here: No permissions" in made.sentence
+    with pytest.raises(ValueError, match="--sandbox must be auto, bwrap, none, got 'docker'"):
+        isolation("docker")
+
+
+def test_without_a_sandbox_attempts_are_named_all_the_same(submitted: Path, tmp_path: Path) -> None:
+    place = tmp_path / "outside"
+    hostile = changed(submitted, f"open({str(place)!r}, 'w').close()")
+    for jobs in ("0", "1"):
+        code, text = verify(hostile, "--jobs", jobs, "--sandbox", "none")
+        assert code == 1, text
+        assert "with your rights, without a sandbox" in text
+        assert f"The submitted code tried to write {place}: my_defense.py:" in text
+        assert place.exists()
+
+
+# --- the question ---------------------------------------------------------------------------------
+
+
+def test_nothing_runs_without_a_terminal_or_yes(
+    submitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "marker"
+    hostile = changed(submitted, "", module=f"open({str(marker)!r}, 'w')")
+    arguments = ("verify", hostile, "--device", "cpu", "--sandbox", "none", "--jobs", "0")
+    code, text = leakbench(*arguments)
+    assert code == 2
+    assert text.endswith("nothing was run, since no terminal is here to ask you; give --yes.")
+    assert "This runs the submitted code: source/my_defense.py, with your rights" in text
+    monkeypatch.setattr(options, "at_terminal", lambda: True)
+    for answer in ("\n", "n\n"):
+        code, text = leakbench(*arguments, answer=answer)
+        assert code == 2
+        assert "Run it? [y/N]" in text
+        assert "Nothing was run." in text
+    assert not marker.exists()
+    code, text = leakbench(*arguments, "--json", answer="y\n")
+    assert marker.exists()
+    assert code == 1
+    document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+    assert document["sandbox"] == "none"
+    assert [a["what"] for a in document["attempts"]] == ["write"]
+
+
+def test_a_file_is_named_once_before_it_runs_and_an_installed_name_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("")
+    with options.plain_errors():
+        options.announce([file])
+        options.announce([file, file])
+        options.announce(options.file_in("spm"))
+        options.announce(options.file_in(f"{file}:Net"))
+    said = capsys.readouterr()
+    assert " ".join(said.err.split()) == f"Runs {file} with your rights."
+    assert said.out == ""
