@@ -30,7 +30,7 @@ LAYERS = (
     ("suite", "registry", "records"),
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "contract.compose"),
-    ("toolkit", "seeding", "arguments", "extensions"),
+    ("toolkit", "seeding", "arguments", "attempts", "extensions"),
     ("foreign",),
     ("names",),
     ("api", "privacy.events"),
