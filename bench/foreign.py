@@ -167,11 +167,13 @@ def _alarm() -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the process's state: its name, and how it is read and set."""
+    """A part of the process's state: its name, and how it is read and set. telling: whether a
+    change is the foreign code's own doing, not that of a library which it imports."""
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    telling: bool = True
 
 
 def _deciding() -> tuple[_Part, ...]:
@@ -225,6 +227,8 @@ def _other() -> tuple[_Part, ...]:
     import torch
 
     def torch_state() -> tuple[bytes, ...]:
+        if torch._C._functorch.maybe_current_level() is not None:
+            return ()  # inside of a torch.func transform torch refuses its own to be used
         states = [torch.get_rng_state()]
         if torch.cuda.is_initialized():
             states += torch.cuda.get_rng_state_all()
@@ -232,9 +236,11 @@ def _other() -> tuple[_Part, ...]:
 
     def torch_generators(before: tuple[bytes, ...]) -> None:
         states = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in before]
-        torch.set_rng_state(states[0])
-        for number, state in enumerate(states[1:]):
-            torch.cuda.set_rng_state(state, number)
+        for number, state in enumerate(states):
+            if number == 0:
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, number - 1)
 
     def numpy_state() -> dict[str, Any]:
         state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002 (put back, not used)
@@ -269,7 +275,8 @@ def _other() -> tuple[_Part, ...]:
         _Part("Python's global generator", random.getstate, random.setstate),
         _Part("numpy's handling of errors", np.geterr, lambda before: np.seterr(**before)),
         _Part("the working directory", _folder, folder),
-        _Part("environment variables", lambda: dict(os.environ), variables),
+        _Part("environment variables", lambda: dict(os.environ), variables, telling=False),
+        _Part("filters of warnings", _filters, _set_filters, telling=False),
         _Part("the file mode mask", _mask, os.umask),
         _Part(
             "the locale",
@@ -277,7 +284,7 @@ def _other() -> tuple[_Part, ...]:
             lambda before: locale.setlocale(locale.LC_ALL, before),
         ),
         _Part("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-        _Part("garbage collection", gc.isenabled, collecting),
+        _Part("garbage collection", gc.isenabled, collecting, telling=False),
     )
     if not _in_main_thread():
         return parts  # signals belong to the main thread
@@ -297,6 +304,16 @@ def _folder() -> str | None:
         return os.getcwd()
     except FileNotFoundError:  # it was removed
         return None
+
+
+def _filters() -> tuple[Any, ...]:
+    return warnings.showwarning, *warnings.filters
+
+
+def _set_filters(before: tuple[Any, ...]) -> None:
+    warnings.showwarning, *filters = before
+    warnings.resetwarnings()
+    warnings.filters.extend(filters)  # type: ignore[attr-defined]
 
 
 def _mask() -> int:
@@ -322,9 +339,18 @@ class Left:
 
     Attributes:
         deciding: Names of what it changed that decides figures, with what was and what is.
+        changed: Names of all that it changed itself.
+        printed: What it wrote to stdout, the beginning of it.
     """
 
     deciding: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    printed: str = ""
+
+    @property
+    def moved(self) -> list[str]:
+        """Names of the global generators that it moved."""
+        return [name for name in self.changed if "generator" in name]
 
     @property
     def reason(self) -> str | None:
@@ -338,26 +364,31 @@ class Left:
 
 
 @contextmanager
-def foreign_code(left: Left | None = None) -> Iterator[None]:
-    """`contained`, with what is printed on stderr, and the process's state put back; left: is told
-    what was changed."""
+def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[None]:
+    """`contained`, with what is printed on stderr, and the process's state put back.
+
+    left: is told what was changed and printed. relays: whether what is printed comes out at all.
+    """
     deciding, other, left = _deciding(), _other(), left or Left()
     before = [(part, part.read()) for part in (*deciding, *other)]
     streams = sys.stdin, sys.stdout, sys.stderr
-    with warnings.catch_warnings():
-        sys.stdout, sys.stderr = _Aside(sys.stderr), _Aside(sys.stderr)
-        try:
-            with contained():
-                yield
-        finally:
-            sys.stdin, sys.stdout, sys.stderr = streams
-            for part, was in before:
-                now = part.read()
-                if now != was:
-                    if part in deciding:
-                        left.deciding.append(f"{part.name} ({was} to {now})")
-                    with suppress(Exception):  # a folder that is gone, a limit that is too low now
-                        part.write(was)
+    out, err = _Aside(sys.stderr if relays else None), _Aside(sys.stderr)
+    sys.stdout, sys.stderr = out, err
+    try:
+        with contained():
+            yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = streams
+        left.printed = out.beginning
+        for part, was in before:
+            now = part.read()
+            if now != was:
+                if part in deciding:
+                    left.deciding.append(f"{part.name} ({was} to {now})")
+                if part.telling:
+                    left.changed.append(part.name)
+                with suppress(Exception):  # a folder that is gone, a limit that is too low now
+                    part.write(was)
 
 
 def forget() -> None:
@@ -370,12 +401,15 @@ def forget() -> None:
 
 
 class _Aside(io.TextIOBase):
-    """Writes to a stream that whoever has this cannot close."""
+    """Writes to a stream that whoever has this cannot close. beginning: of what was written."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self.beginning = ""
 
     def write(self, text: str) -> int:
+        if len(self.beginning) < MOST_TEXT:
+            self.beginning += text[:MOST_TEXT]
         if self._stream is not None:
             self._stream.write(text)
         return len(text)
