@@ -176,13 +176,15 @@ def test_a_fast_check_runs_on_one_round_and_says_what_it_left_out() -> None:
 
 # --- misbehaviour ---------------------------------------------------------------------------------
 
-MISBEHAVING = '''
-import os
-class LoopsInUpload(Defense):
+LOOPS = '''
+class Loops(Defense):
     """Never comes back from a hook."""
     def upload(self, messages, local, client):
         while True:
             pass
+'''
+MISBEHAVING = '''
+import os
 
 class Talks(Attack):
     """Prints, writes, moves and ends in another precision."""
@@ -209,7 +211,20 @@ class Exits(Attack):
 '''
 
 
-def test_a_plugin_that_loops_dies_prints_or_writes_is_found_and_the_others_are_checked(
+def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "loops.py"
+    path.write_text(HEAD + LOOPS)
+    begin = path.read_text().split("\n").index("        while True:") + 1
+    (found,) = check_apart(Request(target=str(path), settings={}, fast=True), timeout_s=15)
+    assert (found.kind, found.name) == ("defense", "loops")
+    wrong = failures(found)
+    assert wrong.keys() == {"ends"}
+    reason = "the check 'first rounds' did not end within 15 s: it was at loops.py, line"
+    assert wrong["ends"].reason in {f"{reason} {n}, in upload." for n in (begin, begin + 1)}
+    assert {f.name for f in found.findings if f.status == "passed"} >= {"docstring", "roles"}
+
+
+def test_a_plugin_that_dies_prints_or_writes_is_found_and_the_others_are_checked(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "misbehaving.py"
@@ -217,11 +232,8 @@ def test_a_plugin_that_loops_dies_prints_or_writes_is_found_and_the_others_are_c
     line = {text.strip(): i for i, text in enumerate(path.read_text().split("\n"), start=1)}
     monkeypatch.chdir(tmp_path)
     request = Request(target="misbehaving.py", settings={}, fast=True)
-    wrong = {c.name: failures(c) for c in check_apart(request, timeout_s=25)}
-    looped = wrong["loops_in_upload"]["ends"].reason
-    assert "the check 'first rounds' did not end within 25 s" in looped
-    lines = line["while True:"], line["while True:"] + 1
-    assert any(f"it was at misbehaving.py, line {n}, in upload" in looped for n in lines)
+    wrong = {c.name: failures(c) for c in check_apart(request)}
+    assert list(wrong) == ["talks", "vanishes", "exits"]
     vanished = wrong["vanishes"]["ends"].reason
     assert vanished == (
         "the check 'runs on fedavg, lenet, batch 1' ended its process, which exited with 3."
