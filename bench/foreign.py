@@ -100,8 +100,11 @@ def _stoppable() -> Iterator[None]:
     if not _in_main_thread():  # only the main thread is told
         yield
         return
+    if not _inside:  # a Ctrl-C that came between two of them was told to whoever was there
+        _told[:] = [told for told in _told if isinstance(told, OverLimit)]
     _stop_if_told()
-    listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    handler = signal.getsignal(signal.SIGINT)
+    listens = handler is signal.default_int_handler or (handler is _interrupt and not _inside)
     if listens:
         signal.signal(signal.SIGINT, _interrupt)
     _inside += 1
@@ -166,7 +169,7 @@ def _alarm() -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _StatePart:
     """A part of the process's state: its name, and how it is read and set. telling: whether a
     change is the foreign code's own doing, not that of a library which it imports."""
 
@@ -176,7 +179,7 @@ class _Part:
     telling: bool = True
 
 
-def _deciding() -> tuple[_Part, ...]:
+def _deciding() -> tuple[_StatePart, ...]:
     """What decides the figures of everything that is computed after it was changed."""
     import torch
 
@@ -193,25 +196,25 @@ def _deciding() -> tuple[_Part, ...]:
         flags.enabled, flags.benchmark, flags.deterministic = before
 
     return (
-        _Part("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
-        _Part("torch's default device", torch.get_default_device, device),
-        _Part("torch's grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-        _Part(
+        _StatePart("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        _StatePart("torch's default device", torch.get_default_device, device),
+        _StatePart("torch's grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        _StatePart(
             "torch's autocast",
             lambda: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
             autocast,
         ),
-        _Part(
+        _StatePart(
             "torch's precision of products",
             torch.get_float32_matmul_precision,
             torch.set_float32_matmul_precision,
         ),
-        _Part(
+        _StatePart(
             "torch's choice of deterministic algorithms",
             torch.get_deterministic_debug_mode,
             torch.set_deterministic_debug_mode,
         ),
-        _Part(
+        _StatePart(
             "torch's settings of cuDNN",
             lambda: tuple(
                 getattr(torch.backends.cudnn, n) for n in ("enabled", "benchmark", "deterministic")
@@ -221,7 +224,7 @@ def _deciding() -> tuple[_Part, ...]:
     )
 
 
-def _other() -> tuple[_Part, ...]:
+def _other() -> tuple[_StatePart, ...]:
     """What jobs that follow would meet."""
     import numpy as np
     import torch
@@ -269,33 +272,33 @@ def _other() -> tuple[_Part, ...]:
         (gc.enable if before else gc.disable)()
 
     parts = (
-        _Part("torch's threads", torch.get_num_threads, torch.set_num_threads),
-        _Part("torch's global generators", torch_state, torch_generators),
-        _Part("numpy's global generator", numpy_state, np.random.set_state),
-        _Part("Python's global generator", random.getstate, random.setstate),
-        _Part("numpy's handling of errors", np.geterr, lambda before: np.seterr(**before)),
-        _Part("the working directory", _folder, folder),
-        _Part("environment variables", lambda: dict(os.environ), variables, telling=False),
-        _Part("filters of warnings", _filters, _set_filters, telling=False),
-        _Part("the file mode mask", _mask, os.umask),
-        _Part(
+        _StatePart("torch's threads", torch.get_num_threads, torch.set_num_threads),
+        _StatePart("torch's global generators", torch_state, torch_generators),
+        _StatePart("numpy's global generator", numpy_state, np.random.set_state),
+        _StatePart("Python's global generator", random.getstate, random.setstate),
+        _StatePart("numpy's handling of errors", np.geterr, lambda before: np.seterr(**before)),
+        _StatePart("the working directory", _folder, folder),
+        _StatePart("environment variables", lambda: dict(os.environ), variables, telling=False),
+        _StatePart("filters of warnings", _filters, _set_filters, telling=False),
+        _StatePart("the file mode mask", _mask, os.umask),
+        _StatePart(
             "the locale",
             lambda: locale.setlocale(locale.LC_ALL),
             lambda before: locale.setlocale(locale.LC_ALL, before),
         ),
-        _Part("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-        _Part("garbage collection", gc.isenabled, collecting, telling=False),
+        _StatePart("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+        _StatePart("garbage collection", gc.isenabled, collecting, telling=False),
     )
     if not _in_main_thread():
         return parts  # signals belong to the main thread
     return (
         *parts,
-        _Part(
+        _StatePart(
             "signal handlers",
             lambda: {int(n): signal.getsignal(n) for n in signal.valid_signals()},
             handlers,
         ),
-        _Part("the alarm clock", lambda: any(_alarm()), alarm),
+        _StatePart("the alarm clock", lambda: any(_alarm()), alarm),
     )
 
 
@@ -372,7 +375,7 @@ def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[N
     deciding, other, left = _deciding(), _other(), left or Left()
     before = [(part, part.read()) for part in (*deciding, *other)]
     streams = sys.stdin, sys.stdout, sys.stderr
-    out, err = _Aside(sys.stderr if relays else None), _Aside(sys.stderr)
+    out, err = _Aside(sys.stderr if relays else None, sys.stdout), _Aside(sys.stderr, sys.stderr)
     sys.stdout, sys.stderr = out, err
     try:
         with contained():
@@ -401,10 +404,13 @@ def forget() -> None:
 
 
 class _Aside(io.TextIOBase):
-    """Writes to a stream that whoever has this cannot close. beginning: of what was written."""
+    """Writes to a stream that whoever has this cannot close, instead of another. beginning: of what
+    was written."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, instead_of: Any) -> None:
         self._stream = stream
+        # Where rich looks for the stream behind: the bar of progress is drawn while a job runs.
+        self.rich_proxied_file = getattr(instead_of, "rich_proxied_file", instead_of)
         self.beginning = ""
 
     def write(self, text: str) -> int:

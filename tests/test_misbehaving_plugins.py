@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 
 from bench.foreign import (
@@ -391,3 +392,11 @@ def test_what_is_printed_aside_cannot_be_closed(capsys: pytest.CaptureFixture[st
         print("two")
     print("three")
     assert capsys.readouterr() == ("three\n", "one\ntwo\n")
+
+
+def test_progress_is_drawn_on_stdout_while_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    with foreign_code():
+        console.print("3 of 9 done")
+        print("of a plugin")
+    assert capsys.readouterr() == ("3 of 9 done\n", "of a plugin\n")

@@ -60,11 +60,11 @@ def check(
     with options.plain_errors():
         from bench import suite
         from bench.records import to_json
-        from bench.sandbox.conformance.apart import Request, check_apart
+        from bench.sandbox.conformance.apart import Check, check_apart
 
         found = []
         settings = suite.parse_pairs(set_ or (), "--set")
-        request = Request(target=target, settings=settings, fast=fast, dataset=dataset)
+        request = Check(target=target, settings=settings, fast=fast, dataset=dataset)
         for conformance in check_apart(request, timeout_s=timeout):
             found.append(conformance)
             if not as_json:

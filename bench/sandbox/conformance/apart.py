@@ -32,7 +32,7 @@ _READY = "ready"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Check:
     """What is to be checked; see `check_plugins`."""
 
     target: str
@@ -41,7 +41,7 @@ class Request:
     dataset: str | None = None
 
 
-def check_apart(request: Request, *, timeout_s: float = TIMEOUT_S) -> Iterator[Conformance]:
+def check_apart(request: Check, *, timeout_s: float = TIMEOUT_S) -> Iterator[Conformance]:
     """As `check_plugins`, in a process of its own, which works in an empty temporary folder.
 
     Its end is a finding, where the plugin brings it about or the check of one plugin takes longer
@@ -66,7 +66,7 @@ def check_apart(request: Request, *, timeout_s: float = TIMEOUT_S) -> Iterator[C
             return
 
 
-def _absolute(request: Request) -> Request:
+def _absolute(request: Check) -> Check:
     """With the path of its file, where it is one, as it is from any folder."""
     path, colon, model = request.target.rpartition(":")
     if path.endswith(".py"):
@@ -83,7 +83,7 @@ class _Process:
     last, the findings on that plugin, and when it began with it.
     """
 
-    def __init__(self, request: Request, folder: Path, skip: int) -> None:
+    def __init__(self, request: Check, folder: Path, skip: int) -> None:
         self.request, self.folder = request, folder
         context = multiprocessing.get_context("spawn")
         self.pipe, far = context.Pipe()
@@ -164,7 +164,7 @@ class _Process:
         return ""
 
 
-def _serve(pipe: Connection, request: Request, folder: Path, skip: int) -> None:
+def _serve(pipe: Connection, request: Check, folder: Path, skip: int) -> None:
     """The process's own part: everything that is noticed goes into the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it decides when to stop
     end_with_parent()
