@@ -7,19 +7,24 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.errors import UserError
+from bench.foreign import Left, foreign_code, in_one_line, place_of
+
+T = TypeVar("T")
 
 FILE_MODULE = "leakbench_plugin_"
 """How the module of a single file is named, with the file's name after it."""
 
 
-class BrokenFile(Exception):
-    """A file that raised when it was executed; the text says what."""
+class BrokenImport(Exception):
+    """What cannot be used as it raised, or misbehaved, when it was imported; the text says how."""
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
@@ -43,12 +48,34 @@ class _FromSource(importlib.machinery.SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+def imported(load: Callable[[], T], module: str) -> T:
+    """What an import of foreign code gives.
+
+    Args:
+        load: Imports it.
+        module: What it imports, whose lines an error names.
+
+    Raises:
+        BrokenImport: If it raises anything, SystemExit too, or changes what decides figures.
+    """
+    left = Left()
+    try:
+        with foreign_code(left):
+            found = load()
+    except Exception as error:  # whatever foreign code raises at import is its own defect
+        place, text = place_of(error, {module.partition(".")[0]}), in_one_line(error)
+        raise BrokenImport(f"{text} ({place})" if place else text) from error
+    if left.reason is not None:
+        raise BrokenImport(f"when it is imported it {left.reason}.")
+    return found
+
+
 def load_file(path: Path) -> ModuleType:
     """Execute a Python file as a module of its own.
 
     Raises:
         UserError: For a file that does not exist or is no Python file.
-        BrokenFile: If it raises anything.
+        BrokenImport: As `imported`.
     """
     if not path.is_file():
         raise UserError(f"no such file: {path}.")
@@ -61,16 +88,8 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, Exception):
-            raise BrokenFile(in_one_line(error)) from error
+        imported(partial(spec.loader.exec_module, module), name)
+    except BaseException:
+        sys.modules.pop(name, None)
         raise
     return module
-
-
-def in_one_line(error: BaseException) -> str:
-    """An exception's kind and text."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:400]

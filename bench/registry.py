@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from bench.contract.attack import Attack, Judge
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.errors import UserError
-from bench.extensions import BrokenFile, in_one_line, load_file, origin_of
+from bench.extensions import BrokenImport, imported, load_file, origin_of
+from bench.foreign import contained, in_one_line, place_of
 from bench.names import GROUPS, PluginKind, did_you_mean
 
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
@@ -112,9 +112,16 @@ class Registry:
         assert cls is not None
         checked = checked_arguments(cls, settings, what=f"{kind} '{name}'", where=where)
         try:
-            return cls(**checked)
+            with contained():
+                return cls(**checked)
         except ValueError as error:  # the constructor refuses a setting's value
             raise UserError(str(error)) from error
+        except Exception as error:  # whatever else it raises is its own defect
+            place = place_of(error, {cls.__module__.partition(".")[0]})
+            raise UserError(
+                f"{kind} '{name}' cannot be made with its settings: {in_one_line(error)}"
+                f"{f' ({place})' if place else ''}."
+            ) from error
 
     def add(self, plugin: Plugin) -> None:
         """Register a plugin; a second one of the same name is listed as clashing."""
@@ -137,7 +144,7 @@ def discover(files: tuple[Path, ...] = ()) -> Registry:
     registry = Registry()
     for kind, group in GROUPS.items():
         for point in sorted(entry_points(group=group), key=lambda p: p.name):
-            registry.add(_load(kind, point.name, origin_of(point), point.load))
+            registry.add(_load(kind, point))
     for path in files:
         for plugin in _from_file(path):
             registry.add(plugin)
@@ -152,11 +159,12 @@ def judge() -> Judge:
     return made
 
 
-def _load(kind: PluginKind, name: str, origin: str, load: typing.Callable[[], Any]) -> Plugin:
+def _load(kind: PluginKind, point: EntryPoint) -> Plugin:
+    name, origin = point.name, origin_of(point)
     try:
-        cls = load()
-    except Exception as error:  # whatever a foreign module raises at import is its own defect
-        return Plugin(name=name, kind=kind, origin=origin, broken=in_one_line(error))
+        cls = imported(point.load, point.module)
+    except BrokenImport as error:
+        return Plugin(name=name, kind=kind, origin=origin, broken=str(error))
     if not (inspect.isclass(cls) and issubclass(cls, _BASES[kind])):
         reason = f"it must be a subclass of bench.api.{_BASES[kind].__name__}, got {cls!r}."
         return Plugin(name=name, kind=kind, origin=origin, broken=reason)
@@ -168,7 +176,7 @@ def _from_file(path: Path) -> list[Plugin]:
         raise UserError(f"no such plugin file: {path}.")
     try:
         module = load_file(path)
-    except BrokenFile as error:
+    except BrokenImport as error:
         plugin = Plugin(name=path.stem, kind="defense", origin=str(path), broken=str(error))
         return [plugin, replace(plugin, kind="attack")]
     found = []

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bench.cli import plugins
 from bench.registry import Registry, discover
+from bench.sandbox.conformance.apart import Check, check_apart
 from bench.sandbox.conformance.plugins import check
 from tests.broken_plugins import BROKEN_DEFENSES, HEAD, check_text, failures
 
@@ -171,3 +172,104 @@ def test_a_fast_check_runs_on_one_round_and_says_what_it_left_out() -> None:
     ran = [f for f in found if f.name.startswith("runs on ")]
     assert [f.status for f in ran] == ["passed"] + ["skipped"] * (len(ran) - 1)
     assert {f.reason for f in ran[1:]} == {"left out by --fast"}
+
+
+# --- misbehaviour ---------------------------------------------------------------------------------
+
+LOOPS = '''
+class Loops(Defense):
+    """Never comes back from a hook."""
+    def upload(self, messages, local, client):
+        while True:
+            pass
+'''
+MISBEHAVING = '''
+import os
+
+class Talks(Attack):
+    """Prints, writes, moves and ends in another precision."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        print("I", "talk")
+        with open("notes.txt", "w") as file:
+            file.write("x")
+        torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+        return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64))
+
+class Vanishes(Attack):
+    """Takes its process with it."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        os._exit(3)
+
+class Exits(Attack):
+    """Would end the command as if all were well."""
+    recovers = frozenset({"counts"})
+    def run(self, seen, ctx):
+        raise SystemExit(0)
+'''
+
+
+def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "loops.py"
+    path.write_text(HEAD + LOOPS)
+    begin = path.read_text().split("\n").index("        while True:") + 1
+    (found,) = check_apart(Check(target=str(path), settings={}, fast=True), timeout_s=15)
+    assert (found.kind, found.name) == ("defense", "loops")
+    wrong = failures(found)
+    assert wrong.keys() == {"ends"}
+    reason = "the check 'first rounds' did not end within 15 s: it was at loops.py, line"
+    assert wrong["ends"].reason in {f"{reason} {n}, in upload." for n in (begin, begin + 1)}
+    assert {f.name for f in found.findings if f.status == "passed"} >= {"docstring", "roles"}
+
+
+def test_a_plugin_that_dies_prints_or_writes_is_found_and_the_others_are_checked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "misbehaving.py"
+    path.write_text(HEAD + MISBEHAVING)
+    line = {text.strip(): i for i, text in enumerate(path.read_text().split("\n"), start=1)}
+    monkeypatch.chdir(tmp_path)
+    request = Check(target="misbehaving.py", settings={}, fast=True)
+    wrong = {c.name: failures(c) for c in check_apart(request)}
+    assert list(wrong) == ["talks", "vanishes", "exits"]
+    vanished = wrong["vanishes"]["ends"].reason
+    assert vanished == (
+        "the check 'runs on fedavg, lenet, batch 1' ended its process, which exited with 3."
+    )
+    assert wrong["exits"]["runs on fedavg, lenet, batch 1"].reason == (
+        f"run raised SystemExit: 0 (misbehaving.py, line {line['raise SystemExit(0)']})."
+    )
+    talks = wrong["talks"]
+    assert talks.keys() == {
+        "process untouched",
+        "prints nothing",
+        "needs no file",
+        "touches nothing else",
+    }
+    assert talks["prints nothing"].reason == "run printed 'I talk'."
+    assert "torch's default dtype and the working directory" in talks["process untouched"].reason
+    opened = 'with open("notes.txt", "w") as file:'
+    assert f"misbehaving.py:{line[opened]}" in talks["touches nothing else"].reason
+    assert capfd.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_import_that_never_ends_is_found_too(tmp_path: Path) -> None:
+    path = tmp_path / "endless.py"
+    path.write_text("import time\nprint('here')\ntime.sleep(1000)\n")
+    result = run.invoke(APP, ["check", str(path), "--timeout", "1", "--json"])
+    assert result.exit_code == 1
+    (document,) = json.loads(result.stdout)
+    (finding,) = document["findings"]
+    assert finding["reason"] == (
+        "its import did not end within 1 s: it was at endless.py, line 3, in <module>."
+    )
+
+
+@pytest.mark.parametrize("limit", ["0", "nan", "inf", "-1", "1e300"])
+def test_a_limit_that_is_none_is_refused(limit: str) -> None:
+    result = run.invoke(APP, ["check", "spm", "--timeout", limit])
+    assert result.exit_code == 2
+    assert "--timeout must be between 1 and 1e6 seconds" in result.stderr

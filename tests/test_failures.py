@@ -343,6 +343,8 @@ class Nothing:
     def __call__(self) -> NoResult:
         return NoResult(status="not_applicable", reason="nothing to do")
 
+    def prepare(self) -> None: ...
+
 
 def test_workers_are_reused_and_everything_is_answered() -> None:
     tasks = deque(Task(id=i, label=str(i), work=Nothing()) for i in range(7))

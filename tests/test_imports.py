@@ -31,6 +31,7 @@ LAYERS = (
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "contract.compose"),
     ("toolkit", "seeding", "arguments", "attempts", "extensions"),
+    ("foreign",),
     ("names",),
     ("api", "privacy.events"),
     ("contract.attack", "contract.hooks"),

@@ -124,6 +124,8 @@ def plain_errors() -> Iterator[None]:
     except UserError as error:
         say(f"leakbench: {error}", aside=True, style="red")
         raise typer.Exit(2) from None
+    except SystemExit as error:  # of a plugin: it must not end a command as if all were well
+        raise RuntimeError(f"a plugin raised SystemExit({error.code!r})") from error
 
 
 def chosen_environment(

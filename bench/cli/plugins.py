@@ -48,18 +48,25 @@ def check(
     dataset: Annotated[
         str | None, typer.Option("--dataset", help="On whose samples a model is tried.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Most seconds for the check of one plugin.")
+    ] = 600.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play a defense or attack in tiny rounds, or try a model, and say where it breaks."""
+    """Play a defense or attack in tiny rounds, or try a model, and say where it breaks.
+
+    The plugin runs in a process of its own, in an empty temporary folder.
+    """
     with options.plain_errors():
         from bench import suite
         from bench.records import to_json
-        from bench.sandbox.conformance.plugins import check_plugins
+        from bench.sandbox.conformance.apart import Check, check_apart
 
         found = []
         settings = suite.parse_pairs(set_ or (), "--set")
         options.announce(options.file_in(target))
-        for conformance in check_plugins(target, settings, fast=fast, dataset=dataset):
+        request = Check(target=target, settings=settings, fast=fast, dataset=dataset)
+        for conformance in check_apart(request, timeout_s=timeout):
             found.append(conformance)
             if not as_json:
                 _show(conformance)

@@ -33,7 +33,8 @@ def run(
         str, typer.Option("--executor", help="local: worker processes here. ray: a Ray cluster.")
     ] = "local",
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=0, help="Worker processes; 0: none, run here.")
+        int | None,
+        typer.Option("--jobs", min=0, help="Worker processes; 0: none, run here."),
     ] = None,
     memory: Annotated[
         float | None,

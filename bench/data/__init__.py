@@ -28,7 +28,8 @@ from bench.data.dataset import (
     numbered,
 )
 from bench.errors import UserError
-from bench.extensions import in_one_line, installed, origin_of
+from bench.extensions import BrokenImport, imported, installed, origin_of
+from bench.foreign import contained, in_one_line
 from bench.names import DATASETS, did_you_mean
 
 Loader = Callable[..., Dataset]
@@ -62,9 +63,12 @@ def foreign_loader(point: EntryPoint) -> Loader:
     if point.name in LOADERS:
         raise UserError("the name is taken by a data set of leakbench itself.")
     try:
-        loader: Loader = point.load()
+        loader: Loader = imported(point.load, point.module)
+    except BrokenImport as error:
+        raise UserError(str(error)) from error
+    try:
         parameters = inspect.signature(loader, eval_str=True).parameters
-    except Exception as error:  # whatever a foreign module raises at import is its own defect
+    except Exception as error:  # an annotation that is no type, or no function at all
         raise UserError(in_one_line(error)) from error
     if "seed" not in parameters:
         raise UserError(f"it must be a function with a keyword argument seed, got {loader!r}.")
@@ -125,7 +129,8 @@ def load_dataset(
     if point is None:
         return checked(loader(**supplied, **own), what=f"dataset {name}")
     try:
-        loaded = loader(**supplied, **own)
+        with contained():
+            loaded = loader(**supplied, **own)
     except UserError:
         raise
     except Exception as error:  # as at import

@@ -71,6 +71,10 @@ class Attacking:
     def __call__(self) -> AttackOutcome:
         return run_attack(self)
 
+    def prepare(self) -> None:
+        """Import all plugins."""
+        registry_for(self.env.plugins)
+
 
 def run_attack(work: Attacking) -> AttackOutcome:
     """Attack one observation and score the answer; see `docs/records.md` for the record.
@@ -131,7 +135,6 @@ def run_attack(work: Attacking) -> AttackOutcome:
         notes.append(f"read {which} of {observed} observed rounds")
     victims, samples = truth["y"].shape
     if scores.images is not None:
-        work.artifacts.mkdir(parents=True, exist_ok=True)
         save_tensors(
             {"images": scores.images, "truth": truth["x"]},
             work.artifacts / "reconstruction.safetensors",

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,8 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
     Args:
         plan: What is run.
         env: Where jobs run.
-        workers: Worker processes; 0 for none: here, without limits.
+        workers: Worker processes; 0 for none: here, where of all limits that of time alone
+            holds, and for code that comes back to Python.
         memory: GB that one worker may hold; None for its share of the machine's.
 
     Raises:
@@ -205,7 +207,7 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
     if memory is not None and not memory > 0:
         raise UserError(f"memory must be > 0 GB for one worker, got {memory:g}.")
     if workers == 0:
-        return _in_this_process
+        return partial(_in_this_process, timeout_s=plan.suite.timeout_s)
     return Workers(
         count=workers,
         threads=1,
@@ -215,13 +217,13 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
     )
 
 
-def _in_this_process(tasks: deque[Task]) -> Generator[Outcome]:
+def _in_this_process(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
     """One thread as in a worker, so that figures do not depend on the number of jobs."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield from run_here(tasks)
+        yield from run_here(tasks, timeout_s)
     finally:
         torch.set_num_threads(before)

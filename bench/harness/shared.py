@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from bench.contract.attack import Context
@@ -12,9 +13,12 @@ from bench.seeding import generator
 T = TypeVar("T")
 Key = tuple[str | int, ...]
 
-_LAST: dict[tuple[str, ...], dict[Key, Any]] = {}
-"""By observation and key what was made: of one observation alone, the last one, since it takes
-memory and a worker stays with an observation's attacks."""
+
+@lru_cache(maxsize=1)
+def _made(observation: tuple[str, ...]) -> dict[Key, Any]:
+    """By key what was made: of one observation alone, the last one, since it takes memory and a
+    worker stays with an observation's attacks."""
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +36,7 @@ class SharedWork:
     stream: tuple[str, ...]
 
     def __call__(self, ctx: Context, key: Key, make: Callable[[Context], T]) -> T:
-        if self.observation not in _LAST:
-            _LAST.clear()
-            _LAST[self.observation] = {}
-        made = _LAST[self.observation]
+        made = _made(self.observation)
         if key not in made:
             rng = generator(self.seed, "shared", *self.stream, *key)
             # `shadow` is a `Rehearsals`, which draws from a stream as the attack itself does.

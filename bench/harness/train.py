@@ -78,6 +78,10 @@ class Training:
     def __call__(self) -> TrainOutcome:
         return run_training(self)
 
+    def prepare(self) -> None:
+        """Import all plugins."""
+        registry_for(self.env.plugins)
+
 
 def run_training(work: Training) -> TrainOutcome:
     """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""

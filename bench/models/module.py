@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.contract.messages import State
 from bench.contract.network import LayerKind
 from bench.errors import UserError
-from bench.extensions import in_one_line
+from bench.foreign import in_one_line
 from bench.models.anatomy import SAMPLES, Place, dissect
 from bench.models.network import KINDS, Initial, Network, Shape, StaticBatchNorm, drawn
 

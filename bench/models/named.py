@@ -18,7 +18,8 @@ from torch import nn
 
 from bench.arguments import checked_arguments
 from bench.errors import UserError
-from bench.extensions import BrokenFile, in_one_line, installed, load_file, origin_of
+from bench.extensions import BrokenImport, imported, installed, load_file, origin_of
+from bench.foreign import contained, in_one_line
 from bench.models.network import Shape
 from bench.names import MODELS, did_you_mean
 
@@ -119,7 +120,8 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
 
     def made() -> nn.Module:
         try:
-            module = make(**given)
+            with contained():
+                module = make(**given)
         except UserError:
             raise
         except Exception as error:  # whatever a foreign class raises for these settings
@@ -179,18 +181,16 @@ def _of_file(name: str) -> Callable[..., Any]:
 def _loaded(path: Path) -> ModuleType:
     try:
         return load_file(path)
-    except BrokenFile as error:
+    except BrokenImport as error:
         raise UserError(f"{path} cannot be loaded: {error}") from error
 
 
 def _of_entry_point(name: str) -> Callable[..., Any]:
     point = installed(MODELS)[name]
     try:
-        found = point.load()
-    except Exception as error:  # whatever a foreign module raises at import is its own defect
-        raise UserError(
-            f"model {name} ({origin_of(point)}) is broken: {in_one_line(error)}"
-        ) from error
+        found = imported(point.load, point.module)
+    except BrokenImport as error:
+        raise UserError(f"model {name} ({origin_of(point)}) is broken: {error}") from error
     if not callable(found):
         raise UserError(f"model {name} ({origin_of(point)}) is neither a class nor a function.")
     return found

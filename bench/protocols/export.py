@@ -6,8 +6,10 @@ The last release's pair is complete. Each earlier one's stands beside it, with `
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,24 @@ _SHARED = ("initial", "const")
 """States that are the same in all releases."""
 
 
+class DiskFull(OSError):
+    """There was no room for what leakbench writes; the text is the system's."""
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """A full disk is told apart from the same error raised by a plugin."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        # safetensors reports it as an error of its own, which the text alone tells.
+        number = error.errno if isinstance(error, OSError) else None
+        texts = ("No space left on device", "Disk quota exceeded")
+        if number in (errno.ENOSPC, errno.EDQUOT) or any(t in str(error) for t in texts):
+            raise DiskFull(str(error)) from error
+        raise
+
+
 def earlier_path(path: Path, number: int) -> Path:
     """Where the earlier release `number`, from 0, of the observation `path` stands."""
     return path.with_name(f"{path.name}-earlier-{number}")
@@ -36,11 +56,13 @@ def earlier_path(path: Path, number: int) -> Path:
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file that is readable by whom the umask says; left alone, safetensors
-    makes one for its owner alone."""
-    path.touch()
-    mode = path.stat().st_mode
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    path.chmod(mode)
+    makes one for its owner alone. Raises DiskFull."""
+    with _writing():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        mode = path.stat().st_mode
+        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+        path.chmod(mode)
 
 
 def save_seen(seen: Seen, path: Path) -> None:
@@ -101,9 +123,9 @@ def save_release(seen: Seen, path: Path, *, earlier: int = 0, of_many: bool = Fa
         "server": server,
         "messages": messages,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, Path(f"{path}.safetensors"))
-    Path(f"{path}.json").write_text(json.dumps(text, indent=1))
+    with _writing():
+        Path(f"{path}.json").write_text(json.dumps(text, indent=1))
 
 
 def load_seen(path: Path, *, most_bytes: int | None = None) -> Seen:
@@ -193,7 +215,6 @@ def _incomplete(path: Path, error: Exception) -> UserError:
 
 def save_truth(truth: Truth, path: Path) -> None:
     """Write the private samples beside, not inside, what was seen."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     save_tensors({"x": truth.x, "y": truth.y}, path)
 
 

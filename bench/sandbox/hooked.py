@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.contract.defense import Defense, fresh
 from bench.contract.hooks import HOOKS, Hook, members_of, overrides
+from bench.foreign import MOST_TEXT, Escaped, contained, in_one_line, place_of
 
 Around = Callable[[Hook, Callable[..., Any], tuple[Any, ...]], Any]
 """(hook, the hook itself, its arguments) -> the answer."""
@@ -31,9 +30,12 @@ class HookError(PluginFault):
     """
 
     def __init__(self, hook: str, error: BaseException, *plugins: object) -> None:
-        self.hook, self.error, self.place = hook, error, _place(error, plugins)
-        text = f"{hook} raised {type(error).__name__}: {' '.join(str(error).split())}"[:400]
-        super().__init__(f"{text} ({self.place})" if self.place else text)
+        self.hook = hook
+        self.error = error = error.error if isinstance(error, Escaped) else error
+        kinds = (p if isinstance(p, type) else type(p) for p in plugins)
+        self.place = place_of(error, {kind.__module__.partition(".")[0] for kind in kinds})
+        text = in_one_line(error, MOST_TEXT - len(f"{hook} raised "))
+        super().__init__(f"{hook} raised {text}{f' ({self.place})' if self.place else ''}")
 
     @property
     def refuses(self) -> bool:
@@ -54,27 +56,12 @@ def named(hook: str, *plugins: object, lets: tuple[type[Exception], ...] = ()) -
     """Whatever the plugins' code raises inside becomes a HookError, but for what is let pass."""
     passed: tuple[type[Exception], ...] = (PluginFault, *lets)
     try:
-        yield
+        with contained():
+            yield
     except passed:
         raise
     except Exception as error:  # whatever a plugin's code brings about is its own defect
         raise HookError(hook, error, *plugins) from error
-
-
-def _place(error: BaseException, plugins: tuple[object, ...]) -> str:
-    """The innermost line of the plugins' own packages that the error passed."""
-    kinds = (p if isinstance(p, type) else type(p) for p in plugins)
-    packages = {_package(kind.__module__) for kind in kinds}
-    places = [
-        f"{Path(frame.f_code.co_filename).name}, line {line}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if _package(str(frame.f_globals.get("__name__", ""))) in packages
-    ]
-    return places[-1] if places else ""
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
 
 
 def hooked(defense: Defense, around: Around, hooks: tuple[Hook, ...] = HOOKS) -> Defense:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
 
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
@@ -30,3 +34,22 @@ def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+def end_with_parent() -> None:
+    """Have this process end when the one that started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def prints_aside() -> None:
+    """From here on all that this process prints goes to stderr: its stdout is another's."""
+    sys.stdout.flush()
+    with suppress(OSError):  # one that was started without stderr
+        os.dup2(2, 1)

@@ -24,9 +24,17 @@ from bench.harness import environment
 from bench.harness.attack import Attacking
 from bench.harness.environment import DATASETS_KEPT, Environment, dataset_of
 from bench.harness.executors.memory import keep_to_share
-from bench.harness.executors.task import Ended, Outcome, Task, guarded, lost, outcome_of
+from bench.harness.executors.task import (
+    Ended,
+    Outcome,
+    Task,
+    guarded,
+    lost,
+    outcome_of,
+    over_time,
+)
 from bench.harness.keys import Code
-from bench.records import TrainJob
+from bench.records import NoResult, TrainJob
 from bench.registry import PluginKind
 from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY
 
@@ -283,7 +291,7 @@ class _Slot:
             return self._heard(value)
         if self.task is not None and time.monotonic() - self.began > settings.timeout_s:
             self.stop()
-            return lost(self.task, "timeout", f"over the limit of {settings.timeout_s:g} s")
+            return over_time(self.task, settings.timeout_s)
         return None
 
     def _heard(self, value: Any) -> Outcome | None:
@@ -302,10 +310,17 @@ class _Slot:
         assert self.task is not None
         task, self.task = self.task, None
         ended, files = value
-        if files:
-            task.work.artifacts.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (task.work.artifacts / name).write_bytes(content)
+        if ended.spoilt:
+            self.stop()
+        try:
+            if files:
+                task.work.artifacts.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                (task.work.artifacts / name).write_bytes(content)
+        except OSError as error:
+            return Outcome(
+                task=task, record=NoResult(status="failed", reason=str(error)), no_space=True
+            )
         return outcome_of(task, ended)
 
     def _inquest(self, cause: str) -> Outcome | None:

@@ -9,14 +9,32 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Literal
 
 from bench.attempts import watch_as_told
 from bench.harness.executors.memory import keep_to_share, resident
-from bench.harness.executors.task import Outcome, Task, guarded, lost, next_of, outcome_of
-from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY, environment_variables
+from bench.harness.executors.task import (
+    Outcome,
+    Task,
+    guarded,
+    lost,
+    next_of,
+    outcome_of,
+    over_time,
+    prepared,
+)
+from bench.toolkit.processes import (
+    GPU_SHARE,
+    KEEP_MEMORY,
+    end_with_parent,
+    environment_variables,
+    prints_aside,
+)
 
 _TICK_S = 0.5
+READY_S = 600.0
+"""How long a worker may take until it is ready for a job, imports and all; on a machine that is
+overloaded, a minute is not rare."""
+_READY = "ready"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +44,7 @@ class Workers:
     Attributes:
         count: Processes.
         threads: Of each.
-        timeout_s: Limit of one job.
+        timeout_s: Limit of one job, from when its worker is ready for it.
         memory: Bytes that one worker may hold, None for no limit.
         gpus: Names of the GPUs as CUDA_VISIBLE_DEVICES has them, which the workers take in turn;
             empty on a CPU.
@@ -77,13 +95,14 @@ class Workers:
 
 
 class _Worker:
-    """One process and the pipe to it; respawned when it dies or is killed."""
+    """One process and the pipe to it; respawned when it dies or is killed. began: when the task was
+    given, or, once the worker is ready for it, when it began."""
 
     def __init__(self, settings: Workers, number: int) -> None:
         self.settings, self.number = settings, number
         self.task: Task | None = None
         self.group = ""
-        self.began = 0.0
+        self.began, self.ready = 0.0, False
         self._spawn()
 
     def _spawn(self) -> None:
@@ -100,9 +119,9 @@ class _Worker:
         limit = self.settings.memory
         if limit is not None and resident(self.process.pid or 0) > limit // 2:
             # What earlier jobs leaked must not fail this one.
-            self.stop()
-            self._spawn()
-        self.task, self.group, self.began = task, task.group, time.monotonic()
+            self._renew()
+        self.task, self.group = task, task.group
+        self.began, self.ready = time.monotonic(), False
         try:
             self.pipe.send(task.work)
         except OSError:
@@ -113,28 +132,40 @@ class _Worker:
         assert self.task is not None
         task, settings = self.task, self.settings
         try:
-            if self.pipe.poll():
-                ended = self.pipe.recv()
+            while self.pipe.poll():
+                message = self.pipe.recv()
+                if message == _READY:
+                    self.began, self.ready = time.monotonic(), True
+                    continue
                 self.task = None
-                return outcome_of(task, ended)
+                if message.spoilt:
+                    self._renew()
+                return outcome_of(task, message)
         except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode or 0
             end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            return self._ended(task, "failed", f"the worker process {end}")
-        if time.monotonic() - self.began > settings.timeout_s:
-            return self._ended(task, "timeout", f"over the limit of {settings.timeout_s:g} s")
+            return self._ended(lost(task, "failed", f"the worker process {end}"))
+        taken = time.monotonic() - self.began
+        if self.ready and taken > settings.timeout_s:
+            return self._ended(over_time(task, settings.timeout_s))
+        if not self.ready and taken > READY_S:
+            reason = f"its worker was not ready within {READY_S:g} s: imports take too long"
+            return self._ended(lost(task, "failed", reason))
         held = resident(self.process.pid or 0) if settings.memory is not None else 0
         if settings.memory is not None and held > settings.memory:
             reason = f"over the memory limit of {settings.memory / 1e9:.3g} GB for one worker"
-            return self._ended(task, "failed", reason)
+            return self._ended(lost(task, "failed", reason))
         return None
 
-    def _ended(self, task: Task, status: Literal["failed", "timeout"], reason: str) -> Outcome:
-        self.stop()
+    def _ended(self, outcome: Outcome) -> Outcome:
         self.task = None
+        self._renew()
+        return outcome
+
+    def _renew(self) -> None:
+        self.stop()
         self._spawn()
-        return lost(task, status, reason)
 
     def stop(self) -> None:
         self.pipe.close()
@@ -146,10 +177,10 @@ class _Worker:
 def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
     """A worker's loop: take work, give back what it left."""
     import signal
-    import threading
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
-    threading.Thread(target=_end_with_driver, daemon=True).start()
+    end_with_parent()  # jobs would go on for hours, for nobody
+    prints_aside()
     os.environ.update(own)
     watch_as_told()
     import torch
@@ -161,12 +192,6 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
             work = pipe.recv()
         except (EOFError, OSError):
             return
+        prepared(work)
+        pipe.send(_READY)
         pipe.send(guarded(work))
-
-
-def _end_with_driver() -> None:
-    """A driver that is killed takes its workers along: they would go on for hours, for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

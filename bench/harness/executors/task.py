@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Container, Generator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from bench.foreign import Left, OverLimit, foreign_code, forget, in_one_line, time_limit
 from bench.harness.executors.memory import peak
+from bench.protocols.export import DiskFull
 from bench.records import AttackOutcome, NoResult, TrainOutcome, sound_text
 
 
@@ -23,6 +25,9 @@ class Work(Protocol):
     def artifacts(self) -> Path: ...
 
     def __call__(self) -> TrainOutcome | AttackOutcome: ...
+
+    def prepare(self) -> None:
+        """Import what the job needs, which is no part of its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +54,13 @@ class Ended:
     Attributes:
         record: The record.
         no_space: Whether it failed since a disk was full, which the next job will not mend.
+        spoilt: Whether its process may keep values that were computed in a state in which no other
+            job is; see `bench.foreign`.
     """
 
     record: TrainOutcome | AttackOutcome
     no_space: bool = False
+    spoilt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,29 +89,53 @@ Executor = Callable[[deque[Task]], Generator[Outcome]]
 """Carries out the queued tasks in their order, and those that are added meanwhile."""
 
 
-def run_here(tasks: deque[Task]) -> Generator[Outcome]:
-    """Run tasks one after another in this process; no limits apply."""
+def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
+    """Run tasks one after another in this process.
+
+    A job over the limit of time ends as `timeout` if it comes back to Python, as loops in Python
+    do; no other limit applies, and a job that ends this process ends the run.
+    """
     while tasks:
         task = tasks.popleft()
-        yield outcome_of(task, guarded(task.work))
+        prepared(task.work)
+        try:
+            with time_limit(timeout_s):
+                ended = guarded(task.work)
+        except OverLimit:
+            yield over_time(task, timeout_s)
+        else:
+            if ended.spoilt:
+                forget()
+            yield outcome_of(task, ended)
+
+
+def prepared(work: Work) -> None:
+    """Have a job prepare itself; what goes wrong there goes wrong in the job again."""
+    with suppress(Exception), foreign_code():
+        work.prepare()
 
 
 def guarded(work: Work) -> Ended:
-    """The one place that catches Exception: a failing job is recorded, the run goes on."""
+    """The one place that catches Exception: a failing job is recorded, the run goes on, and what
+    the job changed of this process is put back."""
+    left = Left()
     try:
-        with peak() as memory:
+        with foreign_code(left), peak() as memory:
             record = work()
-        return Ended(record=replace(record, memory=memory))
     except Exception as error:
         import traceback
 
-        text = sound_text(" ".join(str(error).split()))
+        text = in_one_line(error, 500)
         record = NoResult(
             status="failed",
-            reason=f"{type(error).__name__}: {text}"[:500],
+            reason=sound_text(f"{left.reason}. Then {text}" if left.reason else text),
             traceback=sound_text(traceback.format_exc())[-4000:],
         )
-        return Ended(record=record, no_space=_disk_full(error))
+        full = isinstance(error, DiskFull)
+        return Ended(record=record, no_space=full, spoilt=left.reason is not None)
+    if left.reason is not None:
+        record = NoResult(status="failed", reason=left.reason)
+    return Ended(record=replace(record, memory=memory), spoilt=left.reason is not None)
 
 
 def outcome_of(task: Task, ended: Ended) -> Outcome:
@@ -116,8 +148,6 @@ def lost(task: Task, status: Literal["failed", "timeout"], reason: str) -> Outco
     return Outcome(task=task, record=NoResult(status=status, reason=reason))
 
 
-def _disk_full(error: Exception) -> bool:
-    """safetensors reports a full disk as an error of its own, told apart by its text alone."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return "No space left on device" in str(error) or "Disk quota exceeded" in str(error)
+def over_time(task: Task, timeout_s: float) -> Outcome:
+    """Of a task that took longer than it may."""
+    return lost(task, "timeout", f"over the limit of {timeout_s:g} s")

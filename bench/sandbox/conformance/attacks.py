@@ -19,6 +19,7 @@ from bench import data
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
+from bench.foreign import Left, foreign_code
 from bench.metrics.floors import floors
 from bench.metrics.score import score
 from bench.models import Network
@@ -38,9 +39,8 @@ from bench.sandbox.conformance.playground import Ground, seen_of
 from bench.sandbox.conformance.watching import (
     Snapshot,
     attributes,
+    beginning,
     changed_attribute,
-    global_generators,
-    moved_generator,
     same,
 )
 from bench.sandbox.hooked import named
@@ -96,7 +96,9 @@ class Examined:
         auxiliary: Public samples that it gets.
         ran: The scenes on which it ran, with its answers.
         changed: Something that it was given and changed.
-        moved: A global generator that it moved.
+        moved: Global generators that it moved.
+        state: What else of the process it changed.
+        printed: What it printed.
         kept: An attribute of its own that changed.
         written: Files that it wrote.
     """
@@ -106,6 +108,8 @@ class Examined:
     ran: list[tuple[Scene, Reconstruction]] = field(default_factory=list)
     changed: str | None = None
     moved: str | None = None
+    state: str | None = None
+    printed: str | None = None
     kept: str | None = None
     written: list[str] = field(default_factory=list)
 
@@ -114,15 +118,17 @@ class Examined:
         watched."""
         attack = self.build()
         ctx = context(scene, budget=budget, auxiliary=self.auxiliary)
-        before, generators = attributes(attack, Attack), global_generators()
+        before, left = attributes(attack, Attack), Left()
         given = Snapshot.of(("seen", "ctx.aux_x", "ctx.aux_y"), (scene.seen, ctx.aux_x, ctx.aux_y))
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
-            with named("run", attack):
+            with named("run", attack), foreign_code(left, relays=False):
                 answer = attack.run(scene.seen, ctx)
             place = Path(folder)
             self.written += [str(p.relative_to(place)) for p in sorted(place.rglob("*"))]
         self.changed = self.changed or given.changed()
-        self.moved = self.moved or moved_generator(generators)
+        self.moved = self.moved or " and ".join(left.moved)
+        self.state = self.state or " and ".join(n for n in left.changed if n not in left.moved)
+        self.printed = self.printed or beginning(left.printed)
         self.kept = self.kept or changed_attribute(before, attributes(attack, Attack))
         return checked_answer(answer, scene, attack.recovers)
 
@@ -249,14 +255,19 @@ def _budget(own: Examined) -> str:
 
 _NOTICES = (
     ("arguments untouched", "changed", "Make a new tensor; other attacks get the same."),
-    ("global generators untouched", "moved the global generator of", "Draw from ctx.rng."),
+    ("global generators untouched", "moved", "Draw from ctx.rng."),
+    ("process untouched", "changed for the whole process", "Put back what the run changes."),
+    ("prints nothing", "printed", "Say it in the notes of the Reconstruction."),
     ("no state on self", "changed its attribute", "Keep a run's state in local variables."),
     ("needs no file", "wrote where it ran", "Return everything in the Reconstruction."),
 )
 
 
 def _noticed(own: Examined) -> list[Finding]:
-    noticed = (own.changed, own.moved, own.kept, ", ".join(own.written[:3]))
+    noticed = (
+        *(own.changed, own.moved, own.state, own.printed, own.kept),
+        ", ".join(own.written[:3]),
+    )
     return [
         failed(name, f"run {what} {which}.", change, "run") if which else passed(name)
         for (name, what, change), which in zip(_NOTICES, noticed, strict=True)

@@ -21,6 +21,7 @@ from bench.sandbox.conformance.findings import (
     Broken,
     Finding,
     NotChecked,
+    begin_check,
     failed,
     passed,
     skipped,
@@ -74,6 +75,7 @@ def _run_everywhere(own: Examination) -> None:
     """Play every protocol that the defense is for; state, arguments and generators are watched."""
     before = attributes(own.defense, Defense)
     needs = own.defense.requires
+    begin_check("first rounds")
     try:
         cut = fitting(own.defense)
     except PluginFault:
@@ -94,6 +96,8 @@ def _run_everywhere(own: Examination) -> None:
     noticed: tuple[tuple[Mapping[str, str], str], ...] = (
         (watch.changed, f"{len(watch.called)} hooks watched"),
         (watch.moved, ""),
+        (watch.state, ""),
+        (watch.printed, ""),
         ({kept: kept} if kept else {}, ""),
     )
     for (name, wrong, change), (found, right) in zip(_NOTICES, noticed, strict=True):
@@ -117,8 +121,18 @@ _NOTICES = (
     ),
     (
         "global generators untouched",
-        "{} moved the global generator of {}.",
+        "{} moved {}.",
         'Draw from client.rng["defense"], or from the rng that the hook is given.',
+    ),
+    (
+        "process untouched",
+        "{} changed {} for the whole process.",
+        "Put back what you change before the hook returns; other plugins share the process.",
+    ),
+    (
+        "prints nothing",
+        "{} printed {}.",
+        "Leave it out: what hooks print is lost among the lines of a run.",
     ),
     (
         "no state on self",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from bench.foreign import foreign_code
 from bench.sandbox.hooked import HookError, WrongAnswer, named
 
 Status = Literal["passed", "failed", "skipped"]
@@ -41,6 +42,41 @@ class Finding:
     reason: str = ""
     change: str = ""
     hook: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class At:
+    """What an examination has come to: a plugin's check. later: plugins of the same file that are
+    still to come."""
+
+    kind: str
+    name: str
+    settings: Mapping[str, Any]
+    later: int = 0
+    check: str = "its constructor"
+
+
+listeners: list[Callable[[At | list[Finding]], None]] = []
+"""Are told of each check as it begins, and of its findings."""
+_at: At | None = None
+
+
+def _tell(news: At | list[Finding]) -> None:
+    for listener in listeners:
+        listener(news)
+
+
+def begin(at: At) -> None:
+    """From here on checks are of this plugin."""
+    global _at
+    _at = at
+    _tell(at)
+
+
+def begin_check(name: str) -> None:
+    """From here on what is done belongs to the check of that name."""
+    if _at is not None:
+        _tell(replace(_at, check=f"the check '{name}'"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +123,18 @@ def findings_of(
         check: Returns what was seen, or findings of its own; raises Broken or NotChecked.
         plugins: Whose lines are named where their code raises outside of a hook.
     """
+    begin_check(name)
+    found = _findings_of(name, check, plugins)
+    _tell(found)
+    return found
+
+
+def _findings_of(
+    name: str, check: Callable[[], str | Sequence[Finding]], plugins: tuple[object, ...]
+) -> list[Finding]:
     try:
-        with named("the run", *plugins, lets=(Broken, NotChecked)):
+        # What hooks print and change is noticed where they are watched.
+        with foreign_code(relays=False), named("the run", *plugins, lets=(Broken, NotChecked)):
             found = check()
     except Broken as error:
         return [failed(name, error.reason, error.change, error.hook)]

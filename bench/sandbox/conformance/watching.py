@@ -1,10 +1,9 @@
-"""Whether something changed: arguments of a hook, a plugin's attributes, global generators; and a
-defense whose every hook is watched for it while a real protocol plays it."""
+"""Whether something changed: arguments of a hook, a plugin's attributes, the process's own state;
+and a defense whose every hook is watched for it while a real protocol plays it."""
 
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from bench.contract.defense import Client, Defense
 from bench.contract.hooks import HOOKS, Hook
 from bench.contract.messages import Part
+from bench.foreign import Left, foreign_code
 from bench.sandbox.hooked import check, hooked
 
 _DEPTH = 12
@@ -107,26 +107,10 @@ def _identities(client: Client) -> tuple[int, ...]:
     return tuple(id(getattr(client, name)) for name in _client_fields())
 
 
-def global_generators() -> dict[str, Any]:
-    """States of the generators that belong to nobody; inside of a torch.func transform, where
-    torch refuses its own to be used, without that one."""
-    _, key, position, *_ = np.random.get_state()  # noqa: NPY002 (to see that it is not used)
-    found: dict[str, Any] = {
-        "numpy": (np.asarray(key).tobytes(), position),
-        "random": random.getstate(),
-    }
-    if torch._C._functorch.maybe_current_level() is None:
-        found["torch"] = torch.get_rng_state().numpy().tobytes()
-    return found
-
-
-def moved_generator(before: Mapping[str, Any]) -> str | None:
-    """The name of a global generator that is not as it was."""
-    now = global_generators()
-    for name in before:
-        if before[name] != now[name]:
-            return name
-    return None
+def beginning(printed: str, most: int = 60) -> str:
+    """The first words of what was printed, in quotes; "" for nothing."""
+    words = " ".join(printed.split())
+    return repr(words if len(words) <= most else f"{words[:most]}...") if printed else ""
 
 
 def attributes(plugin: object, base: type) -> dict[str, str]:
@@ -184,7 +168,9 @@ class Watch:
 
     Attributes:
         changed: Hook -> the argument that it changed.
-        moved: Hook -> the global generator that it moved.
+        moved: Hook -> the global generators that it moved.
+        state: Hook -> what else of the process it changed.
+        printed: Hook -> what it printed.
         called: Hooks that were called.
         poisons: Whether values that are not present are replaced before the server gets them.
         listeners: Told of a hook's arguments and answer.
@@ -192,6 +178,8 @@ class Watch:
 
     changed: dict[str, str] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
+    state: dict[str, str] = field(default_factory=dict)
+    printed: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     poisons: bool = False
     listeners: Mapping[str, Listener] = field(default_factory=dict)
@@ -201,11 +189,17 @@ class Watch:
         name = hook.name
         if name == "mix" and self.poisons:
             arguments = ({c: poisoned(p) for c, p in arguments[0].items()}, *arguments[1:])
-        before, generators = Snapshot.of(_ARGUMENTS[name], arguments), global_generators()
-        result = call(*arguments)
+        before, left = Snapshot.of(_ARGUMENTS[name], arguments), Left()
+        with foreign_code(left, relays=False):
+            result = call(*arguments)
         self.called.add(name)
-        if (moved := moved_generator(generators)) is not None:
-            self.moved.setdefault(name, moved)
+        for found, what in (
+            (self.moved, " and ".join(left.moved)),
+            (self.state, " and ".join(n for n in left.changed if n not in left.moved)),
+            (self.printed, beginning(left.printed)),
+        ):
+            if what:
+                found.setdefault(name, what)
         if (path := before.changed()) is not None:
             self.changed.setdefault(name, path)
         check(hook, arguments, result)

@@ -1,0 +1,439 @@
+"""Code of others, inside which anything may happen: what it raises leaves as an Exception, what it
+prints goes to stderr, and what it changed of the process is put back.
+
+Only the process's own state is looked after. Code that replaces functions of other modules, ends
+the process or starts others is not held by this; see docs/clusters.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import io
+import locale
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MOST_TEXT = 400
+"""Characters of an exception that are shown."""
+
+
+class Escaped(Exception):
+    """What foreign code raised that is no Exception, such as SystemExit.
+
+    Attributes:
+        error: The exception itself.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(in_one_line(error))
+        self.error = error
+
+
+class OverLimit(BaseException):
+    """Code ran longer than `time_limit` lets it. No Exception, so that few handlers catch it."""
+
+
+def in_one_line(error: BaseException, most: int = MOST_TEXT) -> str:
+    """An exception's kind and text, the latter by itself where the text cannot be told."""
+    if isinstance(error, Escaped):
+        error = error.error
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # whatever a foreign exception's own __str__ raises
+        text = "(its text cannot be read)"
+    return f"{type(error).__name__}: {text}"[:most]
+
+
+def place_of(error: BaseException, packages: Collection[str]) -> str:
+    """File and line of the innermost of those packages' own lines that the error passed, "" where
+    it passed none; a package is the top name of a module."""
+    if isinstance(error, Escaped):
+        error = error.error
+    places = [
+        f"{Path(frame.f_code.co_filename).name}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages
+    ]
+    return places[-1] if places else ""
+
+
+# --- what ends it -------------------------------------------------------------------------------
+
+_told: list[BaseException] = []
+"""Why the process was told from outside to stop what it is at: Ctrl-C, or a time limit."""
+_inside = 0
+"""How many `contained` there are one within another."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Whatever is raised inside leaves as an Exception: SystemExit and its like as `Escaped`.
+
+    Only what comes from outside passes, KeyboardInterrupt where somebody pressed Ctrl-C and
+    OverLimit; and both pass even where the code inside swallowed them.
+    """
+    with _stoppable():
+        try:
+            yield
+        except BaseException as error:
+            _stop_if_told()
+            if isinstance(error, Exception):
+                raise
+            raise Escaped(error) from error
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Inside, why the process was told to stop is known; at the end of the outermost it stops."""
+    global _inside
+    if not _in_main_thread():  # only the main thread is told
+        yield
+        return
+    if not _inside:  # a Ctrl-C that came between two of them was told to whoever was there
+        _told[:] = [told for told in _told if isinstance(told, OverLimit)]
+    _stop_if_told()
+    handler = signal.getsignal(signal.SIGINT)
+    listens = handler is signal.default_int_handler or (handler is _interrupt and not _inside)
+    if listens:
+        signal.signal(signal.SIGINT, _interrupt)
+    _inside += 1
+    try:
+        yield
+    finally:
+        _inside -= 1
+        if listens:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        told = _told[:]
+        if not _inside:
+            _told.clear()
+        if told:
+            raise told[0]
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """`contained` code inside ends with OverLimit after so many seconds.
+
+    That is so in the main thread alone, where nobody else uses the process's alarm clock, and for
+    code that comes back to Python now and then; elsewhere there is no limit.
+    """
+    if not (_in_main_thread() and 0 < seconds < threading.TIMEOUT_MAX) or any(_alarm()):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _over)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, for code that swallows it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        _told.clear()  # told too late, when all was done
+
+
+def _interrupt(*_: object) -> None:
+    _told.append(KeyboardInterrupt())
+    raise _told[-1]
+
+
+def _over(*_: object) -> None:
+    _told.append(OverLimit())
+    if _inside:
+        raise _told[-1]
+
+
+def _stop_if_told() -> None:
+    if _told and _in_main_thread():
+        raise _told[0]
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _alarm() -> tuple[float, float]:
+    return signal.getitimer(signal.ITIMER_REAL)
+
+
+# --- what it leaves behind ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _StatePart:
+    """A part of the process's state: its name, and how it is read and set. telling: whether a
+    change is the foreign code's own doing, not that of a library which it imports."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    telling: bool = True
+
+
+def _deciding() -> tuple[_StatePart, ...]:
+    """What decides the figures of everything that is computed after it was changed."""
+    import torch
+
+    def device(before: Any) -> None:
+        # Set by name it costs every call of torch a little, which None does not.
+        torch.set_default_device(None if before.type == "cpu" else before)
+
+    def autocast(before: tuple[bool, ...]) -> None:
+        for kind, on in zip(("cpu", "cuda"), before, strict=True):
+            torch.set_autocast_enabled(kind, on)
+
+    def cudnn(before: tuple[bool, ...]) -> None:
+        flags = torch.backends.cudnn
+        flags.enabled, flags.benchmark, flags.deterministic = before
+
+    return (
+        _StatePart("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        _StatePart("torch's default device", torch.get_default_device, device),
+        _StatePart("torch's grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        _StatePart(
+            "torch's autocast",
+            lambda: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
+            autocast,
+        ),
+        _StatePart(
+            "torch's precision of products",
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+        ),
+        _StatePart(
+            "torch's choice of deterministic algorithms",
+            torch.get_deterministic_debug_mode,
+            torch.set_deterministic_debug_mode,
+        ),
+        _StatePart(
+            "torch's settings of cuDNN",
+            lambda: tuple(
+                getattr(torch.backends.cudnn, n) for n in ("enabled", "benchmark", "deterministic")
+            ),
+            cudnn,
+        ),
+    )
+
+
+def _other() -> tuple[_StatePart, ...]:
+    """What jobs that follow would meet."""
+    import numpy as np
+    import torch
+
+    def torch_state() -> tuple[bytes, ...]:
+        if torch._C._functorch.maybe_current_level() is not None:
+            return ()  # inside of a torch.func transform torch refuses its own to be used
+        states = [torch.get_rng_state()]
+        if torch.cuda.is_initialized():
+            states += torch.cuda.get_rng_state_all()
+        return tuple(s.numpy().tobytes() for s in states)
+
+    def torch_generators(before: tuple[bytes, ...]) -> None:
+        states = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in before]
+        for number, state in enumerate(states):
+            if number == 0:
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, number - 1)
+
+    def numpy_state() -> dict[str, Any]:
+        state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002 (put back, not used)
+        inner = state["state"]
+        return state | {"state": {n: np.asarray(v).tolist() for n, v in inner.items()}}
+
+    def folder(before: str | None) -> None:
+        if before is not None:
+            os.chdir(before)
+
+    def variables(before: dict[str, str]) -> None:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+    def handlers(before: dict[int, Any]) -> None:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+    def alarm(before: bool) -> None:
+        if not before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def collecting(before: bool) -> None:
+        (gc.enable if before else gc.disable)()
+
+    parts = (
+        _StatePart("torch's threads", torch.get_num_threads, torch.set_num_threads),
+        _StatePart("torch's global generators", torch_state, torch_generators),
+        _StatePart("numpy's global generator", numpy_state, np.random.set_state),
+        _StatePart("Python's global generator", random.getstate, random.setstate),
+        _StatePart("numpy's handling of errors", np.geterr, lambda before: np.seterr(**before)),
+        _StatePart("the working directory", _folder, folder),
+        _StatePart("environment variables", lambda: dict(os.environ), variables, telling=False),
+        _StatePart("filters of warnings", _filters, _set_filters, telling=False),
+        _StatePart("the file mode mask", _mask, os.umask),
+        _StatePart(
+            "the locale",
+            lambda: locale.setlocale(locale.LC_ALL),
+            lambda before: locale.setlocale(locale.LC_ALL, before),
+        ),
+        _StatePart("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+        _StatePart("garbage collection", gc.isenabled, collecting, telling=False),
+    )
+    if not _in_main_thread():
+        return parts  # signals belong to the main thread
+    return (
+        *parts,
+        _StatePart(
+            "signal handlers",
+            lambda: {int(n): signal.getsignal(n) for n in signal.valid_signals()},
+            handlers,
+        ),
+        _StatePart("the alarm clock", lambda: any(_alarm()), alarm),
+    )
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return None
+
+
+def _filters() -> tuple[Any, ...]:
+    return warnings.showwarning, *warnings.filters
+
+
+def _set_filters(before: tuple[Any, ...]) -> None:
+    warnings.showwarning, *filters = before
+    warnings.resetwarnings()
+    warnings.filters.extend(filters)  # type: ignore[attr-defined]
+
+
+def _mask() -> int:
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
+
+
+def deciding_state() -> dict[str, Any]:
+    """What decides figures, by name."""
+    return {part.name: part.read() for part in _deciding()}
+
+
+def process_state() -> dict[str, Any]:
+    """All that is looked after but for global generators, by name."""
+    parts = (p for p in (*_deciding(), *_other()) if "generator" not in p.name)
+    return {part.name: part.read() for part in parts}
+
+
+@dataclass
+class Left:
+    """What foreign code left behind, once it has ended.
+
+    Attributes:
+        deciding: Names of what it changed that decides figures, with what was and what is.
+        changed: Names of all that it changed itself.
+        printed: What it wrote to stdout, the beginning of it.
+    """
+
+    deciding: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    printed: str = ""
+
+    @property
+    def moved(self) -> list[str]:
+        """Names of the global generators that it moved."""
+        return [name for name in self.changed if "generator" in name]
+
+    @property
+    def reason(self) -> str | None:
+        """Why figures that it had a part in are none, None if they are."""
+        if not self.deciding:
+            return None
+        return (
+            f"changed {' and '.join(self.deciding)} for the whole process, and with it what is "
+            "computed after: set it for a few lines and put it back, or give it with each tensor"
+        )
+
+
+@contextmanager
+def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[None]:
+    """`contained`, with what is printed on stderr, and the process's state put back.
+
+    left: is told what was changed and printed. relays: whether what is printed comes out at all.
+    """
+    deciding, other, left = _deciding(), _other(), left or Left()
+    before = [(part, part.read()) for part in (*deciding, *other)]
+    streams = sys.stdin, sys.stdout, sys.stderr
+    out, err = _Aside(sys.stderr if relays else None, sys.stdout), _Aside(sys.stderr, sys.stderr)
+    sys.stdout, sys.stderr = out, err
+    try:
+        with contained():
+            yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = streams
+        left.printed = out.beginning
+        for part, was in before:
+            now = part.read()
+            if now != was:
+                if part in deciding:
+                    left.deciding.append(f"{part.name} ({was} to {now})")
+                if part.telling:
+                    left.changed.append(part.name)
+                with suppress(Exception):  # a folder that is gone, a limit that is too low now
+                    part.write(was)
+
+
+def forget() -> None:
+    """Empty leakbench's own caches in this process: what they hold may have been computed in a
+    state that foreign code had changed."""
+    for found in gc.get_objects():
+        # By type(), since to ask some objects for their class makes them import something.
+        if type(found) is functools._lru_cache_wrapper and found.__module__.startswith("bench."):
+            found.cache_clear()
+
+
+class _Aside(io.TextIOBase):
+    """Writes to a stream that whoever has this cannot close, instead of another. beginning: of what
+    was written."""
+
+    def __init__(self, stream: Any, instead_of: Any) -> None:
+        self._stream = stream
+        # Where rich looks for the stream behind: the bar of progress is drawn while a job runs.
+        self.rich_proxied_file = getattr(instead_of, "rich_proxied_file", instead_of)
+        self.beginning = ""
+
+    def write(self, text: str) -> int:
+        if len(self.beginning) < MOST_TEXT:
+            self.beginning += text[:MOST_TEXT]
+        if self._stream is not None:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            self._stream.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._stream is not None and bool(self._stream.isatty())
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return int(self._stream.fileno())
+
+    def close(self) -> None:
+        """Nothing: others write to the stream as well."""
