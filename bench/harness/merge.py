@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from bench.errors import UserError
 from bench.harness.plan import expand
-from bench.harness.store import Store, staged, write_whole
+from bench.harness.store import Store, check_kept, staged, write_whole
 from bench.records import (
     RUN,
     AttackOutcome,
@@ -32,8 +32,9 @@ from bench.suite import Suite
 
 _DECIDES_NO_NUMBER = ("seeds", "timeout_s")
 """Of a suite: what its parts may differ in. Seeds are told apart by the records."""
-_CLOCK = ("seconds", "client_seconds", "workings", "memory", "versions", "traceback")
-"""Of a record: what differs when the same figures are made twice."""
+_CLOCK = ("seconds", "client_seconds", "workings", "memory", "versions", "traceback", "hashes")
+"""Of a record: what differs when the same figures are made twice; older records have no hashes, and
+files are compared themselves."""
 R = TypeVar("R", bound=TrainOutcome | AttackOutcome)
 
 
@@ -249,6 +250,8 @@ def _copy(
             )
     write_whole(target.path(kind, key), to_json(record))
     for store in same:
+        if store.artifacts(key).is_dir():
+            check_kept(store.artifacts(key), record)
         _copy_artifacts(store.artifacts(key), target.artifacts(key))
 
 

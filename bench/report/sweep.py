@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from bench.files import no_link
 from bench.metrics.named import TITLES
 from bench.records import Row, WorstCase
 from bench.records.jobs import setting_text
@@ -85,10 +86,10 @@ class Sweep:
 
     def write_figures(self, folder: Path, formats: Sequence[str]) -> list[Path]:
         """A figure for every table, FOLDER/figures/PROTOCOL-DATASET-MODEL-CHECKPOINT-sweep."""
-        paths = []
+        place, paths = no_link(folder, "figures"), []
         for title, curves in self.curves():
             name = "-".join(re.sub(r"[^\w.]+", "_", part) for part in title.split(" · "))
-            stem = folder / "figures" / f"{name}-sweep"
+            stem = place / f"{name}-sweep"
             paths += write(self._figure(title, curves), stem, formats)
         return paths
 
