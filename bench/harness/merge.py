@@ -19,6 +19,7 @@ from bench.records import (
     Cell,
     Kind,
     PlannedTraining,
+    Record,
     Run,
     TrainJob,
     TrainOutcome,
@@ -250,20 +251,17 @@ def _copy(
             )
     write_whole(target.path(kind, key), to_json(record))
     for store in same:
-        if store.artifacts(key).is_dir():
-            check_kept(store.artifacts(key), record)
-        _copy_artifacts(store.artifacts(key), target.artifacts(key))
+        _copy_artifacts(store.artifacts(key), target.artifacts(key), record)
 
 
-def _copy_artifacts(source: Path, target: Path) -> None:
+def _copy_artifacts(source: Path, target: Path, record: Record) -> None:
     """Add a folder's files. Raises UserError for a file that is there with other content, and
-    for anything that is no plain file."""
+    for anything that is not what the record lists."""
     if not source.is_dir():
         return
+    check_kept(source, record)
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
-        if path.is_symlink() or not path.is_file():
-            raise UserError(f"{path} is no plain file, which no run writes there.")
         copy = target / path.name
         if not copy.exists():
             shutil.copyfile(path, copy)

@@ -19,6 +19,7 @@ from bench.metrics.named import TITLES
 from bench.records import Row, WorstCase
 from bench.records.jobs import setting_text
 from bench.report import leaderboard
+from bench.report.escaping import csv_cell
 from bench.report.figures import draw_line, frame, legend
 from bench.report.paper import styled, write
 from bench.report.plots import far_apart
@@ -134,7 +135,7 @@ class Sweep:
             floor = row.attacks[case.attack].floor.get(case.metric)
             line |= {"attack": case.attack, "metric": case.metric, **vars(case.interval)}
             line |= {"floor": floor, "leak": row.leak}
-        return {name: line.get(name) for name in COLUMNS}
+        return {name: csv_cell(line.get(name)) for name in COLUMNS}
 
 
 def _title(row: Row) -> str:
