@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from bench.cli import app
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.merge import merge
@@ -21,34 +19,7 @@ from bench.outside import export
 from bench.records import AttackRecord, Run, TrainRecord, read_outcome
 from bench.report import grids, pictures
 from tests.runs import contents
-
-SUITE = """
-name = "tiny"
-version = 1
-checkpoints = ["init"]
-budget = 5
-audit = 0
-protocol = { name = "fedavg", clients = 3, rounds = 1, local_steps = 1, batch = 8, lr = 0.1 }
-tasks = [{ dataset = "digits", model = "mlp_spm" }]
-threats = [{ victims = 2 }]
-defenses = [{ name = "none" }]
-attacks = [{ name = "ilrg" }, { name = "dlg" }]
-"""
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def go(folder: Path) -> Result:
-    """Run the folder's suite there, or go on with it."""
-    suite = folder.with_suffix(".toml")
-    suite.write_text(SUITE)
-    return call("run", suite, "--device", "cpu", "--jobs", "0", "--out", folder)
-
-
-def said(result: Result) -> str:
-    return " ".join(result.output.split())
+from tests.small_folders import call, go, said
 
 
 def flip(path: Path) -> None:

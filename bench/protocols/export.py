@@ -218,6 +218,12 @@ def load_truth(path: Path) -> Truth:
     try:
         check_plain(path, links=True)
         tensors = load_file(path)
-        return Truth(x=tensors["x"], y=tensors["y"])
+        truth = Truth(x=tensors["x"], y=tensors["y"])
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"{path} does not hold the truth of an observation ({error}).") from error
+    if truth.y.ndim != 2 or truth.x.shape[:2] != truth.y.shape:
+        raise UserError(
+            f"{path} does not hold the truth of an observation: x {list(truth.x.shape)} are no "
+            f"samples [V, K, ...] of labels {list(truth.y.shape)}."
+        )
+    return truth

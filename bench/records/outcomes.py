@@ -242,6 +242,13 @@ class TrainRecord(DoneRecord):
     workings: Workings | None = None
     inputs: TrainJob | None = None
 
+    def __post_init__(self) -> None:
+        for correct in (self.correct, *(point.correct for point in self.course)):
+            if self.test_samples < 1 or (correct or 0) > self.test_samples:
+                raise UserError(
+                    f"{correct} right answers of {self.test_samples} test samples cannot be."
+                )
+
 
 CONVERGED = 0.02
 """Most SSIM that an attack may gain from twice its budget and still count as converged."""
@@ -296,6 +303,8 @@ class AttackRecord(DoneRecord):
 
     def __post_init__(self) -> None:
         again = self.doubled.values if self.doubled else {}
+        if again.keys() - self.values.keys():
+            raise UserError("what was run at twice the budget has metrics that the attack has not.")
         judged = {} if self.judged is None else {"judged": self.judged}
         for scores in (self.values, self.floors, again, judged):
             for metric, figures in scores.items():

@@ -88,6 +88,8 @@ def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
         truth, images = tensors["truth"], tensors["images"]
     except (OSError, KeyError, SafetensorError) as error:
         raise UserError(f"{path} is no complete reconstruction ({error}).") from error
+    if truth.shape != images.shape:
+        raise UserError(f"{path} has images and a truth that do not fit together.")
     return (truth, images) if images.ndim == 5 else None
 
 
