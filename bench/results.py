@@ -563,10 +563,10 @@ def _progress(plan: Plan, keys: Keys, shown: bool) -> Iterator[runner.OnProgress
     if not shown:
         yield lambda progress: None
         return
-    from rich.console import Console
+    from bench.report.console import PlainConsole
 
     # In a notebook rich's live bar needs a package of its own; lines do as well.
-    with progress.live(plan, keys, Console(force_jupyter=False)) as on_progress:
+    with progress.live(plan, keys, PlainConsole(force_jupyter=False)) as on_progress:
         yield on_progress
 
 

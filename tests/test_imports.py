@@ -41,6 +41,7 @@ LAYERS = (
     ("contract.messages", "contract.events", "contract.mechanisms"),
     ("privacy.composition",),
     ("privacy.gaussian", "privacy.entry"),
+    ("files",),
     ("errors",),
 )
 ALLOWED_TO_PLUGINS = ("bench.api", "bench.toolkit", "bench.privacy")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import bench
 from bench.records import FlagCode
-from bench.report.text import escaped, to_latex
+from bench.report.escaping import latex
+from bench.report.text import to_latex
 from tests.made_rows import HOSTILE, attack, flag, interval, row
 
 RESULTS = Path(__file__).parents[1] / "results" / "quick"
@@ -74,11 +75,11 @@ def test_no_name_is_read_as_latex() -> None:
                          attacks={SPECIAL: attack(), "dlg": attack()},
                          accuracy=interval(0.5))])  # fmt: skip
     assert r"\input" not in text
-    assert escaped(SPECIAL) == (
+    assert latex(SPECIAL) == (
         r"50\% of \$x\_1 \& \#2 \{a\} \textasciitilde{}b \textasciicircum{}c "
         r"\textbackslash{}input"
     )
-    assert text.count(escaped(SPECIAL)) == 4
+    assert text.count(latex(SPECIAL)) == 4
     assert not re.search(r"(?<!\\)[%#_$^~](?!\\)", text.replace(r"$\varepsilon$", "").replace(
         r"$\infty$", "").replace(r"$\cdot$", ""))  # fmt: skip
     (columns,) = re.findall(r"\\begin{tabular}{([lr]+)}", text)

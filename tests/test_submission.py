@@ -30,7 +30,6 @@ from bench.submission.documents import write_manifest
 from bench.submission.figures import Comparison, compare
 from bench.submission.marks import marks
 from bench.submission.packing import Request, _check_data, _without_paths, submit
-from bench.submission.page import plain
 from bench.submission.rerunning import load_plugins
 from bench.submission.verification import (
     Rerun,
@@ -397,10 +396,6 @@ def test_failed_cells_are_listed_in_sight(
     assert "Cells without a result" in (folder / "README.md").read_text()
     (label,) = json.loads((folder / "submission.json").read_text())["failed_cells"]
     assert label.endswith("failed")
-
-
-def test_text_of_others_is_shown_as_it_is() -> None:
-    assert plain("<b>|x|`y`") == r"\<b\>\|x\|\`y\`"
 
 
 # --- verify ---------------------------------------------------------------------------------------

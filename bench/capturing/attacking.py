@@ -99,7 +99,7 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
         seen = load_seen(base)
         place = truth_beside(base) if truths is None else truths[number]
         truth = load_truth(place) if truths is not None or place.is_file() else None
-        about = read_json(base.with_name(f"{base.name}.json"))
+        about = read_json(base.with_name(f"{base.name}.json"), links=True)
         view = Captured(name=base.name, seen=seen, public=public_of(base), truth=truth, about=about)
         twin = next((i for i, other in enumerate(found) if _alike(other, view)), None)
         if twin is None:

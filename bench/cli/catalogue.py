@@ -22,6 +22,8 @@ def list_(
 ) -> None:
     """List defenses, attacks, datasets, models and suites, broken plugins with their reason."""
     with plain_errors():
+        from rich.text import Text
+
         from bench.names import did_you_mean
 
         if what is not None and what not in LISTS:
@@ -36,7 +38,7 @@ def list_(
     for name, entries in chosen.items():
         table = open_table(name, title_style="bold", show_header=False)
         for entry in entries:
-            broken = f"[red]broken:[/red] {entry['broken']}"
+            broken = Text.assemble(("broken: ", "red"), str(entry["broken"]))
             table.add_row(
                 entry["name"], broken if entry["broken"] else entry["summary"], entry["settings"]
             )

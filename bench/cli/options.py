@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from bench.errors import UserError
+from bench.report.console import PlainConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from bench.harness.plan import Plan
     from bench.registry import Registry
 
-console = Console()
-errors = Console(stderr=True)
+console = PlainConsole()
+errors = PlainConsole(stderr=True)
 
 SuiteName = Annotated[str, typer.Argument(help="A shipped suite (see 'list suites') or FILE.toml.")]
 Only = Annotated[

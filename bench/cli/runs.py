@@ -132,6 +132,8 @@ def carry_out(
     paths = publish(
         store.folder, ("json", "csv", "md", "html"), show=show, details=details, loss=loss
     )
+    for wrong in report.remade:
+        options.say(f"{wrong} It was made again.", aside=True, style="yellow")
     for label, reason in report.failures:
         options.say(f"{label}: {reason}", aside=True, style="red")
     options.say(

@@ -23,6 +23,7 @@ from bench.harness.environment import (
     versions,
 )
 from bench.harness.shared import SharedWork
+from bench.harness.store import check_kept
 from bench.metrics.floors import floors
 from bench.metrics.score import Scores, score
 from bench.protocols.export import load_seen, load_truth, save_tensors
@@ -95,6 +96,8 @@ def run_attack(work: Attacking) -> AttackOutcome:
     attack = found.attack(cell.attack, cell.settings)
     defense = found.defense(cell.train.defense, cell.train.settings)
     place = work.observed / f"{look.stem}-seen"
+    for begins in (place.name, f"{look.stem}-truth"):
+        check_kept(work.observed, trained, begins)
     everything = load_seen(place, most_bytes=RELEASES_BYTES)
     seen = _read_by(attack, everything)
     reason = attack.applies(seen)

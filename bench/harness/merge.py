@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 from bench.errors import UserError
 from bench.harness.plan import expand
-from bench.harness.store import Store, staged, write_whole
+from bench.harness.store import Store, check_kept, staged, write_whole
 from bench.records import (
     RUN,
     AttackOutcome,
     Cell,
     Kind,
     PlannedTraining,
+    Record,
     Run,
     TrainJob,
     TrainOutcome,
@@ -32,8 +33,9 @@ from bench.suite import Suite
 
 _DECIDES_NO_NUMBER = ("seeds", "timeout_s")
 """Of a suite: what its parts may differ in. Seeds are told apart by the records."""
-_CLOCK = ("seconds", "client_seconds", "workings", "memory", "versions", "traceback")
-"""Of a record: what differs when the same figures are made twice."""
+_CLOCK = ("seconds", "client_seconds", "workings", "memory", "versions", "traceback", "hashes")
+"""Of a record: what differs when the same figures are made twice; older records have no hashes, and
+files are compared themselves."""
 R = TypeVar("R", bound=TrainOutcome | AttackOutcome)
 
 
@@ -249,18 +251,17 @@ def _copy(
             )
     write_whole(target.path(kind, key), to_json(record))
     for store in same:
-        _copy_artifacts(store.artifacts(key), target.artifacts(key))
+        _copy_artifacts(store.artifacts(key), target.artifacts(key), record)
 
 
-def _copy_artifacts(source: Path, target: Path) -> None:
+def _copy_artifacts(source: Path, target: Path, record: Record) -> None:
     """Add a folder's files. Raises UserError for a file that is there with other content, and
-    for anything that is no plain file."""
+    for anything that is not what the record lists."""
     if not source.is_dir():
         return
+    check_kept(source, record)
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
-        if path.is_symlink() or not path.is_file():
-            raise UserError(f"{path} is no plain file, which no run writes there.")
         copy = target / path.name
         if not copy.exists():
             shutil.copyfile(path, copy)

@@ -106,7 +106,7 @@ def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress
             return Text(words())
 
     view = Progress(
-        TextColumn("[bold]{task.fields[suite]}"),
+        TextColumn("{task.fields[suite]}", style="bold", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[failed]} failed"),
@@ -115,6 +115,7 @@ def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress
         TextColumn(
             "{task.fields[label]}",
             style="dim",
+            markup=False,
             table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
         ),
         console=console,

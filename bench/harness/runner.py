@@ -74,11 +74,13 @@ class Report:
         ran: Jobs that were run.
         cached: Those that were finished before.
         failures: (label, reason) of failed and timed-out jobs.
+        remade: What was wrong with files of finished jobs, which were run again for it.
     """
 
     ran: int = 0
     cached: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
+    remade: list[str] = field(default_factory=list)
 
 
 def check(plan: Plan, registry: Registry, env: Environment) -> None:
@@ -232,17 +234,28 @@ class _Run:
             (c, self.store.read("attack", self.keys.attack(c), lenient=True))
             for c in self.cells[job]
         ]
-        missing = [c for c, r in found if not settled(r)]
-        if missing and not self.store.intact(key, record):
-            return False  # its observations are gone or cut short, as by a full disk
+        missing = [c for c, r in found if not settled(r) or self._damaged(c, r)]
+        if missing and (wrong := self.store.damage(key, record)):
+            self.report.remade.append(wrong)
+            return False  # its observations are gone, cut short or changed
         self.report.cached += 1
         self._advance(job, record, cached=True)
+        again = set(missing)
         for cell, done in found:
-            if done is not None and settled(done):
+            if done is not None and cell not in again:
                 self.report.cached += 1
                 self._advance(cell, done, cached=True)
         self.queue.extend(self._attack(cell, record) for cell in missing)
         return True
+
+    def _damaged(self, cell: AttackJob, record: AttackOutcome | None) -> bool:
+        """Whether what an attack rebuilt was changed; who took all of it away meant to."""
+        key = self.keys.attack(cell)
+        if record is None or not self.store.artifacts(key).is_dir():
+            return False
+        wrong = self.store.damage(key, record)
+        self.report.remade += [wrong] if wrong else []
+        return wrong is not None
 
     def take(self, outcome: Outcome) -> None:
         """Keep what a task left, and queue what it was needed for."""

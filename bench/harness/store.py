@@ -25,6 +25,7 @@ from secrets import token_hex
 from typing import Any, Literal, overload
 
 from bench.errors import UserError
+from bench.files import check_plain, no_link, sha256
 from bench.records import (
     ARCHIVE,
     AttackOutcome,
@@ -103,19 +104,49 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def check_kept(folder: Path, record: Record, begins: str = "") -> None:
+    """Check the files that a job left in its artifact folder, of all whose names begin so: that
+    they are there, are plain, and hold what the record says.
+
+    Records of older versions list no files or no hashes; these are then not compared.
+
+    Raises:
+        UserError: Naming the first file that is not what was written.
+    """
+    sizes, hashes = record.files or {}, record.hashes or {}
+    there = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    for name in sorted(n for n in there | sizes.keys() if n.startswith(begins)):
+        path = folder / name
+        try:
+            size = check_plain(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{path} is missing, which its record lists.") from error
+        if size != sizes.get(name, size):
+            raise UserError(
+                f"{path} has {size:,} bytes, but its record lists {sizes[name]:,}: it was changed."
+            )
+        if name in hashes and sha256(path) != hashes[name]:
+            raise UserError(f"{path} is not the file whose hash its record lists: it was changed.")
+
+
 class Store:
     """A result folder, or a published one, whose records lie in one file. Raises UserError if it
     cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._checked: set[Kind] = set()
 
     def prepare(self) -> None:
-        """Create the folder and check that it can be written."""
+        """Create the folder and check that it can be written, and that nothing in it leads out."""
+        for name in ("artifacts", "scratch"):
+            no_link(self.folder, name)
+        for kind in ("train", "attack"):
+            no_link(self.folder, "records", kind)
         try:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
-            probe = self.folder / ".probe"
-            probe.write_text("")
+            probe = _beside(self.folder / "probe")
+            probe.touch(exist_ok=False)
             probe.unlink()
         except OSError as error:
             raise UserError(
@@ -124,8 +155,14 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder. Raises UserError where another driver holds it."""
-        with (self.folder / ".lock").open("w") as file:
+        """Hold the folder. Raises UserError where another driver holds it, or it cannot be."""
+        place = no_link(self.folder, ".lock")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            handle = os.open(place, flags, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot write {place} ({error.strerror or error}).") from error
+        with os.fdopen(handle, "r+b", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -149,9 +186,14 @@ class Store:
         return unpacked(self.folder / ARCHIVE)
 
     def artifacts(self, key: str) -> Path:
-        return self.folder / "artifacts" / key
+        """Where a job's files lie. Raises UserError if that is a link."""
+        return no_link(self.folder, "artifacts", key)
 
     def path(self, kind: Kind, key: str) -> Path:
+        """Where a record lies. Raises UserError if its folder is a link."""
+        if kind not in self._checked:
+            no_link(self.folder, "records", kind)
+            self._checked.add(kind)
         return Path(f"{self.folder}/records/{kind}/{key}.json")  # joining takes 1.6x the time
 
     def scratch(self, key: str) -> Path:
@@ -164,14 +206,15 @@ class Store:
 
     def keep(self, kind: Kind, key: str, record: Record) -> None:
         """Put a finished job's files and its record in their places, the record last, with the
-        sizes of the files. Raises OSError if that fails: then there is no record."""
+        sizes and hashes of the files. Raises OSError if that fails: then there is no record."""
         scratch, place = self.scratch(key), self.artifacts(key)
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
-        files = {}
+        files: dict[str, int] = {}
+        hashes: dict[str, str] = {}
         if isinstance(record, DoneRecord) and scratch.is_dir():
             for path in sorted(scratch.iterdir()):
-                files[path.name] = path.stat().st_size
+                files[path.name], hashes[path.name] = check_plain(path), sha256(path)
                 _to_disk(path)
             _to_disk(scratch)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -179,22 +222,19 @@ class Store:
             _to_disk(place.parent)
         else:
             shutil.rmtree(scratch, ignore_errors=True)
-        self.write(kind, key, replace(record, files=files))
+        self.write(kind, key, replace(record, files=files, hashes=hashes))
 
     def write(self, kind: Kind, key: str, record: Record) -> None:
         """Write a record alone."""
         write_whole(self.path(kind, key), to_json(replace(record, key=key)))
 
-    def intact(self, key: str, record: Record) -> bool:
-        """Whether the record's files are there at their full size; True for records of older
-        versions, which do not list them."""
-        for name, size in (record.files or {}).items():
-            try:
-                if (self.artifacts(key) / name).stat().st_size != size:
-                    return False
-            except OSError:
-                return False
-        return True
+    def damage(self, key: str, record: Record) -> str | None:
+        """What `check_kept` says of all the record's files; None if nothing is wrong."""
+        try:
+            check_kept(self.artifacts(key), record)
+        except UserError as error:
+            return str(error)
+        return None
 
     @overload
     def read(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
+from bench.files import check_plain
 from bench.names import did_you_mean
 
 ANSWERS = ("images", "labels", "label_counts", "failed")
@@ -58,6 +59,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix not in (".safetensors", ".npz"):
         raise UserError(f"a reconstruction is a .safetensors or .npz file, got {path.name}.")
     try:
+        check_plain(path, links=True)
         if path.suffix == ".safetensors":
             found: dict[str, Tensor] = load_file(path)
         else:

@@ -19,8 +19,9 @@ from bench import models
 from bench.contract.attack import Seen
 from bench.contract.messages import State
 from bench.errors import UserError
+from bench.files import check_plain
 from bench.harness.environment import Environment, dataset_of, registry_for
-from bench.harness.store import Store, write_whole
+from bench.harness.store import Store, check_kept, write_whole
 from bench.models import Network
 from bench.protocols.export import earlier_path, load_seen, load_truth, save_seen, save_tensors
 from bench.records import Cell, Run, read_json, to_json
@@ -138,6 +139,7 @@ def public_of(base: Path) -> tuple[Tensor, Tensor]:
     """The public samples [N, ...] beside an export, and their labels. Raises UserError if there are
     none."""
     try:
+        check_plain(_public_beside(base), links=True)
         public = load_file(_public_beside(base))
         return public["x"], public["y"]
     except (OSError, SafetensorError, KeyError) as error:
@@ -162,6 +164,8 @@ def observation(folder: Path, cell: Cell) -> tuple[Path, int]:
         raise UserError(
             f"{folder} holds no artifacts of cell {cell.name} ({path.name} is missing)."
         )
+    for begins in (f"{stem.name}-seen", path.name):
+        check_kept(stem.parent, record, begins)
     return stem, int(load_truth(path).y.shape[1])
 
 
@@ -257,7 +261,7 @@ def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> Open
     base = stem_of(Path(path))
     seen = load_seen(base)
     public_x, public_y = public_of(base)
-    about = read_json(base.with_name(f"{base.name}.json"))
+    about = read_json(base.with_name(f"{base.name}.json"), links=True)
     files = tuple(map(Path, plugins))
     last, *before = reversed([_module(release, files) for release in seen.releases])
     return OpenExport(

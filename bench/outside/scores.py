@@ -280,7 +280,7 @@ def _cell_text(cell: str) -> str:
     if not os.path.isfile(exported):  # unlike Path.is_file, False for names too long to be one
         return cell
     try:
-        key = read_json(exported)["cell"]
+        key = read_json(exported, links=True)["cell"]
     except (OSError, UserError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{exported} is no export of leakbench: it names no cell.") from error
     return str(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.messages import Message, Part, Sealed
 from bench.errors import UserError
+from bench.files import check_plain, read_bytes
 from bench.protocols.observe import Truth
 
 FORMAT = 2
@@ -140,20 +141,28 @@ def load_seen(path: Path, *, most_bytes: int | None = None) -> Seen:
         UserError: For a file that is missing or no export.
     """
     last, count = _load_release(path)
-    chosen = list(range(count))
+    chosen: Iterable[int] = range(count)
     if most_bytes is not None:
         fitting = max(0, most_bytes // Path(f"{path}.safetensors").stat().st_size - 1)
         if fitting < count:
-            chosen = [i * count // fitting for i in range(fitting)]
+            chosen = (i * count // fitting for i in range(fitting))
     found = [_load_release(earlier_path(path, i))[0] for i in chosen]
     shared = {name: getattr(last, name) for name in _SHARED}
     return replace(last, earlier=tuple(replace(one, **shared) for one in found))
 
 
 def _load_release(path: Path) -> tuple[Seen, int]:
-    """One release, and how many earlier ones stand beside it."""
+    """One release, and how many earlier ones stand beside it. Raises UserError if it is none."""
     text, tensors = _read(path)
+    try:
+        return _release_of(text, tensors)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise _incomplete(path, error) from error
 
+
+def _release_of(text: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Seen, int]:
     def get(prefix: str, names: list[str] | None) -> dict[str, Tensor] | None:
         return None if names is None else {n: tensors[f"{prefix}/{n}"] for n in names}
 
@@ -194,6 +203,7 @@ def _load_release(path: Path) -> tuple[Seen, int]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     text = _read_text(path)
     try:
+        check_plain(f"{path}.safetensors", links=True)
         return text, load_file(f"{path}.safetensors")
     except (OSError, SafetensorError) as error:
         raise _incomplete(path, error) from error
@@ -201,9 +211,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _read_text(path: Path) -> dict[str, Any]:
     try:
-        text: dict[str, Any] = json.loads(Path(f"{path}.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        text = json.loads(read_bytes(f"{path}.json", links=True))
+    except (OSError, ValueError, RecursionError) as error:
         raise _incomplete(path, error) from error
+    if not isinstance(text, dict):
+        raise _incomplete(path, TypeError("its text is no object"))
     if text.get("format") not in (1, FORMAT):
         raise UserError(f"{path}.json has format {text.get('format')!r}, expected 1 or {FORMAT}.")
     return text
@@ -225,7 +237,14 @@ def load_truth(path: Path) -> Truth:
         UserError: For a file that is missing or holds no truth.
     """
     try:
+        check_plain(path, links=True)
         tensors = load_file(path)
-        return Truth(x=tensors["x"], y=tensors["y"])
+        truth = Truth(x=tensors["x"], y=tensors["y"])
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"{path} does not hold the truth of an observation ({error}).") from error
+    if truth.y.ndim != 2 or truth.x.shape[:2] != truth.y.shape:
+        raise UserError(
+            f"{path} does not hold the truth of an observation: x {list(truth.x.shape)} are no "
+            f"samples [V, K, ...] of labels {list(truth.y.shape)}."
+        )
+    return truth

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.records.files import MOST_BYTES, outcome_of_json, read_bytes
+from bench.files import MOST_BYTES, read_bytes, sha256
+from bench.records.files import outcome_of_json
 from bench.records.outcomes import AttackOutcome, Kind, TrainOutcome
 from bench.records.text import to_line
 
@@ -38,12 +39,13 @@ def sums(files: Mapping[str, bytes]) -> str:
 
 def check_sum(folder: Path, name: str) -> None:
     """Raises UserError if a published folder's file is not the one that was published; a folder
-    without `SUMS` says nothing of that."""
-    if not (folder / SUMS).is_file():
+    without `SUMS`, or one that does not list it, says nothing of that."""
+    try:
+        lines = read_bytes(folder / SUMS).decode(errors="replace").splitlines()
+    except FileNotFoundError:
         return
-    lines = read_bytes(folder / SUMS).decode(errors="replace").splitlines()
     listed = {n: found for found, _, n in (line.partition("  ") for line in lines)}
-    if listed.get(name) != hashlib.sha256(read_bytes(folder / name)).hexdigest():
+    if name in listed and listed[name] != sha256(folder / name):
         raise UserError(f"{folder / name} is not the file that {SUMS} lists: it was changed.")
 
 

@@ -1,10 +1,8 @@
-"""How a file of a result folder is read: whole, plain, and as what it should be."""
+"""How a JSON file of a result folder is read: as what it should be."""
 
 from __future__ import annotations
 
 import json
-import os
-import stat
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -12,6 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError
+from bench.files import MOST_BYTES, read_bytes
 from bench.records.outcomes import (
     AttackOutcome,
     AttackRecord,
@@ -22,49 +21,17 @@ from bench.records.outcomes import (
 )
 from bench.records.text import sound_text
 
-MOST_BYTES = 2**29
-"""Of one file: a leaderboard of ten thousand rows has a tenth of that."""
 T = TypeVar("T")
 
 
-def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
-    """A file's content, if it is a plain file, or a link to one, of at most so many bytes.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        UserError: If it is a device, a pipe or a folder, too large, or cannot be read.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
-        try:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode):
-                raise UserError(f"{path} is no plain file.")
-            if found.st_size > most:
-                raise UserError(
-                    f"{path} has {found.st_size:,} bytes, more than the {most:,} that such a file "
-                    "may have."
-                )
-            with os.fdopen(handle, "rb", buffering=0, closefd=False) as file:
-                return file.read()
-        finally:
-            os.close(handle)
-    except (FileNotFoundError, UserError):
-        raise
-    except NotADirectoryError as error:
-        raise FileNotFoundError(f"{path} does not exist.") from error
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        raise UserError(f"cannot read {path} ({getattr(error, 'strerror', error)}).") from error
-
-
-def read_json(path: Path | str, *, most: int = MOST_BYTES) -> Any:
-    """The value of a JSON file, its texts as UTF-8 can hold them.
+def read_json(path: Path | str, *, most: int = MOST_BYTES, links: bool = False) -> Any:
+    """The value of a JSON file, its texts as UTF-8 can hold them; most, links: see `read_bytes`.
 
     Raises:
         FileNotFoundError: If there is none.
         UserError: If it cannot be read or is no JSON.
     """
-    content = read_bytes(path, most=most)
+    content = read_bytes(path, most=most, links=links)
     try:
         return _sound(json.loads(content))
     except (ValueError, RecursionError) as error:

@@ -20,6 +20,7 @@ Kind = Literal["train", "attack"]
 Status = Literal["done", "failed", "timeout", "not_applicable", "pending"]
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 Count = Annotated[int, Field(ge=0, le=2**53)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 VictimScores = Mapping[str, list[float]]
 """Metric -> one figure per victim."""
 LedgerEntry = Annotated[Entry, AfterValidator(lambda e: replace(e, constants=numbers(e.constants)))]
@@ -102,12 +103,14 @@ class Record:
         key: The record's name.
         memory: Peak bytes of the process that ran it (`host`) and of tensors on its GPU (`device`).
         files: Name -> bytes of what the job left; None in older records, which do not say.
+        hashes: Name -> sha256 of the same; None in older records.
     """
 
     schema: Literal[1] = 1
     key: str = ""
     memory: Mapping[str, int | None] = field(default_factory=dict)
     files: Mapping[FileName, Count] | None = None
+    hashes: Mapping[FileName, Hash] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +242,13 @@ class TrainRecord(DoneRecord):
     workings: Workings | None = None
     inputs: TrainJob | None = None
 
+    def __post_init__(self) -> None:
+        for correct in (self.correct, *(point.correct for point in self.course)):
+            if self.test_samples < 1 or (correct or 0) > self.test_samples:
+                raise UserError(
+                    f"{correct} right answers of {self.test_samples} test samples cannot be."
+                )
+
 
 CONVERGED = 0.02
 """Most SSIM that an attack may gain from twice its budget and still count as converged."""
@@ -293,6 +303,8 @@ class AttackRecord(DoneRecord):
 
     def __post_init__(self) -> None:
         again = self.doubled.values if self.doubled else {}
+        if again.keys() - self.values.keys():
+            raise UserError("what was run at twice the budget has metrics that the attack has not.")
         judged = {} if self.judged is None else {"judged": self.judged}
         for scores in (self.values, self.floors, again, judged):
             for metric, figures in scores.items():

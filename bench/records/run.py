@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
 from bench.protocols.settings import Checkpoint
+from bench.records.archive import check_sum
 from bench.records.files import checked, read_json
 from bench.records.jobs import AttackJob, TrainJob, canonical
 from bench.records.older import suite_of_first
@@ -202,6 +203,7 @@ class Run(RunFacts):
         """
         try:
             value = read_json(folder / RUN)
+            check_sum(folder, RUN)
         except FileNotFoundError as error:
             raise UserError(f"{folder} is no result folder of leakbench (no {RUN}).") from error
         return cls.of(value, folder / RUN)

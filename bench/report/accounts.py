@@ -21,6 +21,7 @@ from bench.names import did_you_mean
 from bench.privacy.entry import Entry
 from bench.privacy.ledger import account, computable
 from bench.registry import Registry
+from bench.report.escaping import csv_cell
 
 _FACTS = {f.name: str(f.type) for f in fields(Facts)}
 _KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
@@ -120,9 +121,9 @@ class AccountTable:
         number."""
         text, columns = io.StringIO(), self.columns()
         lines = csv.writer(text, lineterminator="\n")
-        lines.writerow([*self.over, *(c.head for c in columns)])
+        lines.writerow(map(csv_cell, [*self.over, *(c.head for c in columns)]))
         for number, place in enumerate(self.places):
-            lines.writerow([*place, *(c.values[number] for c in columns)])
+            lines.writerow(map(csv_cell, [*place, *(c.values[number] for c in columns)]))
         return text.getvalue()
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UserError
+from bench.files import read_bytes
 from bench.metrics.intervals import Interval
-from bench.records import data_title, read_bytes
+from bench.records import data_title
 from bench.report import svg
 from bench.report.charts import View
 from bench.report.plots import Scale, far_apart, numbers_of

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
 from bench.protocols.settings import ThreatSettings
@@ -131,6 +132,9 @@ def taken(
     }
     if not kept:
         return None
+    if len({r.victims for r in kept.values()}) > 1:
+        counts = ", ".join(f"{r.victims} by {name}" for name, r in kept.items())
+        raise UserError(f"attacks on one observation must have the same victims, got {counts}.")
     names, scores = list(kept), np.stack([values_of(r, metric) for r in kept.values()])
     if by_truth:
         merit = sign_of(metric) * scores

@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from bench.errors import UserError
+from bench.files import no_link
 from bench.metrics.intervals import Interval
 from bench.records import Row, Run
 from bench.report import grids, plots
@@ -174,14 +175,13 @@ def write_figures(
         UserError: For an unknown format or width.
     """
     cells = list(cells_by_row(Run.read(folder)))
+    place = no_link(folder, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()
     if rows:
-        paths += write(
-            heat(plots.overview_map(overview(rows))), folder / "figures" / "overview", formats
-        )
+        paths += write(heat(plots.overview_map(overview(rows))), place / "overview", formats)
     if plots.trade(rows) is not None:
-        paths += write(trade(rows), folder / "figures" / "trade", formats)
+        paths += write(trade(rows), place / "trade", formats)
     for _, members in tables(rows):
         same = ("protocol", "dataset", "model", "checkpoint")
         name = "-".join(re.sub(r"[^\w.]+", "_", str(getattr(members[0], k))) for k in same)
@@ -207,7 +207,7 @@ def write_figures(
         if strongest := grids.strongest(folder, cells, members):
             drawn["pictures"] = grids.pictures(folder, strongest, width="page")
         for what, figure in drawn.items():
-            paths += write(figure, folder / "figures" / f"{name}-{what}", formats)
+            paths += write(figure, place / f"{name}-{what}", formats)
     return paths
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bench.files import read_bytes
 from bench.records import LEADERBOARD, Row, Run
 from bench.report import leaderboard, text
 
@@ -48,7 +49,7 @@ class Files:
     @cached_property
     def _json(self) -> str:
         if not (self.folder / "records").is_dir():  # published: the file is what others cite
-            return (self.folder / FILES["json"]).read_text()
+            return read_bytes(self.folder / LEADERBOARD).decode()
         return text.to_leaderboard_json(self.rows)
 
     def text(self, format_: str) -> str:

@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.errors import UserError
-from bench.harness.store import Store
+from bench.harness.store import Store, check_kept
 from bench.metrics.images import ssim
 from bench.records import Cell, Row, canonical
 from bench.report.leaderboard import row_id
 from bench.report.paper import Paper, inches, styled
+from bench.report.pictures import RECONSTRUCTION
 
 MOST_LINES = 24
 """Of pictures in one figure: more fit no page."""
@@ -75,14 +76,20 @@ def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Ro
 
 def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
     """Truth and reconstruction [V, K, C, H, W] of a cell, None where it has no pictures."""
-    path = Store(folder).artifacts(cell.key) / "reconstruction.safetensors"
+    store = Store(folder)
+    path = store.artifacts(cell.key) / RECONSTRUCTION
     if not path.is_file():
         return None
+    record = store.read("attack", cell.key)
+    if record is not None:
+        check_kept(path.parent, record, path.name)
     try:
         tensors = load_file(path)
         truth, images = tensors["truth"], tensors["images"]
     except (OSError, KeyError, SafetensorError) as error:
         raise UserError(f"{path} is no complete reconstruction ({error}).") from error
+    if truth.shape != images.shape:
+        raise UserError(f"{path} has images and a truth that do not fit together.")
     return (truth, images) if images.ndim == 5 else None
 
 

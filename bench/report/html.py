@@ -21,6 +21,7 @@ import bench
 from bench.records import FlagCode, Row, Run
 from bench.report import charts, explain, gallery, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
+from bench.report.escaping import seen_in_html
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
 
@@ -176,6 +177,7 @@ def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
+        finalize=seen_in_html,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -32,6 +32,7 @@ from bench.records import (
     TrainRecord,
     Workings,
     canonical,
+    check_sum,
     read_rows,
 )
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
@@ -52,7 +53,9 @@ def load(folder: Path) -> list[Row]:
     if (folder / "records").is_dir():
         return rows(folder)
     try:
-        return list(map(with_bound_flag, read_rows(folder / LEADERBOARD)))
+        found = list(map(with_bound_flag, read_rows(folder / LEADERBOARD)))
+        check_sum(folder, LEADERBOARD)
+        return found
     except FileNotFoundError as error:
         raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
 

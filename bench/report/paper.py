@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from bench.errors import UserError
+from bench.harness.store import write_whole
 from bench.names import did_you_mean
 
 WIDTHS: Mapping[str, float] = {"column": 3.3, "page": 6.9}
@@ -92,10 +93,9 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
         check_format(name)
         path = stem.with_name(f"{stem.name}.{name}")
         try:
-            stem.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.part")
-            figure.savefig(part, format=name, metadata=metadata[name])
-            part.replace(path)
+            made = io.BytesIO()
+            figure.savefig(made, format=name, metadata=metadata[name])
+            write_whole(path, made.getvalue())
         except OSError as error:
             raise UserError(f"cannot write {path} ({error.strerror or error}).") from error
         paths.append(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.store import Store
-from bench.records import AttackRecord, Run
+from bench.harness.store import Store, check_kept
+from bench.records import AttackRecord, Run, check_sum, read_json
 from bench.report.leaderboard import cells_by_row
 
 BUDGET = 8_000_000
@@ -34,6 +33,8 @@ FEATURES, RECORDS = 10, 4
 """Features of a tabular record, and victims, that are shown as numbers."""
 SCHEMA = 1
 _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
+RECONSTRUCTION = "reconstruction.safetensors"
+"""Among the artifacts of an attack that rebuilds samples: `images` and `truth`."""
 Pictures = dict[str, Any]
 
 
@@ -80,11 +81,14 @@ def load(folder: Path) -> Pictures:
     if (folder / "artifacts").is_dir():
         return collect(folder)
     path = folder / "pictures.json"
-    if not path.is_file():
+    try:
+        value = read_json(path)
+        check_sum(folder, path.name)
+    except FileNotFoundError:
         return none("this result folder holds neither reconstructions nor a pictures.json")
     try:
-        return _checked(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _checked(value)
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no pictures.json of leakbench ({error}).") from error
 
 
@@ -114,7 +118,7 @@ def _sources(folder: Path) -> Iterator[_Rebuilt]:
     run, store = Run.read(folder), Store(folder)
     known = set()
     for row, cell in cells_by_row(run):
-        path = store.artifacts(cell.key) / "reconstruction.safetensors"
+        path = store.artifacts(cell.key) / RECONSTRUCTION
         if (row, cell.label) in known or not path.is_file():
             continue
         record = store.read("attack", cell.key)
@@ -140,7 +144,7 @@ def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: b
             found["without"] += 1
             continue
         try:
-            images, truth = _read(source.path, victims)
+            images, truth = _read(source, victims)
         except ValueError as error:
             found["unreadable"].append(str(error))
             continue
@@ -156,15 +160,17 @@ def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: b
     return found
 
 
-def _read(path: Path, victims: int) -> tuple[np.ndarray, np.ndarray]:
+def _read(source: _Rebuilt, victims: int) -> tuple[np.ndarray, np.ndarray]:
     """images, truth [V, K, ...] of the first victims and samples, float32; ValueError if the file
     is damaged."""
     from safetensors import SafetensorError, safe_open
 
+    path = source.path
     try:
+        check_kept(path.parent, source.record, path.name)
         with safe_open(path, framework="np") as file:
             images, truth = (_first(file.get_slice(n), victims) for n in ("images", "truth"))
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise UserError(f"{path.parent.name}/{path.name}: {error}") from error
     if images.shape != truth.shape or images.ndim < 3 or not np.isfinite(images).all():
         raise UserError(f"{path.parent.name}/{path.name}: images and truth do not fit together")

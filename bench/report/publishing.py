@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.errors import UserError
+from bench.files import read_bytes
 from bench.harness.store import Store, write_whole
 from bench.records import ARCHIVE, RUN, SUMS, Kind, NoResult, packed, sums, to_json
 from bench.records.archive import Outcome
@@ -37,7 +38,7 @@ def write_published(folder: Path, out: Path) -> list[Path]:
             record = replace(record, traceback=None)
         records.append((kind, record))
     texts = {FILES[name]: found.text(name) for name in ("json", "csv", "md")}
-    texts[RUN] = (folder / RUN).read_text()
+    texts[RUN] = read_bytes(folder / RUN).decode()
     texts[PICTURES] = to_json(found.pictures) + "\n"
     contents = {name: text.encode() for name, text in texts.items()} | {ARCHIVE: packed(records)}
     for name, content in contents.items():

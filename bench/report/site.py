@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 import bench
 from bench.errors import UserError
+from bench.files import read_bytes
 from bench.harness.store import write_whole
 from bench.records import RUN, Row, Run
 from bench.report import curves as curves_
@@ -74,7 +75,7 @@ def _entry(folder: Path, source: Path) -> Published:
         name=folder.name if name == "." else name,
         run=found.run,
         rows=found.rows,
-        files={**texts, RUN: (folder / RUN).read_text()},
+        files={**texts, RUN: read_bytes(folder / RUN).decode()},
     )
 
 
@@ -106,7 +107,7 @@ def sweeps(source: Path) -> list[Swept]:
                     name=file.parent.name if name == "." else name,
                     over=lines[0].over,
                     views=curves_.views(lines, name=f"sweep-{number}"),
-                    text=file.read_text(),
+                    text=read_bytes(file).decode(),
                 )
             )
     return found

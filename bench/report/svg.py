@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from bench.metrics.intervals import Interval
+from bench.report.escaping import html
 from bench.report.plots import SIDES, Band, Scale, side_of
 
 WIDTH, HEIGHT = 440, 330
@@ -147,8 +148,8 @@ class Plot:
         return Markup(
             f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="group" '
             f'aria-labelledby="{self.name}-t"><g role="img" aria-labelledby="{ids}">'
-            f'<title id="{self.name}-t">{escape(self.title)}</title>'
-            f'<desc id="{self.name}-d">{escape(self.description)}</desc>'
+            f'<title id="{self.name}-t">{html(self.title)}</title>'
+            f'<desc id="{self.name}-d">{html(self.description)}</desc>'
             f"{''.join(self._back)}</g>{''.join(tags)}{''.join(marks)}</svg>"
         )
 
@@ -174,13 +175,13 @@ class Plot:
         middle = (TOP + bottom) / 2
         self._back.append(
             f'<text class="lb" text-anchor="middle" '
-            f'transform="translate(12 {middle:.1f}) rotate(-90)">{escape(self.y.label)}</text>'
+            f'transform="translate(12 {middle:.1f}) rotate(-90)">{html(self.y.label)}</text>'
         )
 
     def _text(self, x: float, y: float, text: str, style: str, anchor: str) -> None:
         self._back.append(
             f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
-            f"{escape(text)}</text>"
+            f"{html(text)}</text>"
         )
 
     def _mark(self, point: Mark, *, first: bool, named: bool) -> str:
@@ -193,7 +194,7 @@ class Plot:
             a, b = (self.up(v) - y for v in (point.y.lo, point.y.hi))
             bars += f"M0 {a:.1f}V{b:.1f}"
         states = "".join(f" {s}" for s in point.states)
-        words = f' aria-label="{escape(point.words)}"' if named else ""
+        words = f' aria-label="{html(point.words)}"' if named else ""
         return (
             f'<g class="pt c{point.group % COLOURS}{states}" data-p="{point.row}" role="img" '
             f'tabindex="{0 if first else -1}"{words} transform="translate({x:.1f} {y:.1f})">'
@@ -214,7 +215,7 @@ class Plot:
                 self._taken.append(box)
                 return (
                     f'<text class="tg" aria-hidden="true" x="{x + dx:.1f}" y="{y + dy:.1f}" '
-                    f'text-anchor="{anchor}">{escape(point.tag)}</text>'
+                    f'text-anchor="{anchor}">{html(point.tag)}</text>'
                 )
         return ""
 

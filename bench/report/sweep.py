@@ -14,10 +14,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from bench.files import no_link
 from bench.metrics.named import TITLES
 from bench.records import Row, WorstCase
 from bench.records.jobs import setting_text
 from bench.report import leaderboard
+from bench.report.escaping import csv_cell
 from bench.report.figures import draw_line, frame, legend
 from bench.report.paper import styled, write
 from bench.report.plots import far_apart
@@ -85,10 +87,10 @@ class Sweep:
 
     def write_figures(self, folder: Path, formats: Sequence[str]) -> list[Path]:
         """A figure for every table, FOLDER/figures/PROTOCOL-DATASET-MODEL-CHECKPOINT-sweep."""
-        paths = []
+        place, paths = no_link(folder, "figures"), []
         for title, curves in self.curves():
             name = "-".join(re.sub(r"[^\w.]+", "_", part) for part in title.split(" · "))
-            stem = folder / "figures" / f"{name}-sweep"
+            stem = place / f"{name}-sweep"
             paths += write(self._figure(title, curves), stem, formats)
         return paths
 
@@ -133,7 +135,7 @@ class Sweep:
             floor = row.attacks[case.attack].floor.get(case.metric)
             line |= {"attack": case.attack, "metric": case.metric, **vars(case.interval)}
             line |= {"floor": floor, "leak": row.leak}
-        return {name: line.get(name) for name in COLUMNS}
+        return {name: csv_cell(line.get(name)) for name in COLUMNS}
 
 
 def _title(row: Row) -> str:

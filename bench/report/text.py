@@ -11,6 +11,8 @@ from bench.records import Row, Run, rows_to_json
 from bench.report import explain
 from bench.report import overview as overviews
 from bench.report.columns import AUDIT, ENTRY, RAW, Shown, board_columns, ends
+from bench.report.escaping import csv_cell, latex, latex_row, markdown_code, markdown_paragraph
+from bench.report.escaping import markdown as markdown_text
 from bench.report.tables import any_errors, any_personalised, tables, work
 
 LEGEND = (
@@ -55,13 +57,13 @@ def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> st
     legends = [legend(rows), *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
     legends += [PERSONAL_LEGEND] if any_personalised(rows) else []
     lines = [
-        f"# {run.label}",
+        f"# {markdown_text(run.label)}",
         "",
-        run.suite.description,
+        markdown_paragraph(run.suite.description),
         "",
-        f"Command: `{run.command}`  ",
-        f"Device: {run.device}, seeds {run.seeds}  ",
-        "Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()),
+        f"Command: {markdown_code(run.command)}  ",
+        f"Device: {markdown_text(run.device)}, seeds {run.seeds}  ",
+        "Versions: " + ", ".join(markdown_text(f"{k} {v}") for k, v in run.versions.items()),
         "",
         *([f"**Stopped**: {pending}", ""] if pending else []),
         *_markdown_overview(rows),
@@ -72,9 +74,9 @@ def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> st
     ]
     for title, members in tables(rows):
         header, body = cells(members)
-        lines += [f"## {title}", "", f"Threat: {members[0].threat}  "]
-        lines += [f"Work: {work(members)}", ""]
-        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+        lines += [f"## {markdown_text(title)}", "", f"Threat: {markdown_text(members[0].threat)}  "]
+        lines += [f"Work: {markdown_text(work(members))}", ""]
+        lines += [_markdown_line(header), "|" + " --- |" * len(header)]
         lines += map(_markdown_line, body)
         reasons = _reasons(members)
         lines += ["", *reasons, ""] if reasons else [""]
@@ -97,12 +99,7 @@ def _markdown_overview(rows: Sequence[Row]) -> list[str]:
 
 
 def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_one_line(c).replace("|", "\\|") for c in cells) + " |"
-
-
-def _one_line(text: str) -> str:
-    """Errors may have several lines, which would end a table's row or a list's entry."""
-    return " ".join(text.splitlines())
+    return "| " + " | ".join(map(markdown_text, cells)) + " |"
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
@@ -113,7 +110,10 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
             if entry.status != "done":
                 reason = f"{name} {entry.status.replace('_', ' ')}: {entry.reason}"
                 found.setdefault(reason, []).append(row.setting)
-    return [f"- {_one_line(reason)} ({', '.join(which)})" for reason, which in found.items()]
+    return [
+        f"- {markdown_paragraph(reason)} ({markdown_text(', '.join(which))})"
+        for reason, which in found.items()
+    ]
 
 
 # --- CSV and JSON -----------------------------------------------------------------------------
@@ -151,9 +151,10 @@ def to_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         base, flags = [RAW[name](row) for name in _FIRST], RAW["flags"](row)
         for name, entry in row.attacks.items():
-            writer.writerow([*base, name, *(ENTRY[key](entry) for key in _OF_ATTACK), flags])
+            line = [*base, name, *(ENTRY[key](entry) for key in _OF_ATTACK), flags]
+            writer.writerow(map(csv_cell, line))
         if not row.attacks:
-            writer.writerow([*base, "", *([None] * len(_OF_ATTACK)), flags])
+            writer.writerow(map(csv_cell, [*base, "", *([None] * len(_OF_ATTACK)), flags]))
     return buffer.getvalue()
 
 
@@ -163,32 +164,6 @@ def to_leaderboard_json(rows: Sequence[Row]) -> str:
 
 
 # --- LaTeX ------------------------------------------------------------------------------------
-
-_ESCAPES = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        '"': r"\textquotedbl{}",
-        "ε": r"$\varepsilon$",
-        "–": "--",
-        "−": r"$-$",
-        "×": r"$\times$",
-        "…": r"\dots{}",
-        "·": r"$\cdot$",
-        "\n": " ",
-    }
-)
 
 
 def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
@@ -223,7 +198,7 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
         f"Leak of each defense. {overviews.legend(found.loss)} Tables: {titles}",
         "overview",
         "l" + "r" * (len(heads) - 1),
-        [list(map(escaped, line)) for line in (heads, *found.cells)],
+        [list(map(latex, line)) for line in (heads, *found.cells)],
     )
 
 
@@ -234,7 +209,7 @@ def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str
     caption = ". ".join(dict.fromkeys([*first, *_threats(rows)]))
     caption += f". Intervals: {explain.interval_words(rows)}" if intervals else ""
     caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
-    heads = [escaped(c.title) + (f" {escaped(c.detail)}" if c.detail else "") for c in columns]
+    heads = [latex(c.title) + (f" {latex(c.detail)}" if c.detail else "") for c in columns]
     body = [
         [*(_latex_cell(c.name, c.of(row), intervals) for c in columns), explain.letters(row.flags)]
         for row in rows
@@ -246,12 +221,12 @@ def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str
 def _environment(caption: str, name: str, kinds: str, lines: Sequence[Sequence[str]]) -> str:
     """A `table` with the label tab:leakbench-NAME. caption: plain text. kinds: a letter per column.
     lines: cells as LaTeX, the heads first."""
-    heads, *body = (" & ".join(line) + r" \\" for line in lines)
+    heads, *body = map(latex_row, lines)
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{escaped(caption)}.}}",
+            rf"\caption{{{latex(caption)}.}}",
             rf"\label{{tab:leakbench-{name}}}",
             rf"\begin{{tabular}}{{{kinds}}}",
             r"\toprule",
@@ -273,12 +248,7 @@ def _threats(rows: Sequence[Row]) -> list[str]:
 def _latex_cell(name: str, shown: Shown, intervals: bool) -> str:
     """The figure, with its unit or attack, and its interval if that is asked for."""
     if name == "defense":
-        return escaped(shown.full)
-    text = r"$\infty$" if shown.text == "inf" else escaped(shown.text)
+        return latex(shown.full)
+    text = r"$\infty$" if shown.text == "inf" else latex(shown.text)
     parts = (shown.interval if intervals else "", shown.beside, shown.mark)
-    return text + "".join(rf" {{\footnotesize {escaped(part)}}}" for part in parts if part)
-
-
-def escaped(text: str) -> str:
-    """Text that LaTeX sets as it stands."""
-    return text.translate(_ESCAPES)
+    return text + "".join(rf" {{\footnotesize {latex(part)}}}" for part in parts if part)

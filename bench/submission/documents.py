@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from pathlib import Path, PurePosixPath
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError
+from bench.files import sha256
 from bench.names import GivenName, is_file_name
 from bench.records import RUN, Run, problem, read_json
 
@@ -66,14 +66,10 @@ class Submission(BaseModel):
     environment: dict[str, str]
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def write_manifest(folder: Path) -> str:
     """The manifest of everything in the folder."""
     files = {
-        str(PurePosixPath(p.relative_to(folder))): digest(p)
+        str(PurePosixPath(p.relative_to(folder))): sha256(p)
         for p in sorted(folder.rglob("*"))
         if p.is_file() and p.name != MANIFEST
     }
@@ -96,7 +92,7 @@ def check_files(folder: Path) -> None:
             )
         if not path.is_file():
             raise UserError(f"{name} is in the manifest but not in {folder}.")
-        if digest(path) != expected:
+        if sha256(path) != expected:
             raise UserError(f"{name} was changed after the submission was made.")
     for path in sorted(folder.rglob("*")):
         name = str(PurePosixPath(path.relative_to(folder)))

@@ -8,34 +8,29 @@ from string import Template
 
 from bench.records import Row
 from bench.report.columns import board_columns
+from bench.report.escaping import markdown, one_line
 from bench.submission.documents import Submission
 
 
 def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:
     """Markdown: what was submitted, its marks, a table of its rows, how to check them."""
     text = (files("bench") / "submission" / "templates" / "readme.md.txt").read_text()
-    failed = "\n".join(f"- {plain(c)}" for c in submission.failed_cells)
+    failed = "\n".join(f"- {markdown(c)}" for c in submission.failed_cells)
     return Template(text).substitute(
-        name=plain(submission.name),
+        name=markdown(submission.name),
         kind=submission.kind,
-        author=plain(submission.author),
+        author=markdown(submission.author),
         date=submission.date,
-        leakbench=plain(submission.leakbench),
-        command=submission.command.replace("\n", " "),
-        environment=", ".join(f"{plain(k)} {plain(v)}" for k, v in submission.environment.items()),
-        marks="".join(f"- **Mark**: {plain(m)}\n" for m in marks)
+        leakbench=markdown(submission.leakbench),
+        command=one_line(submission.command).strip(),
+        environment=", ".join(
+            f"{markdown(k)} {markdown(v)}" for k, v in submission.environment.items()
+        ),
+        marks="".join(f"- **Mark**: {markdown(m)}\n" for m in marks)
         or "No marks: enough seeds and victims, and rows that are of use.\n",
         table=table(rows),
         failed=f"\nCells without a result:\n\n{failed}\n" if failed else "",
     )
-
-
-def plain(text: object) -> str:
-    """Text that Markdown and HTML show as it is."""
-    out = " ".join(str(text).split())
-    for sign in "\\`*_[]<>|#":
-        out = out.replace(sign, f"\\{sign}")
-    return out
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -43,10 +38,10 @@ def table(rows: Sequence[Row]) -> str:
     recovered, as the leaderboard has them; and its flags."""
     wanted = ("accuracy", "leak", "eps claimed", "eps proven", "flags")
     columns = [c for c in board_columns(rows, whole=True) if c.name in wanted or c.attack]
-    head = ["table", "defense", *(plain(c.name) for c in columns)]
+    head = ["table", "defense", *(markdown(c.name) for c in columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         cells = [row.where, row.setting]
         cells += [c.of(row).full for c in columns]
-        lines.append("| " + " | ".join(map(plain, cells)) + " |")
+        lines.append("| " + " | ".join(map(markdown, cells)) + " |")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.errors import UserError
+from bench.files import no_link
 from bench.harness.costs.cost import Cost, Point, joined
 from bench.harness.costs.features import attack_features, round_size, threat_size, training_features
 from bench.harness.store import Store
@@ -128,5 +129,5 @@ def _bytes(path: Path, record: Record) -> float:
     own = path.stat().st_size
     if record.files is not None:
         return float(own + sum(record.files.values()))
-    place = path.parents[2] / "artifacts" / path.stem
+    place = no_link(path.parents[2], "artifacts", path.stem)
     return float(own + sum(p.stat().st_size for p in place.rglob("*") if p.is_file()))

@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.data.dataset import Dataset
 from bench.errors import UserError
+from bench.files import read_bytes
 from bench.harness import environment
 from bench.harness.attack import Attacking
 from bench.harness.environment import DATASETS_KEPT, Environment, dataset_of
@@ -379,7 +380,7 @@ def _recent(shelf: OrderedDict[Any, Any], name: Any, kept: int = _KEPT) -> Any:
 def _contents(folder: Path) -> Files:
     """Files of a folder; nothing of a training that left none."""
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {p.name: p.read_bytes() for p in paths}
+    return {p.name: read_bytes(p, most=sys.maxsize) for p in paths}
 
 
 @dataclass

@@ -1,0 +1,138 @@
+"""Texts that come from files and plugins, written so that the reader of each format takes them for
+nothing but text: a function per format, which all writers use. (`bench.records.text` writes JSON.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for tab and line feed
+    "\u202a-\u202e\u2066-\u2069"  # what turns the direction of writing
+    "\ud800-\udfff]"  # halves of characters
+)
+_MARKDOWN = {c: f"&#{ord(c)};" for c in "<|`\\{"}
+_STAR = re.compile(r"\*(?=\S)")
+_BRACKET = re.compile(r"\](?=[(\[:])")
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+_UNDERSCORE = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])|~(?=~)")
+_BLOCK = re.compile(r"[#>\-+=~:\[!]|\d+(?=[.)])")
+_FORMULA = "=+-@＝＋－＠"
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "ε": r"$\varepsilon$",
+    "–": "--",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "…": r"\dots{}",
+    "·": r"$\cdot$",
+}
+
+
+def visible(text: str) -> str:
+    """The text, for a terminal too: what would steer its reader, as control characters and those
+    that turn the direction of writing do, stands there as its number; lines stay lines."""
+    if text.isprintable():  # nearly all of them, and the pattern's are not
+        return text
+    return _UNSEEN.sub(_number, text.replace("\r\n", "\n"))
+
+
+def _number(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def one_line(text: str) -> str:
+    """The same without line breaks, which end a table's row or a list's entry."""
+    return " ".join(visible(text).splitlines())
+
+
+def markdown(text: str) -> str:
+    """One line of text within Markdown, in a table's cell as well: no HTML, code, link, emphasis,
+    attribute or block begins in it. Brackets and underscores stay where they mean nothing."""
+    return _inline(one_line(text)).strip()
+
+
+def _inline(line: str) -> str:
+    shown = _ENTITY.sub("&amp;", line)
+    shown = "".join(_MARKDOWN.get(c, c) for c in shown)
+    shown = _BRACKET.sub("&#93;", _STAR.sub("&#42;", shown))
+    return _UNDERSCORE.sub(lambda found: f"&#{ord(found[0][0])};" * len(found[0]), shown)
+
+
+def markdown_paragraph(text: str) -> str:
+    """The same of a text that stands at the beginning of a line, and may hold `code`."""
+    pieces = re.split(r"(?<!`)`([^`]+)`(?!`)", one_line(text))
+    shown = "".join(markdown_code(p) if i % 2 else _inline(p) for i, p in enumerate(pieces)).strip()
+    begins = _BLOCK.match(shown)
+    return shown if begins is None else _as_entities(begins[0]) + shown[begins.end() :]
+
+
+def _as_entities(text: str) -> str:
+    return "".join(f"&#{ord(c)};" for c in text)
+
+
+def markdown_code(text: str) -> str:
+    """One line of code within Markdown, as a span that nothing in it ends."""
+    shown = one_line(text).strip()
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
+    space = " " if shown[:1] == "`" or shown[-1:] == "`" or not shown else ""
+    return f"{fence}{space}{shown}{space}{fence}"
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell that no spreadsheet computes: a text that begins as a formula does gets an apostrophe
+    before it. Numbers stay numbers, as texts too."""
+    if not isinstance(value, str):
+        return value
+    shown = visible(value)
+    first = shown.lstrip()
+    if len(first) < 2 or first[0] not in _FORMULA or _is_number(first):
+        return shown
+    return f"'{shown}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def html(text: str) -> Markup:
+    """Text within an element or a quoted attribute."""
+    return escape(visible(text))
+
+
+def seen_in_html(value: Any) -> Any:
+    """A value before a template escapes it."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def latex(text: str) -> str:
+    """Text that LaTeX sets as it stands."""
+    return "".join(_LATEX.get(c, c) for c in one_line(text))
+
+
+def latex_row(cells: Sequence[str]) -> str:
+    """A table's row of cells in LaTeX, none of which the end of the row before takes for its own
+    argument."""
+    line = " & ".join(cells) + r" \\"
+    return f"{{}}{line}" if line[0] in "[*" else line
