@@ -30,7 +30,7 @@ LAYERS = (
     ("suite", "registry", "records"),
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "contract.compose"),
-    ("toolkit", "seeding", "arguments", "extensions"),
+    ("toolkit", "seeding", "arguments", "extensions", "arrays"),
     ("names",),
     ("api", "privacy.events"),
     ("contract.attack", "contract.hooks"),

@@ -136,7 +136,9 @@ def verify(
     ] = 0.02,
     device: options.Device = "auto",
     data_dir: options.DataDir = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=0, help="0: run in this process.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, max=1024, help="0: run in this process.")
+    ] = 1,
     details: Annotated[
         bool, typer.Option("--details", help="Print every figure that was compared.")
     ] = False,

@@ -154,8 +154,8 @@ def rerun(
     Raises:
         UserError: For a suite that cannot run here.
     """
-    if not tolerance >= 0:
-        raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
+    if not 0 <= tolerance <= 1:
+        raise UserError(f"--tolerance must lie in [0, 1], got {tolerance}.")
     trainings = trainings_of(sampled)
     plan = Plan(
         suite=opened.run.suite, trainings=tuple(trainings), cells=tuple(c.job for c in sampled)
