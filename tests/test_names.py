@@ -38,35 +38,12 @@ ESCAPES = (
     "x\0", "x\n", "\x1b[2J", "x" * 256, "é" * 128, ".hidden", "x.", "x ", "\ud800", "a\u202eb",
 )  # fmt: skip
 SAFE = (
-    "quick",
-    "a-b_c.d@e",
-    "v1.5",
-    "Prüfung",
-    "Pru\u0308fung",
-    "試験",
-    "हिन्दी",
-    "٣",
-    "x" * 64,
-    "aux",
-)
+    "quick", "a-b_c.d@e", "v1.5", "Prüfung", "Pru\u0308fung", "試験", "हिन्दी", "٣", "x" * 64, "aux",
+)  # fmt: skip
 NO_NAMES = (
-    *ESCAPES,
-    "a b",
-    "a+b",
-    "a(b)",
-    "-x",
-    "_x",
-    "@x",
-    "~",
-    "x" * 65,
-    "𠀀" * 51,
-    "\u0308x",
-    "²",
-    "a%b",
-    "[red]x",
-    "a=b",
-    "a,b",
-)
+    *ESCAPES, "a b", "a+b", "a(b)", "-x", "_x", "@x", "~", "x" * 65, "𠀀" * 51, "\u0308x", "²",
+    "a%b", "[red]x", "a=b", "a,b",
+)  # fmt: skip
 PIECES = st.sampled_from(["..", ".", "/", "\\", ":", "x", "é", " ", "\0", "\n", "a" * 120])
 ANY_NAME = st.text() | st.lists(PIECES).map("".join)
 

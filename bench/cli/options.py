@@ -97,8 +97,9 @@ def plain_errors() -> Iterator[None]:
 
 
 def refuse(sentence: str) -> NoReturn:
-    """End the command with what is wrong and exit code 2."""
-    say(f"leakbench: {sentence}", aside=True, style="red")
+    """End the command with what is wrong, on one line, and exit code 2."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
+    say(f"leakbench: {text}", aside=True, style="red")
     raise typer.Exit(2) from None
 
 
