@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -31,8 +31,9 @@ class Declared:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def declared_arrays(path: Path) -> dict[str, Declared]:
-    """What the arrays of an npz file are by their headers, which are all that is read of it.
+def declared_arrays(path: Path, wanted: Collection[str]) -> dict[str, Declared]:
+    """What those of the wanted arrays that an npz file has are by their headers, which are all
+    that is read of it.
 
     Raises UserError for a file that is missing or no npz file.
     """
@@ -42,8 +43,10 @@ def declared_arrays(path: Path) -> dict[str, Declared]:
             raise UserError(f"no such file: {path}.")
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
-                with archive.open(member) as file:
-                    found[member.removesuffix(".npy")] = _declared(file)
+                name = member.removesuffix(".npy")
+                if name in wanted:
+                    with archive.open(member) as file:
+                        found[name] = _declared(file)
     except UserError:
         raise
     except Exception as error:  # a damaged file makes zipfile and numpy raise whatever it hits

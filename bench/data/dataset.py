@@ -323,14 +323,12 @@ def images_to_tensor(images: np.ndarray, *, size: int | None) -> Tensor:
     """Images [N, H, W(, C)], uint8 or float in [0, 1], as float32 [N, C, size, size]."""
     if size is not None and size < LEAST_SIDE:
         raise UserError(f"image size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
-    if size is not None:
-        channels = images.shape[3] if images.ndim == 4 else 1
-        # torch keeps those that are resized along one side beside the result.
-        check_memory(8 * len(images) * channels * size**2, f"images of size {size}")
     x = torch.from_numpy(np.ascontiguousarray(images))
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
     if size is not None and len(x) and x.shape[-2:] != (size, size):
+        # torch keeps those that are resized along one side beside the result.
+        check_memory(8 * x.shape[0] * x.shape[1] * size**2, f"images of size {size}")
         x = torch.nn.functional.interpolate(
             x, size=(size, size), mode="bilinear", align_corners=False, antialias=True
         )

@@ -72,7 +72,7 @@ def read_npz(path: Path) -> Packaged:
     Raises:
         UserError: For a file that is missing or wrong, with what is wrong.
     """
-    declared = declared_arrays(path)
+    declared = declared_arrays(path, (*IMAGES, *FEATURES, *_MORE))
     needed = FEATURES if "train_x" in declared else IMAGES
     missing = [k for k in needed if k not in declared]
     if missing:

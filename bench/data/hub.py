@@ -205,8 +205,9 @@ def _images(images: Any, what: str, *, size: int | None, gray: bool) -> np.ndarr
     for number, image in enumerate(_each(images, what)):
         try:
             plain = eight_bits(image)
-        except UserError as error:
-            raise UserError(f"image {number} of {what} cannot be read ({error}).") from error
+        except Exception as error:  # as in `_each`
+            reason = error if isinstance(error, UserError) else in_one_line(error)
+            raise UserError(f"image {number} of {what} cannot be read ({reason}).") from error
         made = plain.convert("L" if gray or plain.mode in ("1", "L") else "RGB")
         found.append(np.asarray(made if size is None else ImageOps.fit(made, (size, size))))
     shapes = {x.shape for x in found}
