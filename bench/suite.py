@@ -320,7 +320,12 @@ def suite_text(name: str) -> tuple[str, str]:
     if name in shipped():
         return (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
     if Path(name).is_file():
-        return Path(name).read_text(), name
+        try:
+            return Path(name).read_text(encoding="utf-8"), name
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name} is no UTF-8 text ({error.reason} at byte {error.start})."
+            ) from error
     if name.endswith(".toml") or "/" in name:
         raise UserError(f"no such suite file: {name}.")
     raise UserError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
