@@ -239,7 +239,7 @@ def test_a_published_leaderboard_loads_without_its_records(
         ({"suite": "quick", "jobs": -1}, "jobs must be a whole number >= 0, got -1"),
         ({"suite": "quick", "executor": "slurm"}, "executor must be local or ray, got 'slurm'"),
         ({"suite": "quick", "executor": "ray"}, "device auto: say cpu or cuda"),
-        ({"suite": "quick", "memory": 0}, "memory must be > 0 GB for one worker, got 0"),
+        ({"suite": "quick", "memory": 0}, "memory must lie in [0.1, 1000000] GB for one worker"),
         ({"suite": "quick", "shard": (3, 2)}, "shard 3/2 does not exist"),
         ({"suite": "quick", "only": {"defence": "spm"}}, "Did you mean 'defense'"),
         ({"suite": "quick", "overrides": {"budget": 0}}, "got 0"),
