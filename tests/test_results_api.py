@@ -234,7 +234,7 @@ def test_a_published_leaderboard_loads_without_its_records(
     [
         ({"suite": "quik"}, "Did you mean 'quick'"),
         ({"suite": 3}, "suite must be a name, a TOML file or a dict, got int"),
-        ({"suite": {"name": "x", "version": 1}}, "the suite, at protocol: Field required"),
+        ({"suite": {"name": "x", "version": 1}}, "the suite: the key 'protocol' is missing."),
         ({"suite": "quick", "device": "tpu"}, "device must be auto, cpu or cuda, got 'tpu'"),
         ({"suite": "quick", "jobs": -1}, "jobs must be a whole number >= 0, got -1"),
         ({"suite": "quick", "executor": "slurm"}, "executor must be local or ray, got 'slurm'"),
