@@ -15,6 +15,7 @@ from bench.contract.attack import (
 from bench.contract.defense import (
     Client,
     Defense,
+    FloatOrInf,
     Local,
     Loss,
     Mixture,
@@ -91,6 +92,7 @@ __all__ = [
     "Event",
     "Facts",
     "FixedPoint",
+    "FloatOrInf",
     "Formula",
     "Gaussian",
     "GaussianNoise",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -11,7 +11,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from bench.errors import UserError
 from bench.names import did_you_mean
 
-_STRICT = ConfigDict(strict=True)
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_MOST = 10**15
+"""Of a whole number; a float64 still holds every one up to it."""
 
 
 def checked_arguments(
@@ -24,6 +26,9 @@ def checked_arguments(
     besides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Check keyword arguments against a function's names and annotations; int passes as float.
+
+    Numbers are finite, but where a parameter is annotated as `bench.api.FloatOrInf`, and whole ones
+    lie within 10^15.
 
     Args:
         function: A class or function with annotated parameters.
@@ -45,24 +50,43 @@ def checked_arguments(
         if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in supplied
     }
     place = f" in {where}" if where else ""
+    wrong = []
     for name in given:
         if name not in parameters:
             known = [*parameters, *besides]
-            raise UserError(did_you_mean(f"setting of {what}", name, known, where=where))
+            wrong.append(did_you_mean(f"setting of {what}", name, known, where=where))
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in given]
     if missing:
-        raise UserError(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
+        wrong.append(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
     checked = {}
     for name, value in given.items():
-        annotation = parameters[name].annotation
-        kind = Any if annotation is inspect.Parameter.empty else annotation
-        adapter: TypeAdapter[Any] = TypeAdapter(kind, config=_STRICT)
-        try:
-            checked[name] = adapter.validate_python(value)
-        except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise UserError(
-                f"setting {name} of {what}{place}: {problem[:1].lower()}{problem[1:]}, "
-                f"got {value!r}."
-            ) from error
+        if name in parameters:
+            try:
+                checked[name] = _checked(parameters[name].annotation, value)
+            except UserError as problem:
+                wrong.append(f"setting {name} of {what}{place}: {problem}, got {value!r:.100}.")
+    if wrong:
+        raise UserError(" ".join(wrong))
     return checked
+
+
+def _checked(annotation: Any, value: Any) -> Any:
+    """A value as a parameter takes it. Raises UserError, a clause, for another."""
+    kind = Any if annotation is inspect.Parameter.empty else annotation
+    if any(abs(number) > _MOST for number in _whole_numbers(value)):
+        raise UserError("whole numbers must lie within 10^15")
+    try:
+        return TypeAdapter(kind, config=_STRICT).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise UserError(f"{problem[:1].lower()}{problem[1:]}") from error
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """All in a value of a suite."""
+    if isinstance(value, int):
+        yield value
+    inner = value.values() if isinstance(value, Mapping) else value
+    if isinstance(inner, Iterable) and not isinstance(inner, str | bytes):
+        for one in inner:
+            yield from _whole_numbers(one)

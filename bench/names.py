@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -18,17 +18,20 @@ MODELS, DATASETS = "leakbench.models", "leakbench.datasets"
 """Groups of entry points of models and of data sets."""
 _RESERVED = frozenset('/\\:*?"<>|')
 """What separates folders or is no part of a name, here or where a result folder is copied to."""
+_BYTES = 255
+"""Of a file's name, as common file systems take it."""
+_FIRST = ("Lu", "Ll", "Lt", "Lm", "Lo", "Nd")
+"""Unicode's categories of letters and decimal digits."""
+_INNER = (*_FIRST, "Mn", "Mc")
+"""With marks on letters, which many scripts need."""
+_LONGEST = 64
+"""Characters of a name that a user gives."""
 
 
-def is_file_name(name: str, *, most: int = 255) -> bool:
-    """Whether a file of that name stays in the folder that it is meant for, on any system.
-
-    Args:
-        name: A name that becomes a file's or a folder's, or a part of one.
-        most: Bytes that it may have; common file systems take 255.
-    """
+def is_file_name(name: str) -> bool:
+    """Whether a file of that name stays in the folder that it is meant for, on any system."""
     return (
-        0 < len(name.encode(errors="replace")) <= most
+        0 < len(name.encode(errors="replace")) <= _BYTES
         and name.isprintable()
         and not _RESERVED & set(name)
         and name[0] not in ". "
@@ -36,20 +39,43 @@ def is_file_name(name: str, *, most: int = 255) -> bool:
     )
 
 
-def file_name(name: str, *, most: int = 255) -> str:
+def file_name(name: str) -> str:
     """The name itself. Raises UserError if it is none by `is_file_name`."""
-    if not is_file_name(name, most=most):
+    if not is_file_name(name):
         raise UserError(
-            f"files are named after it, so it must have 1 to {most} bytes, begin and end with "
+            f"files are named after it, so it must have 1 to {_BYTES} bytes, begin and end with "
             "neither dot nor space, and hold no control character and none of "
             f"{' '.join(sorted(_RESERVED))}"
         )
     return name
 
 
+def is_given_name(name: str) -> bool:
+    """Whether a suite or a threat may be called so: letters and digits of any script with their
+    marks, and `_.@-`, at most 64 characters of 200 bytes, the first a letter or digit, the last no
+    dot."""
+    return (
+        0 < len(name) <= _LONGEST
+        and len(name.encode(errors="replace")) <= 200
+        and all(c in "_.@-" or unicodedata.category(c) in _INNER for c in name)
+        and unicodedata.category(name[0]) in _FIRST
+        and name[-1] != "."
+    )
+
+
+def given_name(name: str) -> str:
+    """The name itself. Raises UserError if it is none by `is_given_name`."""
+    if not is_given_name(name):
+        raise UserError(
+            f"files are named after it, so it must have 1 to {_LONGEST} letters, digits and _.@- "
+            "(at most 200 bytes), begin with a letter or digit and end with no dot"
+        )
+    return name
+
+
 FileName = Annotated[str, AfterValidator(file_name)]
 """The name of a file in a known folder."""
-GivenName = Annotated[str, AfterValidator(partial(file_name, most=200))]
+GivenName = Annotated[str, AfterValidator(given_name)]
 """What a user calls a suite or a threat: files are named after it, with more before and behind."""
 
 

@@ -91,7 +91,7 @@ def run(
         here=executor == "local",
     )
     plan, keys = launch.planned(chosen_suite, only or {}, env, shard)
-    if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
+    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 0):
         raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
     chosen = launch.executor_of(
         plan,
@@ -491,15 +491,7 @@ def _suite(
         given = given.model_dump()  # read anew: it may be another's copy with unchecked changes
     if not isinstance(given, Mapping):
         raise UserError(f"suite must be a name, a TOML file or a dict, got {type(given).__name__}.")
-    from pydantic import ValidationError
-
-    try:
-        return suites.Suite.model_validate(dict(given))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(p) for p in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ").rstrip(".")
-        raise UserError(f"the suite{f', at {place}' if place else ''}: {message}.") from error
+    return suites.suite_of(given, "the suite")
 
 
 def _command(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -25,7 +27,11 @@ from bench.errors import UserError
 from bench.names import GivenName, close_name, did_you_mean
 from bench.protocols.settings import (
     LEAST_DRAWS,
+    MOST,
+    MOST_DRAWS,
+    STRICT,
     Checkpoint,
+    Listed,
     ProtocolSettings,
     TaskSettings,
     ThreatSettings,
@@ -35,20 +41,23 @@ from bench.protocols.settings import (
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 RECORDED = {"recorded": True}
 """Context of validating the suite of an older run, which may name a thing twice; what it made of it
 is counted once all the same."""
 _SHOWN = reprlib.Repr()
-_SHOWN.maxstring = 60
+_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 60
+_MOST_SEEDS, _MOST_SETTINGS = 1000, 100_000
+"""What a suite lists of them; of settings, in one entry."""
+_SEEDS = 2**63
+"""Seeds lie below it, and not below its negative."""
 
 
 class _OnTasks(BaseModel):
     """What runs on some of a suite's tasks."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
-    tasks: list[int] | None = Field(None, min_length=1)
+    tasks: Listed[int] | None = Field(None, min_length=1)
 
     def runs_on(self, place: int) -> bool:
         """Whether it runs on the task at that place in the file."""
@@ -67,6 +76,17 @@ class DefenseSettings(_OnTasks):
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("settings")
+    @classmethod
+    def _values_are_listed(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for name, value in settings.items():
+            if isinstance(value, list) and not value:
+                raise UserError(f"setting {name} lists no value, so nothing would run")
+        many = math.prod(len(v) for v in settings.values() if isinstance(v, list))
+        if many > _MOST_SETTINGS:
+            raise UserError(f"{many} combinations are more than {_MOST_SETTINGS}")
+        return settings
+
 
 class AttackSettings(_OnTasks):
     """An attack with its settings and what it attacks.
@@ -83,8 +103,8 @@ class AttackSettings(_OnTasks):
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     threat: str | None = None
-    budget: int | None = Field(None, ge=1)
-    checkpoints: list[Checkpoint] | None = Field(None, min_length=1)
+    budget: int | None = Field(None, ge=1, le=MOST)
+    checkpoints: Listed[Checkpoint] | None = Field(None, min_length=1)
 
 
 class Suite(BaseModel):
@@ -111,103 +131,125 @@ class Suite(BaseModel):
         attacks: What attacks it.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     name: GivenName
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=MOST)
     description: str = ""
-    seeds: list[int] = Field(default=[0], min_length=1)
-    checkpoints: list[Checkpoint] = Field(default=["init", "final"], min_length=1)
-    course: int = Field(0, ge=0)
+    seeds: Listed[Annotated[int, Field(ge=-_SEEDS, lt=_SEEDS)]] = Field(
+        default=[0], min_length=1, max_length=_MOST_SEEDS
+    )
+    checkpoints: Listed[Checkpoint] = Field(default=["init", "final"], min_length=1)
+    course: int = Field(0, ge=0, le=MOST)
     delta: float = Field(1e-5, gt=0, lt=1)
-    budget: int = Field(200, ge=1)
-    audit: int = Field(2000, ge=0)
-    timeout_s: float = Field(3600.0, gt=0)
+    budget: int = Field(200, ge=1, le=MOST)
+    audit: int = Field(2000, ge=0, le=MOST_DRAWS)
+    timeout_s: float = Field(3600.0, gt=0, le=MOST)
     protocol: ProtocolSettings
-    tasks: list[TaskSettings] = Field(min_length=1)
-    threats: list[ThreatSettings] = Field(min_length=1)
-    defenses: list[DefenseSettings] = Field(min_length=1)
-    attacks: list[AttackSettings] = Field(default_factory=list)
+    tasks: Listed[TaskSettings] = Field(min_length=1)
+    threats: Listed[ThreatSettings] = Field(min_length=1)
+    defenses: Listed[DefenseSettings] = Field(min_length=1)
+    attacks: Listed[AttackSettings] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _names_fit(self) -> Suite:
-        if 0 < self.audit < LEAST_DRAWS:
-            raise UserError(f"audit must be 0 or >= {LEAST_DRAWS} draws, got {self.audit}.")
-        threats = [t.name for t in self.threats]
-        if len(set(threats)) < len(threats):
-            raise UserError(f"threat names must differ, got {', '.join(threats)}.")
-        for attack in self.attacks:
-            if attack.threat is not None and attack.threat not in threats:
-                raise UserError(did_you_mean("threat", attack.threat, threats))
-            for checkpoint in set(attack.checkpoints or []) - set(self.checkpoints):
-                raise UserError(
-                    f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
-                    f"observes {', '.join(self.checkpoints)}."
-                )
-        entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
-        for entry in entries:
-            for place in set(entry.tasks or []) - set(range(len(self.tasks))):
-                kind = "defense" if isinstance(entry, DefenseSettings) else "attack"
-                raise UserError(
-                    f"{kind} {entry.name} is to run on task {place}, but the suite has "
-                    f"tasks 0 to {len(self.tasks) - 1}."
-                )
-        pairs = [(a.name, a.threat or threats[0]) for a in self.attacks]
-        for pair in pairs:
-            if pairs.count(pair) > 1:
-                raise UserError(f"attack {pair[0]} is listed twice under threat {pair[1]}.")
-        for place, task in enumerate(self.tasks):
-            self._check_checkpoints(task)
-            for threat in self.threats_of(place):
-                self._check_threat(task, threat)
+    def _all_fits(self, info: ValidationInfo) -> Suite:
+        sentences = list(self._misfits_of_tasks()) or [*self._misfits(), *self._misfits_of_rounds()]
+        if info.context != RECORDED:
+            sentences += self._repeats()
+        if sentences:
+            raise UserError(" ".join(dict.fromkeys(sentences)))
         return self
 
-    def _check_checkpoints(self, task: TaskSettings) -> None:
-        rounds = self.protocol_of(task).rounds
-        for checkpoint in self.checkpoints:
-            if rounds_before(checkpoint, rounds) > rounds:
-                raise UserError(
-                    f"checkpoint {checkpoint} lies beyond the {rounds} rounds of "
-                    f"{task.dataset} with {task.model}."
-                )
+    def _misfits_of_tasks(self) -> Iterator[str]:
+        """What is wrong with the protocols of tasks, without which nothing else can be said."""
+        for place, task in enumerate(self.tasks):
+            try:
+                self.protocol_of(task)
+            except ValidationError as error:
+                yield _problems(error, ("tasks", place, "protocol"))
 
-    def _check_threat(self, task: TaskSettings, threat: ThreatSettings) -> None:
+    def _misfits(self) -> Iterator[str]:
+        """Names and places that nothing in the suite has."""
+        if 0 < self.audit < LEAST_DRAWS:
+            yield f"audit must be 0 or >= {LEAST_DRAWS} draws, got {self.audit}."
+        threats = [t.name for t in self.threats]
+        if len(set(threats)) < len(threats):
+            yield f"threat names must differ, got {', '.join(threats)}."
+        for attack in self.attacks:
+            if attack.threat is not None and attack.threat not in threats:
+                yield did_you_mean("threat", attack.threat, threats)
+            for checkpoint in attack.checkpoints or []:
+                if checkpoint not in self.checkpoints:
+                    yield (
+                        f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
+                        f"observes {', '.join(self.checkpoints)}."
+                    )
+        entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
+        for entry in entries:
+            for place in entry.tasks or []:
+                if place not in range(len(self.tasks)):
+                    kind = "defense" if isinstance(entry, DefenseSettings) else "attack"
+                    yield (
+                        f"{kind} {entry.name} is to run on task {place}, but the suite has "
+                        f"tasks 0 to {len(self.tasks) - 1}."
+                    )
+        pairs = Counter((a.name, a.threat or threats[0]) for a in self.attacks)
+        for (name, threat), number in pairs.items():
+            if number > 1:
+                yield f"attack {name} is listed twice under threat {threat}."
+
+    def _misfits_of_rounds(self) -> Iterator[str]:
+        """Checkpoints and threats that a task's training has not."""
+        for place, task in enumerate(self.tasks):
+            rounds = self.protocol_of(task).rounds
+            for checkpoint in self.checkpoints:
+                if rounds_before(checkpoint, rounds) > rounds:
+                    yield (
+                        f"checkpoint {checkpoint} lies beyond the {rounds} rounds of "
+                        f"{task.dataset} with {task.model}."
+                    )
+            for threat in self.threats_of(place):
+                yield from self._misfits_of_threat(task, threat)
+
+    def _misfits_of_threat(self, task: TaskSettings, threat: ThreatSettings) -> Iterator[str]:
         protocol = self.protocol_of(task)
         if threat.victims > protocol.clients:
-            raise UserError(
+            yield (
                 f"threat {threat.name} observes {threat.victims} victims, but "
                 f"{task.dataset} has {protocol.clients} clients."
             )
         steps = threat.local_steps * threat.local_epochs
         if protocol.name == "fedsgd" and steps != 1:
-            raise UserError(
+            yield (
                 f"threat {threat.name} has local_steps {threat.local_steps} and local_epochs "
                 f"{threat.local_epochs}; fedsgd takes one step."
             )
         for checkpoint in self.checkpoints:
             played = rounds_before(checkpoint, protocol.rounds)
             if checkpoint != "init" and threat.rounds > played + 1:
-                raise UserError(
+                yield (
                     f"threat {threat.name} observes {threat.rounds} rounds, but checkpoint "
                     f"{checkpoint} has {played + 1} states to begin one from."
                 )
 
-    @model_validator(mode="after")
-    def _nothing_is_named_twice(self, info: ValidationInfo) -> Suite:
-        if info.context == RECORDED:
-            return self
-        check_once("seeds", self.seeds)
-        check_once("checkpoints", self.checkpoints)
+    def _repeats(self) -> Iterator[str]:
+        """What is named twice."""
+        yield from repeats("seeds", self.seeds)
+        yield from repeats("checkpoints", self.checkpoints)
         for attack in self.attacks:
-            check_once(f"the checkpoints of attack {attack.name}", attack.checkpoints or ())
+            yield from repeats(f"the checkpoints of attack {attack.name}", attack.checkpoints or ())
         entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
         for entry in entries:
-            check_once(f"the tasks of {entry.name}", entry.tasks or ())
+            yield from repeats(f"the tasks of {entry.name}", entry.tasks or ())
+        if any(self._misfits_of_tasks()):
+            return
         tasks = [
             task.model_dump(exclude={"protocol"}) | self.protocol_of(task).model_dump()
             for task in self.tasks
         ]
-        check_once("tasks", tasks, show=lambda task: f"{task['dataset']} with {task['model']}")
+        yield from repeats(
+            "tasks", tasks, show=lambda task: f"{task['dataset']} with {task['model']}"
+        )
         for place, task in enumerate(self.tasks):
             made = [
                 (defense.name, settings)
@@ -216,8 +258,7 @@ class Suite(BaseModel):
                 for settings in grid(defense.settings)
             ]
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
-            check_once(where, made, show=lambda setting: _setting(*setting))
-        return self
+            yield from repeats(where, made, show=lambda setting: _setting(*setting))
 
     def threats_of(self, place: int) -> list[ThreatSettings]:
         """What the trainings of the task at a place observe: every threat, but none where attacks
@@ -235,17 +276,27 @@ class Suite(BaseModel):
         return ProtocolSettings.model_validate(merged)
 
 
-def check_once(where: str, values: Iterable[Any], *, show: Callable[[Any], str] = str) -> None:
-    """Raises UserError for the first of the values that is there again."""
+def repeats(
+    where: str, values: Iterable[Any], *, show: Callable[[Any], str] = str
+) -> Iterator[str]:
+    """A sentence for each of the values that is there again."""
     known: set[Any] = set()
+    told: set[Any] = set()
     for value in values:
         one = _hashable(value)
-        if one in known:
-            raise UserError(
+        if one in known and one not in told:
+            told.add(one)
+            yield (
                 f"{show(value)} is named twice in {where}, which would count the same victims "
                 "again."
             )
         known.add(one)
+
+
+def check_once(where: str, values: Iterable[Any]) -> None:
+    """Raises UserError for the first of the values that is there again."""
+    for sentence in repeats(where, values):
+        raise UserError(sentence)
 
 
 def _hashable(value: Any) -> Any:
@@ -269,7 +320,12 @@ def suite_text(name: str) -> tuple[str, str]:
     if name in shipped():
         return (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
     if Path(name).is_file():
-        return Path(name).read_text(), name
+        try:
+            return Path(name).read_text(encoding="utf-8"), name
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name} is no UTF-8 text ({error.reason} at byte {error.start})."
+            ) from error
     if name.endswith(".toml") or "/" in name:
         raise UserError(f"no such suite file: {name}.")
     raise UserError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
@@ -288,35 +344,69 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     text, place = suite_text(name)
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{place} is no valid TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is no valid TOML: {_reason(error)}.") from error
     for override in overrides:
         _override(data, override)
+    return suite_of(data, place)
+
+
+def suite_of(given: Mapping[str, Any], place: str) -> Suite:
+    """The suite that a document holds. Raises UserError with all that is wrong with it.
+
+    Args:
+        given: Keys and values as in a file.
+        place: What an error should call it.
+    """
     try:
-        return Suite.model_validate(data)
+        return Suite.model_validate(dict(given))
     except ValidationError as error:
         raise UserError(f"{place}: {_problems(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
 
 
 load = read_suite  # scripts that use this module may call it so
 
 
-def _problems(error: ValidationError) -> str:
-    """All that is wrong with a suite, a sentence each."""
-    return " ".join(map(_problem, error.errors()))
+def _problems(error: ValidationError, within: tuple[int | str, ...] = ()) -> str:
+    """All that is wrong with a suite, or with what stands `within` it, a sentence each."""
+    told = [_problem({**p, "loc": (*within, *p["loc"])}) for p in error.errors()[:_TOLD]]
+    more = error.error_count() - _TOLD
+    return " ".join([*told, f"And {more} more."] if more > 0 else told)
+
+
+_TOLD = 20
+"""Most problems of a file that are told one by one."""
 
 
 def _problem(problem: ErrorDetails) -> str:
-    message = problem["msg"].removeprefix("Value error, ")
-    path = ".".join(str(p) for p in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
+    path = ".".join(_cut(p) for p in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        near = close_name(str(problem["loc"][-1]), _keys_beside(problem["loc"]))
+        near = close_name(str(problem["loc"][-1])[:_CUT], _keys_beside(problem["loc"]))
         return f"unknown key '{path}'." + (f" Did you mean '{near}'?" if near else "")
     if problem["type"] == "missing":
         return f"the key '{path}' is missing."
     if not path:
-        return message
-    return f"{path}: {message[:1].lower()}{message[1:]}, got {_SHOWN.repr(problem['input'])}."
+        return f"{message}."
+    return f"{path}: {message[:1].lower()}{message[1:]}, got {shown(problem['input'])}."
+
+
+_CUT = 100
+"""Characters of a key that are shown."""
+
+
+def _cut(part: int | str) -> str:
+    text = str(part)
+    return text if len(text) <= _CUT else f"{text[:_CUT]}..."
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    return _SHOWN.repr(value)
 
 
 def _keys_beside(place: Sequence[int | str]) -> list[str]:
@@ -324,7 +414,9 @@ def _keys_beside(place: Sequence[int | str]) -> list[str]:
     model: type[BaseModel] = Suite
     for part in place[:-1]:
         if isinstance(part, str) and part in model.model_fields:
-            inner = _models_in(model.model_fields[part].annotation)
+            # A task's protocol holds some of the keys of the suite's.
+            fields = [m.model_fields[part] for m in (model, Suite) if part in m.model_fields]
+            inner = [m for field in fields for m in _models_in(field.annotation)]
             model = inner[0] if inner else model
     return list(model.model_fields)
 
@@ -339,9 +431,10 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 def parse_value(text: str) -> Any:
     """A TOML value (1, 0.5, true, [1, 2], "text") or, failing that, the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return found["value"] if len(found) == 1 else text
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
@@ -378,7 +471,7 @@ def _override(data: dict[str, Any], override: str) -> None:
     place: Any = data
     for depth, name in enumerate(keys, start=1):
         key: str | int = name
-        if isinstance(place, list) and name.isdigit() and int(name) < len(place):
+        if isinstance(place, list) and name.isdecimal() and int(name[:9]) < len(place):
             key = int(name)
         elif not isinstance(place, dict):
             raise UserError(f"--set {path}: the suite has no place '{name}'.")

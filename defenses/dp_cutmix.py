@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bench.api import Client, Facts, Message, Mixture, Part, Party, Stage, Strength
+from bench.api import Client, Facts, FloatOrInf, Message, Mixture, Part, Party, Stage, Strength
 from bench.toolkit.patches import patch_map
 from defenses.mixer import MIXER, PATCHES, Deal, GroupMixing, Mixer, Mixing, deal_patches, mixtures
 
@@ -63,7 +63,7 @@ class DPCutMix(GroupMixing):
         *,
         patches: int,
         group: int,
-        clip: float,
+        clip: FloatOrInf,
         smashed_std: float,
         label_std: float,
         low: float = 0.0,

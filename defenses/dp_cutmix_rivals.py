@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from bench.api import Message, Mixture, Part, Party, Strength
+from bench.api import FloatOrInf, Message, Mixture, Part, Party, Strength
 from defenses.mixer import MIXER, RATIOS, GroupMixing, Mixer, Mixing, deal_ratios, mixtures
 from defenses.noised_smashed import NoisedSmashed
 
@@ -53,7 +53,7 @@ class DPMixSL(GroupMixing):
         self,
         *,
         group: int,
-        clip: float,
+        clip: FloatOrInf,
         smashed_std: float,
         label_std: float,
         low: float = 0.0,

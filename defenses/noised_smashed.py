@@ -21,6 +21,7 @@ from bench.api import (
     Defense,
     Event,
     Facts,
+    FloatOrInf,
     Formula,
     Gaussian,
     LabelNoise,
@@ -64,7 +65,7 @@ class NoisedSmashed(Defense):
     def __init__(
         self,
         *,
-        clip: float,
+        clip: FloatOrInf,
         smashed_std: float,
         label_std: float,
         low: float = 0.0,

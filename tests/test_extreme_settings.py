@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from bench.api import FloatOrInf
 from bench.arguments import checked_arguments
 from bench.cli import app
 from bench.contract.defense import Defense
@@ -116,7 +117,7 @@ def test_the_value_that_cannot_be_is_named(arguments: list[str], named: str) -> 
 class Overflowing(Defense):
     """Its constant is beyond float64."""
 
-    def __init__(self, *, level: float, other: float = 2.0) -> None:
+    def __init__(self, *, level: FloatOrInf, other: float = 2.0) -> None:
         self.level, self.other = level, other
 
     def constants(self, facts: Facts) -> dict[str, float | str]:

@@ -30,7 +30,7 @@ LAYERS = (
     ("suite", "registry", "records"),
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "contract.compose"),
-    ("toolkit", "seeding", "arguments", "attempts", "extensions"),
+    ("toolkit", "seeding", "arguments", "attempts", "extensions", "arrays"),
     ("foreign",),
     ("names",),
     ("api", "privacy.events"),

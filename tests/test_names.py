@@ -23,7 +23,7 @@ from bench.errors import UserError
 from bench.harness import launch
 from bench.harness.plan import Plan
 from bench.harness.store import Store
-from bench.names import is_file_name
+from bench.names import is_file_name, is_given_name
 from bench.protocols.export import load_truth, save_truth
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ThreatSettings
@@ -35,9 +35,15 @@ from tests.test_merge import small_suite, write_part
 
 ESCAPES = (
     "../../x", "/../../../x", "/etc/x", "..", ".", "", " ", "a/b", "a\\b", "..\\x", "C:\\x", "C:x",
-    "x\0", "x\n", "\x1b[2J", "x" * 201, "é" * 101, ".hidden", "x.", "x ", "\ud800", "a\u202eb",
+    "x\0", "x\n", "\x1b[2J", "x" * 256, "é" * 128, ".hidden", "x.", "x ", "\ud800", "a\u202eb",
 )  # fmt: skip
-SAFE = ("quick", "a-b_c+d@e", "spm v1.5 (small)", "Prüfung", "試験", "x" * 200, "~", "-x", "aux")
+SAFE = (
+    "quick", "a-b_c.d@e", "v1.5", "Prüfung", "Pru\u0308fung", "試験", "हिन्दी", "٣", "x" * 64, "aux",
+)  # fmt: skip
+NO_NAMES = (
+    *ESCAPES, "a b", "a+b", "a(b)", "-x", "_x", "@x", "~", "x" * 65, "𠀀" * 51, "\u0308x", "²",
+    "a%b", "[red]x", "a=b", "a,b",
+)  # fmt: skip
 PIECES = st.sampled_from(["..", ".", "/", "\\", ":", "x", "é", " ", "\0", "\n", "a" * 120])
 ANY_NAME = st.text() | st.lists(PIECES).map("".join)
 
@@ -47,8 +53,20 @@ def everything(folder: Path) -> set[str]:
 
 
 def test_names_that_lead_elsewhere_are_no_file_names_and_others_are() -> None:
-    assert not [n for n in ESCAPES if is_file_name(n, most=200)]
-    assert [n for n in SAFE if is_file_name(n, most=200)] == list(SAFE)
+    assert not [n for n in ESCAPES if is_file_name(n)]
+    assert [n for n in SAFE if is_file_name(n)] == list(SAFE)
+    assert is_file_name("x" * 255)
+
+
+def test_a_given_name_has_letters_and_digits_of_any_script_and_few_signs() -> None:
+    assert not [n for n in NO_NAMES if is_given_name(n)]
+    assert [n for n in SAFE if is_given_name(n)] == list(SAFE)
+
+
+@given(name=ANY_NAME)
+@settings(max_examples=300, deadline=None)
+def test_a_given_name_is_a_file_name(name: str) -> None:
+    assert is_file_name(name) or not is_given_name(name)
 
 
 @given(suite=ANY_NAME, threat=ANY_NAME)
@@ -60,7 +78,7 @@ def test_whatever_a_suite_and_a_threat_are_called_nothing_is_written_elsewhere(
     try:
         made = small_suite(name=suite, threats=[{"name": threat, "victims": 2}])
     except ValidationError:
-        assert not (is_file_name(suite, most=200) and is_file_name(threat, most=200))
+        assert not (is_given_name(suite) and is_given_name(threat))
         return
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -83,7 +101,7 @@ def test_whatever_a_suite_and_a_threat_are_called_nothing_is_written_elsewhere(
 
 
 @pytest.mark.parametrize("where", ["name", "threats.0.name"])
-@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("name", NO_NAMES)
 def test_a_name_that_leads_elsewhere_is_refused_in_one_sentence_before_any_work(
     name: str,
     where: str,
@@ -177,7 +195,7 @@ def test_threats_whose_names_differ_behind_a_dot_are_observed_apart(
     assert victims == {"v1.5": 2, "v1.6": 3}
 
 
-def test_a_threats_name_may_hold_what_a_file_name_may() -> None:
+def test_suites_and_threats_may_be_called_so() -> None:
     for name in SAFE:
         assert ThreatSettings(name=name).name == name
         assert suites.Suite.model_validate(small_suite().model_dump() | {"name": name}).name == name

@@ -121,13 +121,13 @@ def test_a_broken_loader_gets_one_sentence_with_its_origin(
 
 
 def sound(**changes: Any) -> Any:
-    x, y = torch.rand(6, 3, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    x, y = torch.rand(6, 3, 16, 16), torch.tensor([0, 1, 2, 0, 1, 2])
     parts = {f"{p}_{k}": v for p in ("train", "test", "aux") for k, v in (("x", x), ("y", y))}
     made = Dataset(name="a", task="image", class_names=("a", "b", "c"), **parts)
     return replace(made, **changes)
 
 
-SPOILED = torch.rand(6, 3, 8, 8).index_put((torch.tensor(0),), torch.tensor(float("nan")))
+SPOILED = torch.rand(6, 3, 16, 16).index_put((torch.tensor(0),), torch.tensor(float("nan")))
 
 
 @pytest.mark.parametrize(
@@ -136,21 +136,21 @@ SPOILED = torch.rand(6, 3, 8, 8).index_put((torch.tensor(0),), torch.tensor(floa
         ({"task": "text"}, r"image, tabular or signal, got 'text'"),
         ({"class_names": ["a", "b", "c"]}, r"class_names of it must be two texts or more"),
         (
-            {"train_x": np.zeros((6, 3, 8, 8), np.float32)},
+            {"train_x": np.zeros((6, 3, 16, 16), np.float32)},
             r"train_x of it .* got ndarray of float32",
         ),
         (
-            {"test_x": torch.rand(6, 3, 8, 8).double()},
+            {"test_x": torch.rand(6, 3, 16, 16).double()},
             r"test_x of it must be float32 \[N, channels",
         ),
-        ({"aux_x": torch.rand(6, 8, 8)}, r"aux_x of it must be .* got Tensor .* \[6, 8, 8\]"),
-        ({"test_x": torch.rand(0, 3, 8, 8)}, r"it has no test samples"),
+        ({"aux_x": torch.rand(6, 16, 16)}, r"aux_x of it must be .* got Tensor .* \[6, 16, 16\]"),
+        ({"test_x": torch.rand(0, 3, 16, 16)}, r"it has no test samples"),
         (
-            {"aux_x": torch.rand(6, 3, 8, 9)},
-            r"one shape, got \[3, 8, 8\] in train_x and \[3, 8, 9\]",
+            {"aux_x": torch.rand(6, 3, 16, 17)},
+            r"one shape, got \[3, 16, 16\] in train_x and \[3, 16, 17\]",
         ),
         ({"train_x": SPOILED}, r"train_x of it holds NaN"),
-        ({"test_x": 255 * torch.ones(6, 3, 8, 8)}, r"lie in \[0, 1\], got 255 to 255 in test_x"),
+        ({"test_x": 255 * torch.ones(6, 3, 16, 16)}, r"lie in \[0, 1\], got 255 to 255 in test_x"),
         (
             {"train_y": torch.zeros(6)},
             r"train_y of it must be int64 \[6\], got Tensor of torch.float",
@@ -158,6 +158,12 @@ SPOILED = torch.rand(6, 3, 8, 8).index_put((torch.tensor(0),), torch.tensor(floa
         ({"train_y": torch.zeros(5, dtype=torch.int64)}, r"must be int64 \[6\]"),
         ({"aux_y": torch.full((6,), 3)}, r"labels of it must lie in 0..2, got 3 to 3 in aux_y"),
         ({"train_clients": torch.zeros(6)}, r"train_clients of it must be int64 \[6\]"),
+        ({"train_x": torch.rand(6, 3, 16, 10)}, r"sides >= 11 .* got \[3, 16, 10\]"),
+        ({"train_y": torch.ones(6, dtype=torch.int64)}, r"all of one class, 'b', so there is noth"),
+        ({"class_names": ("a", "b", "a")}, r"class_names of it has 'a' twice"),
+        ({"class_names": ("a", "b", "")}, r"must have 1 to 200 characters, got '' of 0"),
+        ({"class_names": ("a", "b", "c" * 201)}, r"must have 1 to 200 characters, got 'c+' of 201"),
+        ({"class_names": tuple(map(str, range(100_001)))}, r"100001 classes, more than 100000"),
         ({"categorical": ((0, 2),)}, r"ranges .* of its 0 columns, got \(0, 2\)"),
         ({"categorical": ((2,),)}, r"ranges .* of its 0 columns, got \(2,\)"),
     ],
@@ -165,7 +171,7 @@ SPOILED = torch.rand(6, 3, 8, 8).index_put((torch.tensor(0),), torch.tensor(floa
 def test_what_is_wrong_with_a_data_set_is_said_in_one_sentence(
     changes: dict[str, Any], message: str
 ) -> None:
-    assert checked(sound(), what="it").shape == (3, 8, 8)
+    assert checked(sound(), what="it").shape == (3, 16, 16)
     with pytest.raises(UserError, match=message):
         checked(sound(**changes), what="it")
 

@@ -138,8 +138,17 @@ def test_wrong_names_filters_and_overrides_are_refused(tiny: Callable[..., Path]
     suite = suites.read_suite(str(tiny()))
     with pytest.raises(ValueError, match=r"Did you mean 'defense'"):
         expand(suite, {"defence": "spm"})
+    with pytest.raises(ValueError, match=r"Unknown defense 'spn' in suite tiny.*mean 'spm'"):
+        expand(suite, {"defense": "none,spn"})
+    for key, value in (("seed", "0,9"), ("task", 7), ("checkpoint", "round-3"), ("attack", "dlg")):
+        with pytest.raises(ValueError, match=rf"Unknown {key} '.*' in suite tiny"):
+            expand(suite, {key: value})
+    apart = suite.model_copy(update={
+        "tasks": [*suite.tasks, suite.tasks[0]],
+        "defenses": [suite.defenses[0].model_copy(update={"tasks": [0]}), suite.defenses[1]],
+    })  # fmt: skip
     with pytest.raises(ValueError, match=r"leaves nothing of suite tiny"):
-        expand(suite, {"defense": "gaussian"})
+        expand(apart, {"defense": suite.defenses[0].name, "task": 1})
 
 
 def test_all_problems_of_a_suite_are_told_at_once_with_the_nearest_keys(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ BAD = {
     "a folder for a suite": (["run", "HERE/empty"], "no such suite file"),
     "a protocol's bad value": (run_with("protocol.lr=-1"), "protocol.lr: input should be greater"),
     "a task's bad value": (run_with("tasks.0.protocol.lr=-1"), "lr: input should be greater"),
-    "a task's unknown key": (run_with("tasks.0.protocol.lrate=1"), "unknown key 'lrate'"),
+    "a task's unknown key": (run_with("tasks.0.protocol.lrate=1"), "key 'tasks.0.protocol.lrate'"),
     "a rule between two keys": (run_with("threats.0.victims=9"), "observes 9 victims"),
     "an unknown data set": (run_with("tasks.0.dataset=digit"), "Did you mean 'digits'"),
     "a data set's setting of another type": (

@@ -34,7 +34,9 @@ def attack(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write what each attack rebuilt: OUT-ATTACK.")
     ] = None,
-    budget: Annotated[int, typer.Option("--budget", min=1, help="Evaluations per start.")] = 200,
+    budget: Annotated[
+        int, typer.Option("--budget", min=1, max=10**9, help="Evaluations per start.")
+    ] = 200,
     seed: Annotated[int, typer.Option("--seed", help="Decides what the attacks draw.")] = 0,
     device: options.Device = "auto",
     plugin: options.PluginFile = None,

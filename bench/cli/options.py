@@ -6,7 +6,7 @@ import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -57,6 +57,10 @@ Details = Annotated[
 ]
 Loss = Annotated[
     float, typer.Option("--loss", help="Points of accuracy that an overview's settings may lose.")
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", min=0, max=1024, help="Worker processes; 0: none, run here."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
@@ -122,10 +126,19 @@ def plain_errors() -> Iterator[None]:
             warnings.showwarning = _show_warning
             yield
     except UserError as error:
-        say(f"leakbench: {error}", aside=True, style="red")
-        raise typer.Exit(2) from None
+        refuse(str(error))
     except SystemExit as error:  # of a plugin: it must not end a command as if all were well
         raise RuntimeError(f"a plugin raised SystemExit({error.code!r})") from error
+    except OSError as error:
+        if error.filename is None:  # no file of the user's: a bug
+            raise
+        refuse(f"cannot use {str(error.filename)[:200]} ({error.strerror}).")
+
+
+def refuse(sentence: str) -> NoReturn:
+    """End the command with what is wrong, on one line, and exit code 2."""
+    say(f"leakbench: {sentence}", aside=True, style="red")
+    raise typer.Exit(2) from None
 
 
 def chosen_environment(
@@ -145,11 +158,17 @@ def chosen_environment(
     )
 
 
+def check_loss(loss: float) -> None:
+    """Raises UserError for points of accuracy that there are not."""
+    if not 0 <= loss <= 100:
+        raise UserError(f"--loss must lie in [0, 100] points of accuracy, got {loss:g}.")
+
+
 def shard_of(text: str) -> tuple[int, int]:
     """The pair (i, n) that "i/n" stands for. Raises UserError for other text."""
     number, slash, of = text.partition("/")
-    if not (slash and number.isdigit() and of.isdigit()):
-        raise UserError(f"--shard takes i/n, as 1/8, got '{text}'.")
+    if not (slash and number.isdecimal() and of.isdecimal() and len(text) < 20):
+        raise UserError(f"--shard takes i/n, as 1/8, got '{text[:60]}'.")
     return int(number), int(of)
 
 

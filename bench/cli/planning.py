@@ -75,7 +75,8 @@ def plan(
     download: options.Download = False,
     plugin: options.PluginFile = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Workers, for the time it would take.")
+        int | None,
+        typer.Option("--jobs", min=1, max=1024, help="Workers, for the time it would take."),
     ] = None,
     costs: Annotated[
         list[Path] | None,

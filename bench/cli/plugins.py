@@ -145,7 +145,9 @@ def verify(
     ] = 0.02,
     device: options.Device = "auto",
     data_dir: options.DataDir = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=0, help="Worker processes; 0: none.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, max=1024, help="Worker processes; 0: none.")
+    ] = 1,
     sandbox: Annotated[
         str,
         typer.Option("--sandbox", help="auto, bwrap or none: what keeps the code to itself."),

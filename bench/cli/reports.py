@@ -110,9 +110,7 @@ def publish(
     from bench.report.files import FILES, Files
     from bench.report.overview import legend
 
-    if not 0 <= loss <= 100:
-        raise UserError(f"--loss must lie in [0, 100] points of accuracy, got {loss:g}.")
-
+    options.check_loss(loss)
     found = Files(folder)
     if not (folder / "records").is_dir():
         formats = tuple(f for f in formats if f != "json")

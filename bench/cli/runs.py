@@ -32,10 +32,7 @@ def run(
     executor: Annotated[
         str, typer.Option("--executor", help="local: worker processes here. ray: a Ray cluster.")
     ] = "local",
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=0, help="Worker processes; 0: none, run here."),
-    ] = None,
+    jobs: options.Jobs = None,
     memory: Annotated[
         float | None,
         typer.Option("--memory", help="GB that one worker may hold; default its share of 90 %."),
@@ -68,6 +65,7 @@ def run(
         from bench.harness import launch
 
         launch.check_executor(executor)
+        options.check_loss(loss)
         env = options.chosen_environment(
             device, data_dir, download, plugin, here=executor == "local"
         )

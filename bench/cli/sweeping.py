@@ -26,9 +26,7 @@ def sweep(
     only: options.Only = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", min=0, help="Worker processes; 0: none, run here.")
-    ] = None,
+    jobs: options.Jobs = None,
     out: options.Out = None,
     data_dir: options.DataDir = None,
     download: options.Download = False,

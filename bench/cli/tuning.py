@@ -29,12 +29,10 @@ def tune(
         str, typer.Option("--loss", help="Points of accuracy that settings may lose: 1,5,10.")
     ] = "1,5,10",
     steps: Annotated[
-        int, typer.Option("--steps", min=0, help="Bisections; 0: the ends alone.")
+        int, typer.Option("--steps", min=0, max=60, help="Bisections; 0: the ends alone.")
     ] = 6,
     device: options.Device = "auto",
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", min=0, help="Worker processes; 0: none, run here.")
-    ] = None,
+    jobs: options.Jobs = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The suite to write; default NAME_tuned.toml.")
     ] = None,

@@ -6,17 +6,30 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import AfterValidator, AllowInfNan
 from torch import Tensor
 
 from bench.contract.events import Event, Facts, Formula, Round
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import Message, Part, Stage, State
 from bench.contract.network import NetworkView
+
+
+def _not_nan(value: float) -> float:
+    if math.isnan(value):
+        raise ValueError("a number is expected")
+    return value
+
+
+FloatOrInf = Annotated[float, AllowInfNan(True), AfterValidator(_not_nan)]
+"""Annotation of a setting that may be infinite, such as a clip that cuts nothing; a setting that is
+a plain float is finite."""
 
 
 @dataclass(frozen=True, kw_only=True)

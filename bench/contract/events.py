@@ -53,7 +53,7 @@ class Facts:
             if getattr(self, name) < 1:
                 raise UserError(f"fact {name} must be >= 1, got {getattr(self, name)}.")
             if getattr(self, name) > _MOST:
-                raise UserError(f"fact {name} must be <= 10^15, got {getattr(self, name)}.")
+                raise UserError(f"fact {name} must be <= 10^15, got {getattr(self, name)!s:.60}.")
         if self.participations is not None and not 0 <= self.participations <= self.rounds:
             raise UserError(
                 f"fact participations must lie in [0, rounds={self.rounds}], "

@@ -9,6 +9,7 @@ the keyword argument `seed` and, if it reads files, `data_dir` and `download`, t
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -112,7 +113,7 @@ def load_dataset(
             raise UserError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH, npz:PATH or hf:NAME."
             )
-        loader, supplied["path"] = PATH_LOADERS[prefix], Path(path)
+        loader, supplied["path"] = PATH_LOADERS[prefix], _looked_up(path)
     elif name in LOADERS:
         loader = LOADERS[name]
     else:
@@ -136,6 +137,17 @@ def load_dataset(
     except Exception as error:  # as at import
         raise UserError(f"{_said(point)} cannot be loaded: {in_one_line(error)}") from error
     return checked(loaded, what=_said(point))
+
+
+def _looked_up(path: str) -> Path:
+    """The path itself. Raises UserError for one that no file system looks up."""
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"cannot look up '{path:.100}' ({reason}).") from error
+    return Path(path)
 
 
 def _loader_of(point: EntryPoint) -> Loader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.arrays import check_memory
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -22,6 +24,11 @@ _DIMENSIONS: Mapping[Form, tuple[str, ...]] = {
     "signal": ("channels", "length"),
 }
 """Of one sample."""
+LEAST_SIDE = 11
+"""Of an image: the window of SSIM."""
+_MOST_CLASSES = 100_000
+_LONGEST_NAME = 200
+"""Characters of a class's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +86,8 @@ def checked(data: object, *, what: str) -> Dataset:
         raise UserError(f"the task of {what} must be {_listed(_DIMENSIONS)}, got {data.task!r}.")
     names = data.class_names
     if not (isinstance(names, tuple) and all(isinstance(n, str) for n in names) and len(names) > 1):
-        raise UserError(f"class_names of {what} must be two texts or more, got {names!r}.")
+        raise UserError(f"class_names of {what} must be two texts or more, got {names!r:.200}.")
+    _check_names(names, what)
     for part in ("train", "test", "aux"):
         _check_samples(data, part, what)
     features = data.shape[0] if data.task == "tabular" else 0
@@ -89,7 +97,33 @@ def checked(data: object, *, what: str) -> Dataset:
                 f"categorical of {what} must be ranges (first, last + 1) of its {features} "
                 f"columns, got {group}."
             )
+        for part in ("train", "test", "aux"):
+            columns = getattr(data, f"{part}_x")[:, group[0] : group[1]]
+            if not bool(((columns == 0) | (columns == 1)).all() & (columns.sum(dim=1) == 1).all()):
+                raise UserError(
+                    f"columns {group[0]} to {group[1] - 1} of {what} are said to be one-hot, but "
+                    f"{part}_x has rows without exactly one 1 among 0s there."
+                )
+    if data.train_y.min() == data.train_y.max():
+        raise UserError(
+            f"the training samples of {what} are all of one class, "
+            f"'{names[int(data.train_y[0])]}', so there is nothing to learn."
+        )
     return data
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    if len(names) > _MOST_CLASSES:
+        raise UserError(f"{what} has {len(names)} classes, more than {_MOST_CLASSES}.")
+    if len(set(names)) < len(names):
+        (twice, _), *_ = Counter(names).most_common(1)
+        raise UserError(f"class_names of {what} has '{twice:.60}' twice.")
+    for name in names:
+        if not 0 < len(name) <= _LONGEST_NAME:
+            raise UserError(
+                f"a name of a class of {what} must have 1 to {_LONGEST_NAME} characters, got "
+                f"'{name:.60}' of {len(name)}."
+            )
 
 
 def _check_samples(data: Dataset, part: str, what: str) -> None:
@@ -104,6 +138,11 @@ def _check_samples(data: Dataset, part: str, what: str) -> None:
         raise UserError(
             f"samples of {what} must have one shape, got {list(data.shape)} in train_x and "
             f"{list(x.shape[1:])} in {part}_x."
+        )
+    if data.task == "image" and min(x.shape[2:]) < LEAST_SIDE:
+        raise UserError(
+            f"images of {what} must have sides >= {LEAST_SIDE} (the SSIM window), got "
+            f"{list(x.shape[1:])}."
         )
     low, high = (float(v) for v in x.aminmax())
     if not (math.isfinite(low) and math.isfinite(high)):
@@ -219,15 +258,17 @@ def from_features(
                 f"{list(x.shape[1:])}."
             )
     axes = (0, *range(2, public.ndim))
-    mean, std = (s(axis=axes, keepdims=True)[0] for s in (public.mean, public.std))
+    with np.errstate(all="ignore"):
+        mean, std = (s(axis=axes, keepdims=True)[0] for s in (public.mean, public.std))
     numeric = np.ones_like(mean, dtype=bool)
     for first, last in categorical:
         numeric[first:last] = False
     mean, std = np.where(numeric, mean, 0), np.where(numeric & (std > 0), std, 1)
-    parts = [
-        (torch.from_numpy(((x - mean) / std).astype(np.float32)), labels_to_tensor(y))
-        for x, y in (train, test, aux)
-    ]
+    with np.errstate(all="ignore"):  # what overflows is found by `checked`
+        parts = [
+            (torch.from_numpy(((x - mean) / std).astype(np.float32)), labels_to_tensor(y))
+            for x, y in (train, test, aux)
+        ]
     return _of_parts(
         parts,
         (train_clients, aux_clients),
@@ -280,16 +321,44 @@ def split_by_class(
 
 def images_to_tensor(images: np.ndarray, *, size: int | None) -> Tensor:
     """Images [N, H, W(, C)], uint8 or float in [0, 1], as float32 [N, C, size, size]."""
-    if size is not None and size < 11:
-        raise UserError(f"image size must be >= 11 (the SSIM window), got {size}.")
+    if size is not None and size < LEAST_SIDE:
+        raise UserError(f"image size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
     x = torch.from_numpy(np.ascontiguousarray(images))
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
     if size is not None and len(x) and x.shape[-2:] != (size, size):
+        # torch keeps those that are resized along one side beside the result.
+        check_memory(8 * x.shape[0] * x.shape[1] * size**2, f"images of size {size}")
         x = torch.nn.functional.interpolate(
             x, size=(size, size), mode="bilinear", align_corners=False, antialias=True
         )
     return x.clamp(0, 1).contiguous()
+
+
+def classes_of(
+    labels: Sequence[np.ndarray], names: tuple[str, ...] | None, *, place: str
+) -> tuple[str, ...]:
+    """The names of classes, by default the numbers from 0 to the largest label.
+
+    Args:
+        labels: Whole numbers [N] of each part.
+        names: What they are called, None where nobody says.
+        place: The file that has them.
+
+    Raises:
+        UserError: For a label below 0 or without a name, and for one so large that most classes
+            would have no sample.
+    """
+    low = min((int(y.min()) for y in labels if y.size), default=0)
+    high = max((int(y.max()) for y in labels if y.size), default=0)
+    most = sum(map(len, labels)) if names is None else len(names)
+    if low < 0 or high >= max(1, most):
+        why = "as many as samples" if names is None else "those that class_names names"
+        raise UserError(
+            f"labels of {place} must lie in 0..{most - 1}, {why}, got {low} to {high}: it has "
+            "labels outside its classes."
+        )
+    return tuple(map(str, range(high + 1))) if names is None else names
 
 
 def labels_to_tensor(labels: np.ndarray) -> Tensor:

@@ -3,27 +3,37 @@ tables or signals."""
 
 from __future__ import annotations
 
-import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.arrays import Declared, check_memory, declared_arrays, read_arrays
 from bench.data.dataset import (
+    LEAST_SIDE,
     Dataset,
     carve,
     carve_clients,
+    classes_of,
     from_arrays,
     from_features,
     numbered,
     split_by_class,
 )
 from bench.errors import UserError
+from bench.extensions import in_one_line
 from bench.seeding import numpy_generator
 
-EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
+EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""What a file of such a name is read as: other readers of Pillow call programs."""
+_MOST_PIXELS = 50_000_000
+"""Of one image; a few bytes of a file can make any number of them."""
 
 IMAGES = ("train_images", "train_labels", "test_images", "test_labels")
 FEATURES = ("train_x", "train_y", "test_x", "test_y")
@@ -62,56 +72,89 @@ def read_npz(path: Path) -> Packaged:
     Raises:
         UserError: For a file that is missing or wrong, with what is wrong.
     """
-    if not path.exists():
-        raise UserError(f"no such file: {path}.")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            needed = FEATURES if "train_x" in archive.files else IMAGES
-            missing = [k for k in needed if k not in archive.files]
-            if missing:
-                raise UserError(
-                    f"{path} lacks the array(s) {', '.join(missing)}; expected "
-                    f"{', '.join(IMAGES)}, or {', '.join(FEATURES)}, and optionally "
-                    f"{', '.join(_MORE)}."
-                )
-            x, y, tx, ty = (archive[k] for k in needed)
-            names, clients, groups = (archive[k] if k in archive.files else None for k in _MORE)
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
-        raise UserError(f"{path} is truncated or no npz file ({error}).") from error
-    for samples, labels, what, kind in ((x, y, needed[0], needed[1]), (tx, ty, *needed[2:])):
-        (_check_images if needed is IMAGES else _check_features)(samples, f"{what} of {path}")
-        if labels.ndim != 1 or len(labels) != len(samples) or labels.dtype.kind not in "iu":
-            raise UserError(
-                f"{kind} of {path} must be {len(samples)} integers, "
-                f"got {labels.dtype} {list(labels.shape)}."
-            )
-    count = int(max(y.max(initial=0), ty.max(initial=0))) + 1
-    if min(y.min(initial=0), ty.min(initial=0)) < 0 or (names is not None and count > len(names)):
-        raise UserError(f"{path} has labels outside its classes.")
-    if clients is not None and (clients.shape != y.shape or clients.dtype.kind not in "iuUS"):
+    declared = declared_arrays(path, (*IMAGES, *FEATURES, *_MORE))
+    needed = FEATURES if "train_x" in declared else IMAGES
+    missing = [k for k in needed if k not in declared]
+    if missing:
         raise UserError(
-            f"train_clients of {path} must be {len(y)} integers or texts, got {clients.dtype} "
-            f"{list(clients.shape)}."
+            f"{path} lacks the array(s) {', '.join(missing)}; expected "
+            f"{', '.join(IMAGES)}, or {', '.join(FEATURES)}, and optionally "
+            f"{', '.join(_MORE)}."
         )
-    if groups is not None and not (
-        x.ndim == 2 and groups.ndim == 2 and groups.shape[1] == 2 and groups.dtype.kind in "iu"
-    ):
-        raise UserError(
-            f"categorical of {path} must be integers [G, 2], columns of a table, got "
-            f"{groups.dtype} {list(groups.shape)} with samples {list(x.shape[1:])}."
-        )
+    names = [*needed, *(k for k in _MORE if k in declared)]
+    check_parts(*(declared[k] for k in needed), names=needed, place=str(path))
+    _check_more(declared, samples=declared[needed[0]], place=str(path))
+    found = dict(zip(names, read_arrays(path, names, declared), strict=True))
+    x, y, tx, ty = (found[k] for k in needed)
+    clients, groups = found.get("train_clients"), found.get("categorical")
     return Packaged(
         x=x,
         y=y,
         test_x=tx,
         test_y=ty,
-        class_names=tuple(map(str, range(count) if names is None else names)),
+        class_names=classes_of((y, ty), _texts(found.get("class_names")), place=str(path)),
         clients=None if clients is None else numbered(clients),
         categorical=() if groups is None else tuple((int(a), int(b)) for a, b in groups),
     )
 
 
-def _check_images(images: np.ndarray, what: str) -> None:
+_Array = Declared | np.ndarray
+
+
+def check_parts(
+    x: _Array, y: _Array, test_x: _Array, test_y: _Array, *, names: Sequence[str], place: str
+) -> None:
+    """Raises UserError for samples and labels of other shapes and types than `Packaged` has.
+
+    Args:
+        names: What the four are called, IMAGES or FEATURES.
+        place: The file that has them.
+    """
+    parts = ((x, y, names[0], names[1]), (test_x, test_y, names[2], names[3]))
+    for samples, labels, what, kind in parts:
+        (_check_images if names is IMAGES else _check_features)(samples, f"{what} of {place}")
+        count = samples.shape[0]
+        if labels.shape != (count,) or labels.dtype.kind not in "iu":
+            raise UserError(
+                f"{kind} of {place} must be {count} integers, "
+                f"got {labels.dtype} {list(labels.shape)}."
+            )
+
+
+def _check_more(declared: Mapping[str, Declared], *, samples: Declared, place: str) -> None:
+    """Raises UserError for optional arrays of another shape or type."""
+    names, clients, groups = (declared.get(k) for k in _MORE)
+    if names is not None and (names.ndim != 1 or names.dtype.kind not in "iuUS"):
+        raise UserError(
+            f"class_names of {place} must be texts [classes], got {names.dtype} "
+            f"{list(names.shape)}."
+        )
+    if clients is not None and (
+        clients.shape != samples.shape[:1] or clients.dtype.kind not in "iuUS"
+    ):
+        raise UserError(
+            f"train_clients of {place} must be {samples.shape[0]} integers or texts, got "
+            f"{clients.dtype} {list(clients.shape)}."
+        )
+    if groups is not None and not (
+        samples.ndim == 2
+        and groups.ndim == 2
+        and groups.shape[1] == 2
+        and groups.dtype.kind in "iu"
+    ):
+        raise UserError(
+            f"categorical of {place} must be integers [G, 2], columns of a table, got "
+            f"{groups.dtype} {list(groups.shape)} with samples {list(samples.shape[1:])}."
+        )
+
+
+def _texts(names: np.ndarray | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names)
+
+
+def _check_images(images: _Array, what: str) -> None:
     if images.dtype != np.uint8 or not (
         images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
     ):
@@ -121,7 +164,7 @@ def _check_images(images: np.ndarray, what: str) -> None:
         )
 
 
-def _check_features(samples: np.ndarray, what: str) -> None:
+def _check_features(samples: _Array, what: str) -> None:
     if samples.dtype.kind != "f" or samples.ndim not in (2, 3):
         raise UserError(
             f"{what} must be floating-point numbers [N, features] or [N, channels, length] "
@@ -166,17 +209,18 @@ def with_auxiliary(
 def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Dataset:
     """Images in `path/CLASS/*`, centre-cropped to a square and resized to size x size.
 
-    A fifth of every class is test, a fifth auxiliary.
+    A fifth of every class is test, a fifth auxiliary. Of an animation the first image is taken;
+    transparent parts are white, and 16 bits are rounded to 8.
 
     Raises:
         UserError: For an image that cannot be read, or too few of them.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import ImageOps
 
     if not path.is_dir():
         raise UserError(f"no such folder of images: {path}.")
-    if size < 11:
-        raise UserError(f"size must be >= 11 (the SSIM window), got {size}.")
+    if size < LEAST_SIDE:
+        raise UserError(f"size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
     classes = sorted(p for p in path.iterdir() if p.is_dir())
     files = [
         (file, label)
@@ -190,14 +234,51 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
             f"{path} must hold at least 2 subfolders (one per class) of at least 5 images, got "
             f"{ {c.name: int(n) for c, n in zip(classes, counts, strict=False)} }."
         )
-    images = []
-    for file, _ in files:
-        try:
-            with Image.open(file) as opened:
-                square = ImageOps.fit(opened.convert("L" if gray else "RGB"), (size, size))
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-            raise UserError(f"cannot read the image {file} ({error}).") from error
-        images.append(np.asarray(square))
+    check_memory(len(files) * size**2 * (1 if gray else 3), f"images of size {size}")
+    images = [
+        np.asarray(ImageOps.fit(_opened(file).convert("L" if gray else "RGB"), (size, size)))
+        for file, _ in files
+    ]
     labels = np.array([label for _, label in files])
     names = tuple(c.name for c in classes)
     return split_by_class(f"folder:{path}", np.stack(images), labels, names, seed=seed)
+
+
+def _opened(file: Path) -> Image:
+    """The image in a file, as `eight_bits` gives it. Raises UserError if it cannot be read."""
+    from PIL import Image
+
+    if not file.is_file():
+        raise UserError(f"cannot read the image {file} (there is no such file).")
+    try:
+        with Image.open(file, formats=_FORMATS) as opened:
+            return eight_bits(opened)
+    except Exception as error:  # a damaged file makes Pillow's readers raise whatever they hit
+        reason = error if isinstance(error, UserError) else in_one_line(error)
+        raise UserError(f"cannot read the image {file} ({reason}).") from error
+
+
+def eight_bits(image: Image) -> Image:
+    """An image of 8 bits per channel that is nowhere transparent: 16 bits are rounded to 8, and
+    what is transparent lies on white.
+
+    Raises:
+        UserError: For an image of floats or of 32 bits, of which nobody says what white is, and
+            for one of more pixels than fit into memory.
+    """
+    from PIL import Image
+
+    if image.width * image.height > _MOST_PIXELS:
+        raise UserError(
+            f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS} in all"
+        )
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.int64).clip(0, 65535)
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UserError("it has 32 bits per value, where 8 or 16 are expected")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    image.load()
+    return image

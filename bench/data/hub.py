@@ -9,9 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve, carve_clients, numbered
-from bench.data.files import Packaged, with_auxiliary
+from bench.arrays import check_memory
+from bench.data.dataset import (
+    LEAST_SIDE,
+    Dataset,
+    carve,
+    carve_clients,
+    classes_of,
+    numbered,
+)
+from bench.data.files import Packaged, eight_bits, with_auxiliary
 from bench.errors import UserError
+from bench.extensions import in_one_line
 from bench.names import did_you_mean
 from bench.seeding import numpy_generator
 
@@ -70,7 +79,7 @@ def hf(
             splits = _load(datasets, path, config, revision, cache)
         except UserError:
             raise
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        except Exception as error:  # the library raises what its own and other readers do
             hint = "" if download or path.exists() else " Add --download to fetch it."
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"cannot load {name}: {reason}{hint}") from error
@@ -188,9 +197,18 @@ def _array(table: Any, column: str, what: str) -> np.ndarray:
 def _images(images: Any, what: str, *, size: int | None, gray: bool) -> np.ndarray:
     from PIL import ImageOps
 
+    if size is not None:
+        if size < LEAST_SIDE:
+            raise UserError(f"size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
+        check_memory(len(images) * size**2 * 3, f"images of size {size}")
     found = []
-    for image in images:
-        made = image.convert("L" if gray or image.mode in ("1", "L", "I", "I;16") else "RGB")
+    for number, image in enumerate(_each(images, what)):
+        try:
+            plain = eight_bits(image)
+        except Exception as error:  # as in `_each`
+            reason = error if isinstance(error, UserError) else in_one_line(error)
+            raise UserError(f"image {number} of {what} cannot be read ({reason}).") from error
+        made = plain.convert("L" if gray or plain.mode in ("1", "L") else "RGB")
         found.append(np.asarray(made if size is None else ImageOps.fit(made, (size, size))))
     shapes = {x.shape for x in found}
     if len(shapes) > 1:
@@ -200,6 +218,20 @@ def _images(images: Any, what: str, *, size: int | None, gray: bool) -> np.ndarr
             "size = ... (and gray = true for gray ones among coloured ones)."
         )
     return np.stack(found)
+
+
+def _each(images: Any, what: str) -> Iterator[Any]:
+    """Images, each read as it is asked for. Raises UserError for one that is damaged or missing."""
+    for number in range(len(images)):
+        try:
+            image = images[number]
+        except Exception as error:  # a damaged file makes Pillow's readers raise whatever they hit
+            raise UserError(
+                f"image {number} of {what} cannot be read ({in_one_line(error)})."
+            ) from error
+        if image is None:
+            raise UserError(f"image {number} of {what} is missing.")
+        yield image
 
 
 def _labels(
@@ -215,9 +247,10 @@ def _labels(
             f"column {column} of {name} must hold whole numbers or texts, the labels, got "
             f"{each[0].dtype} {list(each[0].shape)}."
         )
-    numbers = [y.astype(np.int64) for y in each]
     names = getattr(tables[0].features[column], "names", None)
-    return numbers, tuple(map(str, names or range(max(int(y.max()) for y in numbers) + 1)))
+    told = None if names is None else tuple(map(str, names))
+    classes = classes_of(each, told, place=f"column {column} of {name}")
+    return [y.astype(np.int64) for y in each], classes
 
 
 def _clients(table: Any, column: str, name: str) -> np.ndarray:

@@ -90,9 +90,11 @@ def _writers(file: Path) -> Iterator[Samples]:
     try:
         found = json.loads(file.read_bytes())
         users, numbers, data = found["users"], found["num_samples"], found["user_data"]
+        if len(set(users)) < len(users) or not all(isinstance(u, str) for u in users):
+            raise ValueError("users must be different texts")
         for user, number in zip(users, numbers, strict=True):
             yield user, *_samples(data[user]["x"], data[user]["y"], number)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         raise UserError(
             f"{file} is truncated or not in LEAF's format of users, num_samples and user_data "
             f"({type(error).__name__}: {error})."

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.data.dataset import Dataset, carve, data_folder, from_arrays
-from bench.data.files import IMAGES, Packaged, read_npz
+from bench.data.files import IMAGES, Packaged, check_parts, read_npz
 from bench.errors import UserError
+from bench.extensions import in_one_line
 from bench.seeding import numpy_generator
 
 TORCHVISION = {
@@ -91,6 +92,11 @@ def _read(name: str, data_dir: Path | None, download: bool) -> Packaged:
             f"dataset {name} is not in {data_dir} (expected {packaged} or torchvision's files "
             f"under {root}); add --download to fetch it. ({error})"
         ) from error
+    except Exception as error:  # a damaged file makes torchvision's readers raise whatever they hit
+        raise UserError(
+            f"torchvision's files of {name} under {root} are truncated or broken "
+            f"({in_one_line(error)})."
+        ) from error
     (x, y), (tx, ty) = (
         (p.data.transpose(0, 2, 3, 1), p.labels)
         if by_split
@@ -98,4 +104,5 @@ def _read(name: str, data_dir: Path | None, download: bool) -> Packaged:
         for p in (train, test)
     )
     names = getattr(train, "classes", range(10))  # SVHN's are digits
+    check_parts(x, y, tx, ty, names=IMAGES, place=f"torchvision's files under {root}")
     return Packaged(x=x, y=y, test_x=tx, test_y=ty, class_names=tuple(map(str, names)))

@@ -18,6 +18,8 @@ _COLUMNS = (
 _NUMERIC = "age fnlwgt education-num capital-gain capital-loss hours-per-week"
 ADULT_COLUMNS, ADULT_NUMERIC = tuple(_COLUMNS.split()), tuple(_NUMERIC.split())
 _CATEGORIES = tuple(c for c in ADULT_COLUMNS[:-1] if c not in ADULT_NUMERIC)
+_INCOMES = ("<=50K", ">50K", "<=50K.", ">50K.")
+"""In the file's training part and, with a dot, in its test part."""
 
 
 def _tabular(
@@ -67,11 +69,23 @@ def adult(
             f"no such file: {path}; leakbench does not download it, fetch adult.data from the "
             "UCI repository."
         )
-    table = pd.read_csv(path, header=None, names=list(ADULT_COLUMNS), skipinitialspace=True)
-    if table.shape[1] != len(ADULT_COLUMNS) or table["income"].isna().any() or len(table) < 100:
+    kinds = {c: np.float64 if c in ADULT_NUMERIC else str for c in ADULT_COLUMNS}
+    try:
+        table = pd.read_csv(
+            path,
+            header=None,
+            names=list(ADULT_COLUMNS),
+            skipinitialspace=True,
+            index_col=False,
+            dtype=kinds,
+            keep_default_na=False,
+        )
+    except ValueError as error:
+        raise UserError(f"{path} is truncated or not the UCI file ({error}).") from error
+    if not table["income"].isin(_INCOMES).all() or len(table) < 100:
         raise UserError(
             f"{path} is truncated or not the UCI file: expected rows of {len(ADULT_COLUMNS)} "
-            f"values, got a table of {list(table.shape)} with missing values."
+            f"values, the last {' or '.join(_INCOMES[:2])}, got a table of {list(table.shape)}."
         )
     labels = (table["income"].str.startswith(">50K")).to_numpy(dtype=np.int64)
     groups, start = [], len(ADULT_NUMERIC)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from bench import data, models, registry
 from bench.data.dataset import Dataset
@@ -48,17 +48,15 @@ def registry_for(files: tuple[Path, ...]) -> registry.Registry:
 
 
 @lru_cache(maxsize=DATASETS_KEPT)
-def _dataset(
-    name: str, options: tuple[Any, ...], seed: int, data_dir: Path | None, download: bool
-) -> Dataset:
+def _dataset(name: str, options: str, seed: int, data_dir: Path | None, download: bool) -> Dataset:
     return data.load_dataset(
-        name, seed=seed, data_dir=data_dir, download=download, options=dict(options)
+        name, seed=seed, data_dir=data_dir, download=download, options=json.loads(options)
     )
 
 
 def dataset_of(job: TrainJob, env: Environment) -> Dataset:
     """The data set that a training draws on, split by the training's seed."""
-    settings = tuple(sorted(job.task.dataset_settings.items()))
+    settings = json.dumps(job.task.dataset_settings, sort_keys=True, default=str)
     return _dataset(job.task.dataset, settings, job.seed, env.data_dir, env.download)
 
 

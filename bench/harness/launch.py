@@ -24,6 +24,9 @@ from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 
 _LINUX = sys.platform == "linux"
+_MOST_WORKERS = 1024
+_LEAST_MEMORY, _MOST_MEMORY = 0.1, 1_000_000
+"""GB of a worker."""
 
 
 def environment(
@@ -155,6 +158,11 @@ def executor_of(
     _check_models(plan, name, jobs)
     device = keys.env.device
     if name == "local":
+        if ray_address is not None or cell_cpus != 1 or cell_gpus is not None:
+            raise UserError(
+                "ray_address, cell_cpus and cell_gpus are for the executor ray: the local one has "
+                "jobs and memory."
+            )
         workers = default_workers(device) if jobs is None else jobs
         return local(plan, keys.env, workers=workers, memory=memory)
     if jobs is not None or memory is not None:
@@ -163,8 +171,8 @@ def executor_of(
             "workers as its CPUs and GPUs allow."
         )
     gpus = float(device == "cuda") if cell_gpus is None else cell_gpus
-    if not cell_cpus > 0:
-        raise UserError(f"cell_cpus must be > 0, got {cell_cpus:g}.")
+    if not 0 < cell_cpus <= _MOST_WORKERS:
+        raise UserError(f"cell_cpus must lie in (0, {_MOST_WORKERS}], got {cell_cpus:g}.")
     if not (0 <= gpus <= 1):
         raise UserError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
     if (gpus > 0) != (device == "cuda"):
@@ -202,10 +210,18 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
     Raises:
         UserError: For numbers out of range.
     """
-    if workers < 0:
-        raise UserError(f"jobs must be >= 0 worker processes, got {workers}.")
-    if memory is not None and not memory > 0:
-        raise UserError(f"memory must be > 0 GB for one worker, got {memory:g}.")
+    if not 0 <= workers <= _MOST_WORKERS:
+        raise UserError(f"jobs must lie in [0, {_MOST_WORKERS}] worker processes, got {workers}.")
+    if memory is not None and not _LEAST_MEMORY <= memory <= _MOST_MEMORY:
+        raise UserError(
+            f"memory must lie in [{_LEAST_MEMORY}, {_MOST_MEMORY}] GB for one worker, got "
+            f"{memory:g}."
+        )
+    if memory is not None and workers == 0:
+        raise UserError(
+            f"memory {memory:g} is of a worker process, but with jobs 0 there is none: leave it "
+            "out."
+        )
     if workers == 0:
         return partial(_in_this_process, timeout_s=plan.suite.timeout_s)
     return Workers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,23 @@ ONLY_KEYS = (
 )
 
 
+def _known(suite: Suite, key: str) -> list[str]:
+    """What of a suite a key of ONLY_KEYS may name."""
+    found: dict[str, Iterable[Any]] = {
+        "dataset": (t.dataset for t in suite.tasks),
+        "model": (t.model for t in suite.tasks),
+        "protocol": (suite.protocol_of(t).name for t in suite.tasks),
+        "defense": (d.name for d in suite.defenses),
+        "attack": (a.name for a in suite.attacks),
+        "checkpoint": suite.checkpoints,
+        "threat": (t.name for t in suite.threats),
+        "seed": suite.seeds,
+        "task": range(len(suite.tasks)),
+        "variant": (s.get("variant", "") for d in suite.defenses for s in grid(d.settings)),
+    }
+    return list(dict.fromkeys(map(str, found[key])))
+
+
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     """All trainings and attacks of a suite, or those that match a filter.
 
@@ -86,6 +103,11 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     for key, values in parts.items():
         check_once(f"--only {key}", values)
     choices = {k: {v, *parts[k]} for k, v in only.items()}
+    for key, value in only.items():
+        known = _known(suite, key)
+        for one in [] if value in known else parts[key]:
+            if one not in known:
+                raise UserError(did_you_mean(key, one, known, where=f"suite {suite.name}"))
 
     def wanted(**values: Any) -> bool:
         return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())

@@ -14,7 +14,7 @@ import numpy as np
 from bench import models
 from bench.contract.defense import Defense
 from bench.data.partition import enough
-from bench.errors import UserError
+from bench.errors import Problems, UserError
 from bench.harness.attack import Attacking
 from bench.harness.environment import Environment, dataset_of, dealing_of, versions
 from bench.harness.executors.task import Executor, Outcome, Task, Work
@@ -89,49 +89,76 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
     Each setting, network and data set is tried once.
 
     Raises:
-        UserError: With one sentence.
+        UserError: With a sentence for each thing that is wrong.
     """
     place = plan.suite.name
+    problems = Problems()
     # Of a data set only what is asked here: a plan has more of them than memory should hold.
-    told: dict[str, tuple[int, tuple[int, ...], int, np.ndarray | None]] = {}
-    networks: dict[str, models.Network] = {}
-    defenses: dict[str, Defense] = {}
+    told: dict[str, tuple[int, tuple[int, ...], int, np.ndarray | None] | None] = {}
+    networks: dict[str, models.Network | None] = {}
+    defenses: dict[str, Defense | None] = {}
     companies: set[tuple[str, str]] = set()
     for job in plan.trainings:
         task, setting = canonical([job.task, job.protocol]), f"{job.defense} {job.settings!r}"
         if setting not in defenses:
-            defenses[setting] = registry.defense(job.defense, job.settings, where=place)
+            defenses[setting] = None
+            with problems.noted():
+                defenses[setting] = registry.defense(job.defense, job.settings, where=place)
         split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
         if split not in told:
-            dataset = dataset_of(job, env)
-            own = dataset.train_clients
-            owners = None if own is None else own.numpy()
-            told[split] = len(dataset.train_y), dataset.shape, dataset.classes, owners
-        samples, shape, classes, owners = told[split]
+            told[split] = None
+            with problems.noted():
+                dataset = dataset_of(job, env)
+                own = dataset.train_clients
+                owners = None if own is None else own.numpy()
+                told[split] = len(dataset.train_y), dataset.shape, dataset.classes, owners
+        known = told[split]
+        if known is None:
+            continue
         if task not in networks:
-            networks[task] = models.build(
-                job.task.model, shape=shape, classes=classes, settings=job.task.model_settings
-            )
-            networks[task].check()
-        if (task, setting) not in companies:
-            companies.add((task, setting))
+            networks[task] = None
+            with problems.noted():
+                network = models.build(
+                    job.task.model,
+                    shape=known[1],
+                    classes=known[2],
+                    settings=job.task.model_settings,
+                )
+                network.check()
+                networks[task] = network
+        with problems.noted():
+            _check_samples(job, known[0], known[3], place)
+        found, defense = networks[task], defenses[setting]
+        if found is None or defense is None or (task, setting) in companies:
+            continue
+        companies.add((task, setting))
+        with problems.noted():
             if job.protocol.cuts:
-                Split(network=networks[task], cuts=job.protocol.cuts, labels=job.protocol.labels)
-            check_company(job, defenses[setting])
-        dealing = dealing_of(job)
-        need = dealing.clients * dealing.least
-        if samples < need:
-            raise UserError(
-                f"{place}: {job.task.dataset} has {samples} training samples, but "
-                f"{job.protocol.clients} clients and the threats' batches need {need}."
-            )
-        if dealing.how == "natural":
-            try:
-                enough(owners, clients=dealing.clients, least=dealing.least)
-            except UserError as error:
-                raise UserError(f"{place}: {job.task.dataset}: {error}") from error
+                Split(network=found, cuts=job.protocol.cuts, labels=job.protocol.labels)
+            check_company(job, defense)
     for attack in {f"{c.attack} {c.settings!r}": c for c in plan.cells}.values():
-        registry.attack(attack.attack, attack.settings, where=place)
+        with problems.noted():
+            registry.attack(attack.attack, attack.settings, where=place)
+    problems.tell()
+
+
+def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place: str) -> None:
+    """Raises UserError for fewer samples, or clients of the data's own, than the clients need.
+
+    owners: Whose each sample is, None where the data does not say.
+    """
+    dealing = dealing_of(job)
+    need = dealing.clients * dealing.least
+    if samples < need:
+        raise UserError(
+            f"{place}: {job.task.dataset} has {samples} training samples, but "
+            f"{job.protocol.clients} clients and the threats' batches need {need}."
+        )
+    if dealing.how == "natural":
+        try:
+            enough(owners, clients=dealing.clients, least=dealing.least)
+        except UserError as error:
+            raise UserError(f"{place}: {job.task.dataset}: {error}") from error
 
 
 def label_of(job: TrainJob) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from bench.errors import UserError
 from bench.names import GivenName
 
 
 def _checkpoint(name: str) -> str:
-    if name in ("init", "final") or re.fullmatch(r"round-[1-9]\d{0,6}", name):
+    if name in ("init", "final") or re.fullmatch(r"round-[1-9][0-9]{0,6}", name):
         return name
     raise UserError(f"a checkpoint is init, final or round-N (after N rounds), got '{name}'.")
 
@@ -30,12 +30,23 @@ def rounds_before(checkpoint: Checkpoint, rounds: int) -> int:
 
 
 def evenly(rounds: int, points: int) -> list[int]:
-    """So many rounds spread evenly over a run's, the last one included."""
+    """So many rounds spread evenly over a run's, the last one included; all where there are more
+    points than rounds."""
+    points = min(points, rounds)
     return sorted({round(i * rounds / points) for i in range(1, points + 1)} - {0})
 
 
 LEAST_DRAWS = 100
 """The fewest draws of an audit, per input of a pair."""
+MOST_DRAWS = 10**6
+"""The most of them."""
+MOST = 10**9
+"""What a suite counts, and its seconds, are at most so many."""
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+"""Of what a suite holds: no unknown key, no text or truth value for a number, no NaN."""
+_T = TypeVar("_T")
+Listed = Annotated[list[_T], Strict(False)]
+"""A list, which a script may write as a tuple."""
 
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -68,7 +79,7 @@ class TaskSettings(BaseModel):
         protocol: Values that replace those of the suite's protocol.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = STRICT
 
     dataset: str
     dataset_settings: dict[str, Any] = Field(default_factory=dict)
@@ -105,20 +116,20 @@ class ProtocolSettings(BaseModel):
             (labels are sent with every batch).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = STRICT
 
     name: Literal["fedsgd", "fedavg", "splitfed"] = "fedavg"
-    clients: int = Field(10, ge=1)
+    clients: int = Field(10, ge=1, le=MOST)
     participation: float = Field(1.0, gt=0, le=1)
-    rounds: int = Field(20, ge=1)
-    local_steps: int | None = Field(None, ge=1)
-    local_epochs: float | None = Field(None, gt=0)
-    batch: int = Field(32, ge=1)
+    rounds: int = Field(20, ge=1, le=MOST)
+    local_steps: int | None = Field(None, ge=1, le=MOST)
+    local_epochs: float | None = Field(None, gt=0, le=MOST)
+    batch: int = Field(32, ge=1, le=MOST)
     lr: float = Field(0.1, gt=0)
     partition: Literal["iid", "dirichlet", "shards", "natural"] = "dirichlet"
     alpha: float = Field(0.5, gt=0)
-    shards: int = Field(1, ge=1)
-    cut: str | list[str] | None = None
+    shards: int = Field(1, ge=1, le=MOST)
+    cut: str | Listed[str] | None = None
     labels: Literal["private", "shared"] = "private"
 
     @property
@@ -177,18 +188,18 @@ class ThreatSettings(BaseModel):
             aggregated ciphertexts that only a key server can open.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = STRICT
 
     name: GivenName = "server"
-    victims: int = Field(8, ge=1)
-    rounds: int = Field(1, ge=1)
+    victims: int = Field(8, ge=1, le=MOST)
+    rounds: int = Field(1, ge=1, le=MOST)
     work: Literal["single", "trained"] = "single"
-    batch: int = Field(1, ge=1)
-    local_steps: int = Field(1, ge=1)
-    local_epochs: int = Field(1, ge=1)
+    batch: int = Field(1, ge=1, le=MOST)
+    local_steps: int = Field(1, ge=1, le=MOST)
+    local_epochs: int = Field(1, ge=1, le=MOST)
     labels: bool = False
     mode: Literal["train", "eval"] = "eval"
-    aux: int | None = Field(None, ge=1)
+    aux: int | None = Field(None, ge=1, le=MOST)
     hears_broadcast: bool = True
 
     @model_validator(mode="after")

@@ -191,9 +191,14 @@ def checked_facts(given: Mapping[str, Any]) -> Facts:
             raise UserError(did_you_mean("fact", key, sorted(_FACTS)))
         expected, *types = _KINDS.get(_FACTS[key], ("a whole number", int))
         if type(value) not in types:
-            raise UserError(f"fact {key} must be {expected}, got {value!r}.")
+            raise UserError(f"fact {key} must be {expected}, got {value!r:.100}.")
     if "parameters" not in given:
         raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")
+    if "records" in given and given.get("batch", 1) > given["records"]:
+        raise UserError(
+            f"fact batch must be <= records={given['records']} (samples of the smallest client), "
+            f"got {given['batch']}."
+        )
     return Facts(**given)
 
 

@@ -18,7 +18,7 @@ from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.metrics.distinguish import separate
 from bench.privacy.ledger import account
-from bench.protocols.settings import LEAST_DRAWS
+from bench.protocols.settings import LEAST_DRAWS, MOST_DRAWS
 from bench.sandbox.hooked import guarded
 from bench.sandbox.neighbours import neighbours
 from bench.sandbox.pairs import NeighbourPair, Skipped
@@ -26,6 +26,8 @@ from bench.seeding import derived_seed
 
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 DRAWS, CONFIDENCE, PARAMETERS = 4000, 0.95, 16
+_MOST_VALUES = 10**8
+"""That are drawn of a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ def audit(
 
     Args:
         defense: It is copied; its hooks are the real ones.
-        draws: Per input and pair, at least 100.
+        draws: Per input and pair, 100 to 10^6, and as many with those of all rounds.
         confidence: That no finding is wrong, over all pairs.
         parameters: Coordinates of the audited tensors, at least 2.
         rounds: Releases of a draw, at least 1.
@@ -133,12 +135,24 @@ def audit(
     """
     if draws < LEAST_DRAWS:
         raise UserError(f"draws must be >= {LEAST_DRAWS} (per input of a pair), got {draws}.")
+    if draws > MOST_DRAWS:
+        raise UserError(f"draws must be <= {MOST_DRAWS} (per input of a pair), got {draws}.")
     if not 0 < confidence < 1:
         raise UserError(f"confidence must lie in (0, 1) (of all findings), got {confidence}.")
     if parameters < 2:
         raise UserError(f"parameters must be >= 2 (audited coordinates), got {parameters}.")
     if rounds < 1:
         raise UserError(f"rounds must be >= 1 (releases of a draw), got {rounds}.")
+    if draws * rounds > MOST_DRAWS:
+        raise UserError(
+            f"rounds must be <= {MOST_DRAWS // draws} (releases of a draw) with {draws} draws, "
+            f"{MOST_DRAWS} in all, got {rounds}."
+        )
+    if draws * rounds * parameters > _MOST_VALUES:
+        raise UserError(
+            f"parameters must be <= {_MOST_VALUES // (draws * rounds)} (audited coordinates) with "
+            f"{draws} draws of {rounds} rounds, got {parameters}."
+        )
     defense, base = guarded(defense), derived_seed(seed, "audit")
     pairs, skipped = neighbours(defense, parameters=parameters, seed=base)
     each = 1 - (1 - confidence) / max(1, len(pairs))

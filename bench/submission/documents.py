@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError
 from bench.files import sha256
-from bench.names import GivenName, is_file_name
+from bench.names import FileName, is_file_name
 from bench.records import RUN, Run, problem, read_json
 
 SCHEMA = 1
@@ -55,9 +55,9 @@ class Submission(BaseModel):
 
     schema_: int = Field(alias="schema", ge=1, le=SCHEMA)
     kind: Literal["defense", "attack"]
-    name: GivenName = Field(pattern=r"^[a-z][a-z0-9_+]*$")
+    name: FileName = Field(pattern=r"^[a-z][a-z0-9_+]{0,63}$")
     author: str
-    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    date: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
     leakbench: str
     command: str
     settings: list[dict[str, Any]]

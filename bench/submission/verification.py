@@ -151,9 +151,9 @@ def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
 
 
 def check_tolerance(tolerance: float) -> None:
-    """Raises UserError for one below 0."""
-    if not tolerance >= 0:
-        raise UserError(f"--tolerance must be >= 0, got {tolerance}.")
+    """Raises UserError for one outside [0, 1]."""
+    if not 0 <= tolerance <= 1:
+        raise UserError(f"--tolerance must lie in [0, 1], got {tolerance}.")
 
 
 def rerun(
