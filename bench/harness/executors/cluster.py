@@ -43,8 +43,8 @@ _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _WITH_TOKENS = (2, 52)
 """The version of Ray that brought them."""
 _OPEN = (
-    "Ray would start a cluster that obeys whoever reaches it: it is older than 2.52, or was imported "
-    f"with {_MODE} other than token. Set {_MODE}=token before, or give ray_address."
+    "Ray would start a cluster that obeys whoever reaches it: it is older than 2.52, or was "
+    f"imported with {_MODE} other than token. Set {_MODE}=token before, or give ray_address."
 )
 _BEYOND_THIS_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's name for whether a cluster may have several machines, on any system; if not, it listens on
@@ -81,10 +81,11 @@ class Cluster:
         is lost is begun anew elsewhere, three times at most. Raises UserError if there is no
         cluster, if no node could ever hold a job, or if a node has other code.
         """
-        if self.address is None:
+        address = None if self.address == "local" else self.address  # Ray's name for a new one
+        if address is None:
             _lock()
         ray = _ray()
-        started = _connect(ray, self.address)
+        started = _connect(ray, address)
         going = _Pool(ray, self, tasks)
         try:
             while tasks or going.busy:
