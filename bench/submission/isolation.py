@@ -165,7 +165,9 @@ def _visible(shown: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     own = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)}
     home = Path.home().resolve()
-    for path in sorted({*own, *_packages(), *_import_folders(), *_links(), *shown}):
+    libraries = _named_by("LD_LIBRARY_PATH")
+    needed = {*own, *libraries, *_packages(), *_import_folders(), *_links(), *shown}
+    for path in sorted(needed):
         if home.is_relative_to(path.resolve()):
             raise UserError(
                 f"the sandbox would have to show {path}, which holds your home folder: move it "
@@ -191,14 +193,19 @@ def _packages() -> Iterator[Path]:
 
 
 def _import_folders() -> Iterator[Path]:
-    """Folders of installed packages outside the environment, and those that PYTHONPATH names, but
-    for such as hold the home folder."""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    """Folders of installed packages outside the environment, and those that PYTHONPATH names."""
+    yield from _named_by("PYTHONPATH")
+    for name in sys.path:
+        if os.path.basename(name) in ("site-packages", "dist-packages"):
+            yield Path(name).absolute()
+
+
+def _named_by(variable: str) -> Iterator[Path]:
+    """The folders that an environment variable lists, but for such as hold the home folder."""
     home = Path.home().resolve()
-    for name in filter(None, (*sys.path, *named)):
+    for name in filter(None, os.environ.get(variable, "").split(os.pathsep)):
         path = Path(name).absolute()
-        installed = path.name in ("site-packages", "dist-packages")
-        if (installed or name in named) and not home.is_relative_to(path.resolve()):
+        if not home.is_relative_to(path.resolve()):
             yield path
 
 

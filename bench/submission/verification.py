@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from bench.records import (
     TrainJob,
     TrainOutcome,
     canonical,
+    read_outcome,
     read_rows,
 )
 from bench.report.files import Files
@@ -57,6 +59,10 @@ from bench.submission.selection import check_suite
 _LONGEST = 2**16
 """Characters of a line that the code of others writes; the rest is another line."""
 _LAST_WORDS = 5
+"""Lines of a process that failed."""
+_LAST_LINES_S = 10.0
+"""How long the lines of a process that has ended may take to be read."""
+_MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,22 +255,29 @@ def _run_apart(
         scratch=out, shown=shown, device=request.device,
     )  # fmt: skip
     last: deque[str] = deque(maxlen=_LAST_WORDS)
-    try:
-        assert process.stdin is not None
+
+    def listen() -> None:
         assert process.stdout is not None
-        with process.stdin as file:
-            file.write(request.to_json())
-        with closing(process.stdout) as pipe:
-            while line := pipe.readline(_LONGEST):
-                text = line.rstrip("\n")
-                attempt = attempt_of(text)
-                if attempt is not None:
-                    attempts.append(attempt)
-                elif text.startswith(PROGRESS):
-                    tell(printable(text.removeprefix(PROGRESS)))
-                elif text.strip():
-                    last.append(printable(text)[:200])
+        while line := process.stdout.readline(_LONGEST):
+            text = line.rstrip("\n")
+            attempt = attempt_of(text)
+            if attempt is not None and len(attempts) < _MOST_ATTEMPTS:
+                attempts.append(attempt)
+            elif text.startswith(PROGRESS):
+                tell(printable(text.removeprefix(PROGRESS)))
+            elif text.strip():
+                last.append(printable(text)[:200])
+
+    try:
+        with suppress(BrokenPipeError):  # how it ended says why it does not listen
+            assert process.stdin is not None
+            with process.stdin as file:
+                file.write(request.to_json())
+        # Without a sandbox something that the code started may outlive it, and hold the pipe.
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
         code = process.wait()
+        listener.join(_LAST_LINES_S)
     finally:
         process.kill()
         process.wait()
@@ -277,13 +290,15 @@ def _run_apart(
 def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
     """A record that a rerun left, None if it left none. Raises UserError for a link in its place,
     which could lead anywhere, and for what is no record."""
-    store = Store(folder)
-    path = store.path(kind, key)
+    path = Store(folder).path(kind, key)
     for place in (folder, folder / "records", path.parent, path):
         if place.is_symlink():
             link = place.relative_to(folder.parent)
             raise UserError(f"the submitted code left a link at {link}, which is not followed.")
-    return store.read(kind, key)
+    try:
+        return read_outcome(path, kind)
+    except FileNotFoundError:
+        return None
 
 
 def same_environment(opened: Opened, device: str) -> bool:

@@ -51,6 +51,10 @@ _KEPT = 64
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _WITH_TOKENS = (2, 52)
 """The version of Ray that brought them."""
+_OPEN = (
+    "Ray would start a cluster that obeys whoever reaches it: it is older than 2.52, or was "
+    f"imported with {_MODE} other than token. Set {_MODE}=token before, or give ray_address."
+)
 _BEYOND_THIS_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's name for whether a cluster may have several machines, on any system; if not, it listens on
 127.0.0.1 alone."""
@@ -86,10 +90,11 @@ class Cluster:
         is lost is begun anew elsewhere, three times at most. Raises UserError if there is no
         cluster, if no node could ever hold a job, or if a node has other code.
         """
-        if self.address is None:
+        address = None if self.address == "local" else self.address  # Ray's name for a new one
+        if address is None:
             _lock()
         ray = _ray()
-        started = _connect(ray, self.address)
+        started = _connect(ray, address)
         going = _Pool(ray, self, tasks)
         try:
             while tasks or going.busy:
@@ -106,7 +111,7 @@ def _lock() -> None:
     """Have a cluster that is started here listen on this machine alone, to who has its token.
 
     Whoever can speak to a cluster can run code in it. Ray reads both settings when it is imported;
-    where it was, `_connect` finds out whether it has a token all the same.
+    where it was, `_connect` refuses a cluster without a token.
     """
     if not {_TOKEN, f"{_TOKEN}_PATH"} & os.environ.keys():
         os.environ[_TOKEN] = secrets.token_hex(32)
@@ -140,6 +145,10 @@ def _connect(ray: Any, address: str | None) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray hides GPUs from jobs that ask for none, and warns that it will not; those use none anyway.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    guarded = version >= _WITH_TOKENS and os.environ.get(_MODE, "token").lower() == "token"
+    if address is None and not guarded:
+        raise UserError(_OPEN)
     try:
         ray.init(
             address=address or "local",
@@ -149,20 +158,10 @@ def _connect(ray: Any, address: str | None) -> bool:
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at '{address}' ({error}).") from error
-    if address is None and not _is_locked(ray):
+    if address is None and _MODE not in os.environ:  # imported before, and without a token
         ray.shutdown()
-        raise UserError(
-            "Ray would start a cluster that obeys whoever reaches it: it is older than 2.52, or "
-            f"was imported with {_MODE} other than token. Set {_MODE}=token before, or give "
-            "ray_address."
-        )
+        raise UserError(_OPEN)
     return True
-
-
-def _is_locked(ray: Any) -> bool:
-    """Whether the cluster that was started asks for a token."""
-    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    return version >= _WITH_TOKENS and os.environ.get(_MODE, "").lower() == "token"
 
 
 class _Pool:
