@@ -87,7 +87,7 @@ class Attempt:
 
 
 @dataclass(kw_only=True)
-class Watch:
+class CodeWatch:
     """Whose code is watched, and which places it may use.
 
     Attributes:
@@ -98,7 +98,7 @@ class Watch:
     """
 
     _hooked: ClassVar[bool] = False
-    _active: ClassVar[list[Watch]] = []
+    _active: ClassVar[list[CodeWatch]] = []
 
     files: Sequence[Path]
     writable: Sequence[Path] = ()
@@ -115,8 +115,8 @@ class Watch:
     def start(self) -> None:
         """Watch from now on."""
         self._active.append(self)
-        if not Watch._hooked:  # a hook cannot be taken away, so there is one for all
-            Watch._hooked = True
+        if not CodeWatch._hooked:  # a hook cannot be taken away, so there is one for all
+            CodeWatch._hooked = True
             sys.addaudithook(_heard)
 
     def stop(self) -> None:
@@ -179,7 +179,7 @@ _EVENTS = frozenset({"open", *_WRITES, *_READS, *_CONNECTIONS, *_PROCESSES})
 
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _EVENTS:
-        for watch in list(Watch._active):
+        for watch in list(CodeWatch._active):
             try:
                 watch.see(event, arguments)
             except Exception:  # whatever a hook raises would stop what it only looks at
@@ -230,7 +230,7 @@ def watched(
         readable: Folders that they may read beside those of Python, the system and their own.
     """
     found: list[Attempt] = []
-    watch = Watch(files=files, writable=writable, readable=readable, note=found.append)
+    watch = CodeWatch(files=files, writable=writable, readable=readable, note=found.append)
     watch.start()
     try:
         yield found
@@ -253,7 +253,7 @@ def watch_as_told() -> None:
     """In a worker process: watch what the process that started it asked for, if anything."""
     if WATCH in os.environ:
         told = json.loads(os.environ[WATCH])
-        Watch(
+        CodeWatch(
             files=[Path(p) for p in told["files"]],
             writable=[Path(p) for p in told["writable"]],
             readable=[Path(p) for p in told["readable"]],

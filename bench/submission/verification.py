@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bench.attempts import Attempt, Watch, attempt_of, printable
+from bench.attempts import Attempt, CodeWatch, attempt_of, printable
 from bench.errors import UserError
 from bench.harness.environment import Environment, versions
 from bench.harness.runner import cell_label, label_of
@@ -229,7 +229,7 @@ def _run_here(request: Request, attempts: list[Attempt], tell: Callable[[str], N
     before, tempfile.tempdir = tempfile.tempdir, str(place)
     data = [Path(request.data_dir)] if request.data_dir else []
     files = sources_of(Path(request.submission))
-    watch = Watch(files=files, writable=[place], readable=data, note=attempts.append)
+    watch = CodeWatch(files=files, writable=[place], readable=data, note=attempts.append)
     watch.start()
     try:
         run_again(request, tell)
