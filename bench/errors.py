@@ -14,7 +14,7 @@ class UserError(ValueError):
     """
 
 
-class Problems:
+class Complaints:
     """What several checks find wrong, told in one go."""
 
     def __init__(self) -> None:

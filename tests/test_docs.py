@@ -155,7 +155,7 @@ def test_every_table_of_a_suite_is_documented() -> None:
     [
         ("settings gaussian\nclip_norm | (0, 1) | x\n", "'noise_multiplier' is not described"),
         ("settings none\nnope | x | x\n", "there is no 'nope'"),
-        ("keys DefenseSettings\nname | x\n", "'settings' is not described"),
+        ("keys DefenseSettings\nname | x\n", "'tasks' is not described"),
         ("facts\nparameters | x\n", "'rounds' is not described"),
         ("settings nope\n", "no defense or attack is named 'nope'"),
         ("results quick nope\n", "no row of nope"),

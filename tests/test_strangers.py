@@ -293,7 +293,7 @@ def test_links_and_records_that_the_code_leaves_lead_nowhere(
     """
     code, text = verify(changed(submitted, "", module=module), "--jobs", "0")
     assert code == 2, text
-    assert "left a link at run/records/train, which is not followed" in text
+    assert "run/records/train is a link, and links in result folders are not followed" in text
 
 
 # --- where there is none --------------------------------------------------------------------------

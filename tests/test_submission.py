@@ -674,7 +674,7 @@ def verdicts(honest: Any, **change: Any) -> dict[str, str]:
         (TRAINING, {"ledger": replace(LEDGER, unit="client")}, "unit of the claim"),
         (TRAINING, {"ledger": replace(LEDGER, eps_record=5.0)}, "eps proven"),
         (TRAINING, {"ledger": replace(LEDGER, constants={"c": 2.0})}, "ledger b"),
-        (CELL, {"values": {"mse": [1e-17, 1e-17]}}, "ssim"),
+        (replace(CELL, doubled=None), {"values": {"mse": [1e-17, 1e-17]}}, "ssim"),
         (CELL, {"values": CELL.values | {"psnr": [9.0, 9.0]}}, "psnr"),  # type: ignore[operator]
         (CELL, {"values": CELL.values | {"mse": [0.019, 0.019]}}, "mse"),  # type: ignore[operator]
         (CELL, {"values": CELL.values | {"ssim": [0.8, 0.8]}}, "ssim"),  # type: ignore[operator]

@@ -14,7 +14,7 @@ import numpy as np
 from bench import models
 from bench.contract.defense import Defense
 from bench.data.partition import enough
-from bench.errors import Problems, UserError
+from bench.errors import Complaints, UserError
 from bench.harness.attack import Attacking
 from bench.harness.environment import Environment, dataset_of, dealing_of, versions
 from bench.harness.executors.task import Executor, Outcome, Task, Work
@@ -92,7 +92,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         UserError: With a sentence for each thing that is wrong.
     """
     place = plan.suite.name
-    problems = Problems()
+    problems = Complaints()
     # Of a data set only what is asked here: a plan has more of them than memory should hold.
     told: dict[str, tuple[int, tuple[int, ...], int, np.ndarray | None] | None] = {}
     networks: dict[str, models.Network | None] = {}

@@ -34,7 +34,7 @@ PROGRESS = "leakbench-progress: "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Rerunning:
     """What is run again.
 
     Attributes:
@@ -96,7 +96,7 @@ class _SubmittedKeys(Keys):
         return self._submitted[cell]
 
 
-def run_again(request: Request, tell: Callable[[str], None] = lambda text: None) -> None:
+def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: None) -> None:
     """Load the submitted code, train and attack. `tell` is told what has ended.
 
     Raises UserError for a suite that cannot run here.
@@ -130,7 +130,7 @@ def run_again(request: Request, tell: Callable[[str], None] = lambda text: None)
 
 def main() -> int:
     """Carry out the request on standard input; what the code prints is nowhere."""
-    request = Request(**json.load(sys.stdin))
+    request = Rerunning(**json.load(sys.stdin))
     out = Path(request.out)
     with open(os.dup(1), "w") as own, open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)

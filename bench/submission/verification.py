@@ -15,6 +15,7 @@ import torch
 
 from bench.attempts import Attempt, CodeWatch, attempt_of, printable
 from bench.errors import UserError
+from bench.files import no_link
 from bench.harness.environment import Environment, versions
 from bench.harness.runner import cell_label, label_of
 from bench.harness.store import Store
@@ -50,7 +51,7 @@ from bench.submission.rerunning import (
     RECORDS,
     REFUSAL,
     TEMPORARY,
-    Request,
+    Rerunning,
     run_again,
     sources_of,
 )
@@ -194,7 +195,7 @@ def rerun(
     attempts: list[Attempt] = []
     with tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name:
         out = Path(name).resolve()
-        request = Request(
+        request = Rerunning(
             submission=str(opened.folder.resolve()),
             cells=[c.key for c in sampled],
             out=str(out),
@@ -222,7 +223,7 @@ def rerun(
     return Rerun(comparisons=found, attempts=attempts, end=end)
 
 
-def _run_here(request: Request, attempts: list[Attempt], tell: Callable[[str], None]) -> None:
+def _run_here(request: Rerunning, attempts: list[Attempt], tell: Callable[[str], None]) -> None:
     """Run the code in this process, its temporary files in a folder of its own."""
     place = Path(request.out) / TEMPORARY
     place.mkdir()
@@ -239,7 +240,7 @@ def _run_here(request: Request, attempts: list[Attempt], tell: Callable[[str], N
 
 
 def _run_apart(
-    isolation: Isolation, request: Request, attempts: list[Attempt], tell: Callable[[str], None]
+    isolation: Isolation, request: Rerunning, attempts: list[Attempt], tell: Callable[[str], None]
 ) -> str | None:
     """Run the code in a process of its own; how that ended, if not as it should. The process, and
     with a sandbox all that it started, is gone afterwards.
@@ -290,11 +291,7 @@ def _run_apart(
 def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
     """A record that a rerun left, None if it left none. Raises UserError for a link in its place,
     which could lead anywhere, and for what is no record."""
-    path = Store(folder).path(kind, key)
-    for place in (folder, folder / "records", path.parent, path):
-        if place.is_symlink():
-            link = place.relative_to(folder.parent)
-            raise UserError(f"the submitted code left a link at {link}, which is not followed.")
+    path = Store(no_link(folder.parent, folder.name)).path(kind, key)
     try:
         return read_outcome(path, kind)
     except FileNotFoundError:
