@@ -55,7 +55,7 @@ def board(words: str) -> list[Row]:
     found = row(
         words, settings={words: words}, dataset=words, model=words, suite=words, threat=words,
         observed=words, variant=words, unit=words, eps_claimed=1.0,
-        attacks={words: attack(), "dlg": attack(None, reason=words)},
+        attacks={words: attack(), "dlg": attack(None, reason=words.replace("`", "'"))},
     )  # fmt: skip
     return [found, row()]
 

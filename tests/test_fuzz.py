@@ -102,7 +102,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 def sentence(error: UserError) -> str:
     """What a UserError tells, which ends and is no page."""
     text = str(error)
-    assert text.endswith("."), text
+    assert text.endswith((".", "?")), text
     assert len(text) < 50_000
     return text
 
@@ -197,7 +197,7 @@ def test_all_that_is_wrong_with_a_suite_is_told_in_one_go() -> None:
         assert words in str(told.value), words
     fitting = VALID | {"checkpoints": ["init", "init", "round-9"], "seeds": [1, 1]}
     fitting["threats"] = [{"victims": 9}]
-    fitting["attacks"] = [{"name": "dlg", "threat": "x", "tasks": [5]}]
+    fitting["attacks"] = [{"name": "idlg"}, {"name": "dlg", "threat": "x", "tasks": [5]}]
     with pytest.raises(UserError) as told:
         suites.suite_of(fitting, "x.toml")
     for words in ("init is named twice", "round-9 lies beyond", "1 is named twice in seeds",

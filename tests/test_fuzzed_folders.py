@@ -138,7 +138,7 @@ def read(folder: Path, command: tuple[str, ...]) -> Result:
 
 def change(folder: Path, rng: random.Random) -> str:
     """Change one file of a folder; says which, and how."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     # As many of each sort: there are more records than any other.
     sorts = {(p.parent.name if len(p.stem) == 24 else p.name): [] for p in files}  # type: ignore[var-annotated]
     for p in files:
@@ -175,7 +175,10 @@ def change(folder: Path, rng: random.Random) -> str:
 
 def _edit(path: Path, how: str, rng: random.Random) -> str:
     """Change one value of a JSON file, take it away, or put it deep down."""
-    whole = json.loads(path.read_text())
+    try:
+        whole = json.loads(path.read_bytes())
+    except ValueError:  # an earlier change spoilt it
+        return "as it was"
     places: list[tuple[Any, Any]] = []
 
     def walk(value: Any) -> None:

@@ -173,7 +173,7 @@ def test_code_that_reaches_out_is_stopped_and_named(
     assert code == 1, text
     assert f"The submitted code tried to {told}" in text
     assert "my_defense.py:" in text.split("tried to")[1]
-    assert "failed (" in text
+    assert " failed " in text
     assert "Not verified." in text
     assert sorted(p.name for p in home.iterdir()) == ["secret"]
     assert "my secret" not in text

@@ -194,12 +194,13 @@ def checked_facts(given: Mapping[str, Any]) -> Facts:
             raise UserError(f"fact {key} must be {expected}, got {value!r:.100}.")
     if "parameters" not in given:
         raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")
-    if "records" in given and given.get("batch", 1) > given["records"]:
+    facts = Facts(**given)
+    if "records" in given and facts.batch > facts.records:
         raise UserError(
-            f"fact batch must be <= records={given['records']} (samples of the smallest client), "
-            f"got {given['batch']}."
+            f"fact batch must be <= records={facts.records} (samples of the smallest client), "
+            f"got {facts.batch}."
         )
-    return Facts(**given)
+    return facts
 
 
 def _room_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
