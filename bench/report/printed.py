@@ -94,9 +94,10 @@ class PrintedTable(BaseModel):
             both scales. A row's and a column's are added to it. For the ledger: `defense`,
             `settings.NAME` and `facts.NAME`.
         read: Which figure of a leaderboard's row a cell has: `accuracy`, `personal_accuracy`,
-            `leak`, `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`,
-            `attacks.COLUMN.METRIC`; `course.NAME` after the part `course.share` of all rounds; or
-            of the ledger `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
+            `leak`, `choice` and `worst` (SSIM of the attacker's choice and of the best answers),
+            `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`, `attacks.COLUMN.METRIC`;
+            `course.NAME` after the part `course.share` of all rounds; or of the ledger
+            `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
         factor: Measured figures are multiplied by it, 100 for percent.
         digits: Shown behind the point.
         columns: Its columns.
@@ -371,6 +372,9 @@ def _figure(row: Row, read: str, share: float) -> Interval | None:
         rounds = round(share * row.protocol_settings.rounds)
         point = next((p for p in row.course if p.rounds == rounds), None)
         value = point and getattr(point, rest)
+    elif kind in ("choice", "worst"):
+        case = getattr(row, kind)
+        value = case and case.interval
     elif kind == "workings":
         value = row.workings and getattr(row.workings, rest)
     else:
