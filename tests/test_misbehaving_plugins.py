@@ -248,6 +248,8 @@ def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_ctrl_c_stops_even_code_that_swallows_it_and_a_raised_one_does_not() -> None:
+    # Where the tests run in a shell's background, Ctrl-C is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(Escaped, match="KeyboardInterrupt"), contained():
         raise KeyboardInterrupt
     for swallow in (KeyboardInterrupt, BaseException):
@@ -257,6 +259,7 @@ def test_ctrl_c_stops_even_code_that_swallows_it_and_a_raised_one_does_not() -> 
     with contained():
         pass  # what was told before does not stop what follows
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
 
 
 def sleep_through(swallow: type[BaseException]) -> None:

@@ -207,8 +207,8 @@ def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> N
     rows = [row(flags=(flag(FlagCode.AUDIT_FAILED, reason=reason),), attacks=attacks)]
     lines = markdown(rows, run_of()).splitlines()
     body = lines[lines.index(next(line for line in lines if line.startswith("| # "))) + 2]
-    assert body.endswith("audit failed: ValueError: a\\|b second line third |")
-    assert lines[-1] == "- idlg failed: ValueError: a|b second line third (none)"
+    assert body.endswith("audit failed: ValueError: a&#124;b second line third |")
+    assert lines[-1] == "- idlg failed: ValueError: a&#124;b second line third (none)"
 
 
 def test_leakage_is_drawn_against_the_budgets_of_all_suites() -> None:

@@ -23,7 +23,6 @@ from bench.harness.environment import (
     versions,
 )
 from bench.harness.shared import SharedWork
-from bench.harness.store import check_kept
 from bench.metrics.floors import floors
 from bench.metrics.score import Scores, score
 from bench.protocols.export import load_seen, load_truth, save_tensors
@@ -35,6 +34,7 @@ from bench.records import (
     DoubledRun,
     TrainJob,
     TrainOutcome,
+    check_kept,
     sound_text,
 )
 from bench.registry import judge

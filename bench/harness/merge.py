@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from bench.errors import UserError
 from bench.harness.plan import expand
-from bench.harness.store import Store, check_kept, staged, write_whole
+from bench.harness.store import Store, staged, write_whole
 from bench.records import (
     RUN,
     AttackOutcome,
@@ -24,6 +24,7 @@ from bench.records import (
     TrainJob,
     TrainOutcome,
     canonical,
+    check_kept,
     labels,
     plain,
     settled,

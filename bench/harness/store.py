@@ -33,6 +33,7 @@ from bench.records import (
     Kind,
     Record,
     TrainOutcome,
+    check_kept,
     check_sum,
     read_outcome,
     to_json,
@@ -102,31 +103,6 @@ def _to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def check_kept(folder: Path, record: Record, begins: str = "") -> None:
-    """Check the files that a job left in its artifact folder, of all whose names begin so: that
-    they are there, are plain, and hold what the record says.
-
-    Records of older versions list no files or no hashes; these are then not compared.
-
-    Raises:
-        UserError: Naming the first file that is not what was written.
-    """
-    sizes, hashes = record.files or {}, record.hashes or {}
-    there = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    for name in sorted(n for n in there | sizes.keys() if n.startswith(begins)):
-        path = folder / name
-        try:
-            size = check_plain(path)
-        except FileNotFoundError as error:
-            raise UserError(f"{path} is missing, which its record lists.") from error
-        if size != sizes.get(name, size):
-            raise UserError(
-                f"{path} has {size:,} bytes, but its record lists {sizes[name]:,}: it was changed."
-            )
-        if name in hashes and sha256(path) != hashes[name]:
-            raise UserError(f"{path} is not the file whose hash its record lists: it was changed.")
 
 
 class Store:

@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeVar, overload
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError
-from bench.files import MOST_BYTES, read_bytes
+from bench.files import MOST_BYTES, check_plain, read_bytes, sha256
 from bench.records.outcomes import (
     AttackOutcome,
     AttackRecord,
     Kind,
     NoResult,
+    Record,
     TrainOutcome,
     TrainRecord,
 )
@@ -118,3 +119,28 @@ def _shown(value: Any) -> str:
         return "a very large number"  # Python refuses to print numbers of 4300 digits
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_kept(folder: Path, record: Record, begins: str = "") -> None:
+    """Check the files that a job left in its artifact folder, of all whose names begin so: that
+    they are there, are plain, and hold what the record says.
+
+    Records of older versions list no files or no hashes; these are then not compared.
+
+    Raises:
+        UserError: Naming the first file that is not what was written.
+    """
+    sizes, hashes = record.files or {}, record.hashes or {}
+    there = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    for name in sorted(n for n in there | sizes.keys() if n.startswith(begins)):
+        path = folder / name
+        try:
+            size = check_plain(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{path} is missing, which its record lists.") from error
+        if size != sizes.get(name, size):
+            raise UserError(
+                f"{path} has {size:,} bytes, but its record lists {sizes[name]:,}: it was changed."
+            )
+        if name in hashes and sha256(path) != hashes[name]:
+            raise UserError(f"{path} is not the file whose hash its record lists: it was changed.")

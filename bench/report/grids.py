@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.errors import UserError
-from bench.harness.store import Store, check_kept
+from bench.harness.store import Store
 from bench.metrics.images import ssim
-from bench.records import Cell, Row, canonical
+from bench.records import Cell, Row, canonical, check_kept
 from bench.report.leaderboard import row_id
 from bench.report.paper import Paper, inches, styled
 from bench.report.pictures import RECONSTRUCTION

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.store import Store, check_kept
-from bench.records import AttackRecord, Run, check_sum, read_json
+from bench.harness.store import Store
+from bench.records import AttackRecord, Run, check_kept, check_sum, read_json
 from bench.report.leaderboard import cells_by_row
 
 BUDGET = 8_000_000
