@@ -96,7 +96,7 @@ WITHOUT_LIMIT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @ANY
-@settings(max_examples=60, **WITHOUT_LIMIT)  # type: ignore[arg-type]
+@settings(max_examples=30, **WITHOUT_LIMIT)  # type: ignore[arg-type]
 def test_no_changed_file_gives_a_traceback_or_hangs(base: Path, kind: str, seed: int) -> None:
     try_one(base, kind, seed)
 

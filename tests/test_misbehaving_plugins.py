@@ -115,7 +115,7 @@ def records(store: Store) -> dict[str, Any]:
     return {r["inputs"]["attack"]: timeless(r) for r in found}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_plugin_that_misbehaves_ends_alone_and_harms_no_cell_after_it(
     tiny: Callable[..., Path],
     plugins: tuple[Path, ...],

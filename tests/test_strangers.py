@@ -164,7 +164,9 @@ def port() -> Iterator[int]:
 
 
 @needs_bwrap
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(
+    "act", ["write", *(pytest.param(act, marks=pytest.mark.slow) for act in ("read", "connect"))]
+)
 def test_code_that_reaches_out_is_stopped_and_named(
     submitted: Path, home: Path, port: int, act: str
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_sandbox_is_never_made_that_would_show_the_whole_home(tmp_path: Path) 
 
 
 @needs_bwrap
+@pytest.mark.slow
 def test_links_and_records_that_the_code_leaves_lead_nowhere(
     submitted: Path, tmp_path: Path, home: Path
 ) -> None:
@@ -319,6 +322,7 @@ def test_without_bubblewrap_auto_says_so_and_bwrap_refuses(
         isolation("docker")
 
 
+@pytest.mark.slow
 def test_without_a_sandbox_attempts_are_named_all_the_same(submitted: Path, tmp_path: Path) -> None:
     place = tmp_path / "outside"
     hostile = changed(submitted, f"open({str(place)!r}, 'w').close()")
