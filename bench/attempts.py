@@ -220,7 +220,11 @@ def _shown(value: Any) -> str:
 
 @contextmanager
 def watched(
-    files: Sequence[Path], *, writable: Sequence[Path] = (), readable: Sequence[Path] = ()
+    files: Sequence[Path],
+    *,
+    writable: Sequence[Path] = (),
+    readable: Sequence[Path] = (),
+    found: list[Attempt] | None = None,
 ) -> Iterator[list[Attempt]]:
     """Watch the code of these files inside; gives the list that attempts are added to.
 
@@ -228,8 +232,9 @@ def watched(
         files: Of plugins, under the very paths that they are loaded from.
         writable: Folders in which they may write.
         readable: Folders that they may read beside those of Python, the system and their own.
+        found: That list, a new one by default.
     """
-    found: list[Attempt] = []
+    found = [] if found is None else found
     watch = CodeWatch(files=files, writable=writable, readable=readable, note=found.append)
     watch.start()
     try:

@@ -325,17 +325,6 @@ def _mask() -> int:
     return before
 
 
-def deciding_state() -> dict[str, Any]:
-    """What decides figures, by name."""
-    return {part.name: part.read() for part in _deciding()}
-
-
-def process_state() -> dict[str, Any]:
-    """All that is looked after but for global generators, by name."""
-    parts = (p for p in (*_deciding(), *_other()) if "generator" not in p.name)
-    return {part.name: part.read() for part in parts}
-
-
 @dataclass
 class Left:
     """What foreign code left behind, once it has ended.

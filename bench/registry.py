@@ -21,7 +21,7 @@ from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.errors import UserError
 from bench.extensions import BrokenImport, imported, load_file, origin_of
-from bench.foreign import contained, in_one_line, place_of
+from bench.foreign import contained
 from bench.names import GROUPS, PluginKind, did_you_mean
 
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
@@ -116,12 +116,6 @@ class Registry:
                 return cls(**checked)
         except ValueError as error:  # the constructor refuses a setting's value
             raise UserError(str(error)) from error
-        except Exception as error:  # whatever else it raises is its own defect
-            place = place_of(error, {cls.__module__.partition(".")[0]})
-            raise UserError(
-                f"{kind} '{name}' cannot be made with its settings: {in_one_line(error)}"
-                f"{f' ({place})' if place else ''}."
-            ) from error
 
     def add(self, plugin: Plugin) -> None:
         """Register a plugin; a second one of the same name is listed as clashing."""

@@ -344,14 +344,19 @@ def data_or_sentence(name: str, options: dict[str, Any]) -> None:
 SIZES = st.sampled_from([{}, {}, {}, {"size": 12}, {"size": 10**12}, {"size": "a"}, {"size": 0}])
 
 
+def archive_of(content: bytes, base: Path) -> str:
+    """A data set that is an npz file of this content."""
+    path = base / "fuzzed.npz"
+    path.write_bytes(content)
+    return f"npz:{path}"
+
+
 @given(content=archives(), options=SIZES)
 @FEW
 def test_an_npz_file_is_data_or_a_sentence(
     content: bytes, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzzed.npz"
-    path.write_bytes(content)
-    data_or_sentence(f"npz:{path}", options)
+    data_or_sentence(archive_of(content, tmp_path_factory.getbasetemp()), options)
 
 
 @pytest.mark.slow
@@ -360,9 +365,7 @@ def test_an_npz_file_is_data_or_a_sentence(
 def test_thousands_of_npz_files(
     content: bytes, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzzed.npz"
-    path.write_bytes(content)
-    data_or_sentence(f"npz:{path}", options)
+    data_or_sentence(archive_of(content, tmp_path_factory.getbasetemp()), options)
 
 
 @cache

@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 
+from bench import foreign
 from bench.foreign import (
     Escaped,
     OverLimit,
@@ -28,7 +29,6 @@ from bench.foreign import (
     foreign_code,
     forget,
     in_one_line,
-    process_state,
     time_limit,
 )
 from bench.harness import launch
@@ -41,6 +41,13 @@ from bench.protocols.export import DiskFull, save_tensors
 from bench.records import NoResult
 from bench.registry import discover
 from tests.runs import made, planned, timeless
+
+
+def process_state() -> dict[str, Any]:
+    """All that is looked after but for global generators, by name."""
+    parts = (*foreign._deciding(), *foreign._other())
+    return {part.name: part.read() for part in parts if "generator" not in part.name}
+
 
 HEAD = """
 import os, random, signal, sys, time, warnings

@@ -146,6 +146,5 @@ def test_facts_that_a_plugin_refuses_are_one_sentence(tmp_path: Path) -> None:
         "ledger", "picky", "--plugin", str(file), "--facts", "parameters=1,rounds=3"
     )
     assert code == 2
-    assert text.endswith(
-        "leakbench: picky has no ledger at these facts: rounds must be even, got 3."
-    )
+    refusal = "leakbench: picky has no ledger at these facts: rounds must be even, got 3."
+    assert text == f"Runs {file} with your rights. {refusal}"

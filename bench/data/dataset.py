@@ -319,10 +319,16 @@ def split_by_class(
     )
 
 
+def check_side(size: int) -> None:
+    """Raises UserError for a side that images cannot be resized to."""
+    if size < LEAST_SIDE:
+        raise UserError(f"image size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
+
+
 def images_to_tensor(images: np.ndarray, *, size: int | None) -> Tensor:
     """Images [N, H, W(, C)], uint8 or float in [0, 1], as float32 [N, C, size, size]."""
-    if size is not None and size < LEAST_SIDE:
-        raise UserError(f"image size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
+    if size is not None:
+        check_side(size)
     x = torch.from_numpy(np.ascontiguousarray(images))
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)

@@ -12,10 +12,10 @@ import numpy as np
 
 from bench.arrays import Declared, check_memory, declared_arrays, read_arrays
 from bench.data.dataset import (
-    LEAST_SIDE,
     Dataset,
     carve,
     carve_clients,
+    check_side,
     classes_of,
     from_arrays,
     from_features,
@@ -219,8 +219,7 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
 
     if not path.is_dir():
         raise UserError(f"no such folder of images: {path}.")
-    if size < LEAST_SIDE:
-        raise UserError(f"size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
+    check_side(size)
     classes = sorted(p for p in path.iterdir() if p.is_dir())
     files = [
         (file, label)

@@ -11,10 +11,10 @@ import numpy as np
 
 from bench.arrays import check_memory
 from bench.data.dataset import (
-    LEAST_SIDE,
     Dataset,
     carve,
     carve_clients,
+    check_side,
     classes_of,
     numbered,
 )
@@ -198,8 +198,7 @@ def _images(images: Any, what: str, *, size: int | None, gray: bool) -> np.ndarr
     from PIL import ImageOps
 
     if size is not None:
-        if size < LEAST_SIDE:
-            raise UserError(f"size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
+        check_side(size)
         check_memory(len(images) * size**2 * 3, f"images of size {size}")
     found = []
     for number, image in enumerate(_each(images, what)):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bench.attempts import Attempt, CodeWatch, attempt_of, printable
+from bench.attempts import Attempt, attempt_of, printable, watched
 from bench.errors import UserError
 from bench.files import no_link
 from bench.harness.environment import Environment, versions
@@ -230,12 +230,10 @@ def _run_here(request: Rerunning, attempts: list[Attempt], tell: Callable[[str],
     before, tempfile.tempdir = tempfile.tempdir, str(place)
     data = [Path(request.data_dir)] if request.data_dir else []
     files = sources_of(Path(request.submission))
-    watch = CodeWatch(files=files, writable=[place], readable=data, note=attempts.append)
-    watch.start()
     try:
-        run_again(request, tell)
+        with watched(files, writable=[place], readable=data, found=attempts):
+            run_again(request, tell)
     finally:
-        watch.stop()
         tempfile.tempdir = before
 
 
