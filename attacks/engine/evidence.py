@@ -47,8 +47,6 @@ _EXACT = 1e-3
 """Noise that stands for none beside a noisy channel, in units of the upload's root mean square."""
 _MANY = 4
 """Releases from which a descent begins with some of them."""
-_DRAWN = 1.0
-"""What mean weights leave unexplained of an upload made under drawn ones, in the same unit."""
 
 
 class Evidence:
@@ -236,15 +234,16 @@ class Evidence:
             rms = float(square.mean().sqrt())
             exact = SmashedNoise(of=SMASHED, std=_EXACT * max(rms, _TINY))
             view = replace(view, mechanisms=(*view.mechanisms, exact))
-        random = bool(view.noises) or self.spread is not None
-        if not random and self.noise is not None:
+        if self.spread is not None:
+            # A step under drawn weights is no function of the mean ones: as many coordinates as an
+            # upload has, which move together, would outvote the activations and mean nothing.
+            observation = observation if self.noise is not None else None
+        elif not view.noises and self.noise is not None:
             self.noise, observation = None, None
-        elif random and self.noise is None and observation is not None:
+        elif view.noises and self.noise is None and observation is not None:
             size = sum(v[0].numel() for v in observation.values.values())
             rms = float((observation.square.mean() / size).sqrt())
-            # A step under drawn weights is no exact function of the mean ones.
-            share = _EXACT if self.spread is None else _DRAWN
-            self.noise = GaussianNoise(of=observation.kind, std=share * max(rms, _TINY))
+            self.noise = GaussianNoise(of=observation.kind, std=_EXACT * max(rms, _TINY))
         return view, observation
 
     # --- terms ----------------------------------------------------------------------------------
