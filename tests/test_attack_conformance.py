@@ -127,11 +127,11 @@ run = CliRunner()
 def test_the_command_tells_failures_as_table_and_json(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(HEAD + BROKEN_DEFENSES["crashes"][2])
-    result = run.invoke(APP, ["check", str(path)], env={"COLUMNS": "160"})
+    result = run.invoke(APP, ["check", str(path), "--fast"], env={"COLUMNS": "160"})
     assert result.exit_code == 1
     assert "ZeroDivisionError" in result.stdout
     assert "hook upload" in result.stdout
-    result = run.invoke(APP, ["check", str(path), "--json"])
+    result = run.invoke(APP, ["check", str(path), "--fast", "--json"])
     assert result.exit_code == 1
     (document,) = json.loads(result.stdout)
     assert document["passed"] is False
@@ -215,11 +215,11 @@ def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) ->
     path = tmp_path / "loops.py"
     path.write_text(HEAD + LOOPS)
     begin = path.read_text().split("\n").index("        while True:") + 1
-    (found,) = check_apart(Check(target=str(path), settings={}, fast=True), timeout_s=15)
+    (found,) = check_apart(Check(target=str(path), settings={}, fast=True), timeout_s=8)
     assert (found.kind, found.name) == ("defense", "loops")
     wrong = failures(found)
     assert wrong.keys() == {"ends"}
-    reason = "the check 'first rounds' did not end within 15 s: it was at loops.py, line"
+    reason = "the check 'first rounds' did not end within 8 s: it was at loops.py, line"
     assert wrong["ends"].reason in {f"{reason} {n}, in upload." for n in (begin, begin + 1)}
     assert {f.name for f in found.findings if f.status == "passed"} >= {"docstring", "roles"}
 

@@ -180,6 +180,7 @@ def test_a_dying_worker_and_a_hanging_cell_end_alone(
     assert row["attacks"]["sleeps"]["status"] == "timeout"
 
 
+@pytest.mark.slow  # kills at random moments: test_broken_writes.py
 def test_a_killed_driver_leaves_whole_records_and_the_next_run_finishes(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

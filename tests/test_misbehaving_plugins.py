@@ -130,8 +130,10 @@ def test_a_plugin_that_misbehaves_ends_alone_and_harms_no_cell_after_it(
     workers: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    # A worker that is left behind is replaced, which takes seconds.
+    raised = RAISED if workers == 0 else {n: RAISED[n] for n in ("exits", "full")}
     changes = CHANGES if workers == 0 else {"float64": CHANGES["float64"]}
-    names = [*RAISED, *changes, "quiet"]
+    names = [*raised, *changes, "quiet"]
     bad = "".join(f'[[attacks]]\nname = "{n}"\n\n' for n in names)
     # They come first, so that `ilrg` and `prior_only` run in the process that they leave behind.
     suite = tiny(**{'[[attacks]]\nname = "ilrg"': f'{bad}[[attacks]]\nname = "ilrg"'})
@@ -145,8 +147,8 @@ def test_a_plugin_that_misbehaves_ends_alone_and_harms_no_cell_after_it(
         report = made(plan, keys, places[what], launch.local(plan, keys.env, workers=workers))
         assert process_state() == before
     reasons = {label.split()[-3]: reason for label, reason in report.failures}
-    assert reasons.keys() == {*RAISED, *changes}
-    for name, (text, _) in RAISED.items():
+    assert reasons.keys() == {*raised, *changes}
+    for name, (text, _) in raised.items():
         assert reasons[name] == f"failed: {text}"
     for name, (text, _) in changes.items():
         assert reasons[name].startswith("failed: changed ")

@@ -182,6 +182,7 @@ def test_code_that_reaches_out_is_stopped_and_named(
 
 
 @needs_bwrap
+@pytest.mark.slow
 def test_code_that_hides_its_errors_is_stopped_and_named_in_a_worker_too(
     submitted: Path, home: Path, port: int
 ) -> None:

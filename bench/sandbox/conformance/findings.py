@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from bench.foreign import foreign_code
-from bench.sandbox.hooked import HookError, WrongAnswer, named
 
 Status = Literal["passed", "failed", "skipped"]
 LEFT_OUT = "left out by --fast"
@@ -132,6 +131,9 @@ def findings_of(
 def _findings_of(
     name: str, check: Callable[[], str | Sequence[Finding]], plugins: tuple[object, ...]
 ) -> list[Finding]:
+    # Here, since who waits for a check in another process reads findings alone, without torch.
+    from bench.sandbox.hooked import HookError, WrongAnswer, named
+
     try:
         # What hooks print and change is noticed where they are watched.
         with foreign_code(relays=False), named("the run", *plugins, lets=(Broken, NotChecked)):
