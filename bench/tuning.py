@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,11 +223,22 @@ def _block(name: str, settings: Mapping[str, Any], tasks: Sequence[int] | None) 
 
 
 def _with_defenses(text: str, blocks: str) -> str:
-    """A suite's text with these in place of its defenses."""
+    """A suite's text with these in place of its defenses.
+
+    Its comments stay where its defenses are written as `[[defenses]]` with a line for each key;
+    in any other form of TOML it is written anew, with the same meaning.
+    """
+    said = tomllib.loads(text)
+    wanted = {**said, "name": f"{said['name']}_tuned"} | tomllib.loads(blocks)
     block = re.compile(r"^\[\[defenses\]\]\n(?:(?!\[|#).*\n?)*", re.MULTILINE)
     first = block.search(text)
-    assert first is not None
-    rest = block.sub("", text[first.end() :])
-    name = re.compile(r'^name = "(.*)"', re.MULTILINE)
-    start = name.sub(r'name = "\1_tuned"', text[: first.start()], count=1)
-    return f"{start}{blocks}\n{rest.lstrip()}"
+    if first is not None:
+        rest = block.sub("", text[first.end() :])
+        name = re.compile(r'^name = "(.*)"', re.MULTILINE)
+        start = name.sub(r'name = "\1_tuned"', text[: first.start()], count=1)
+        made = f"{start}{blocks}\n{rest.lstrip()}"
+        with suppress(tomllib.TOMLDecodeError):
+            if tomllib.loads(made) == wanted:
+                return made
+    lines = [f"{k} = {to_toml(v, k)}\n" for k, v in wanted.items() if k != "defenses"]
+    return f"{''.join(lines)}\n{blocks}"

@@ -180,6 +180,18 @@ def test_the_suite_that_comes_of_it_can_be_read_and_says_what_each_setting_loses
         assert getattr(made, name) == getattr(two, name)
 
 
+def test_a_suite_in_any_form_of_toml_can_be_tuned(two: Suite, registry: Registry) -> None:
+    found = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=[0.05], steps=8)
+    said = tomllib.loads(TWO_TASKS)
+    usual = tuned_text(TWO_TASKS, two, found, [0.05], registry)
+    flat = "".join(f"{k} = {suites.to_toml(v, k)}\n" for k, v in said.items())
+    tables = TWO_TASKS.replace("[[defenses]]", "[[ defenses ]]  # in brackets with spaces")
+    for text in (flat, tables):
+        assert tomllib.loads(text) == said
+        made = tuned_text(text, two, found, [0.05], registry)
+        assert tomllib.loads(made) == tomllib.loads(usual)
+
+
 @pytest.mark.parametrize("name", suites.shipped())
 def test_every_strength_of_a_shipped_suite_can_be_set_to_both_ends(
     name: str, registry: Registry
