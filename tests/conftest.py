@@ -45,10 +45,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker per core; none for benchmarks, whose timings a neighbour would disturb, or with
-    the one GPU."""
+    """A worker for each core and one more, since some wait for browsers and other processes; none
+    for benchmarks, whose timings a neighbour would disturb, or with the one GPU."""
     alone = config.option.benchmark_only or config.option.markexpr == "gpu"
-    return 0 if alone else len(os.sched_getaffinity(0))
+    return 0 if alone else len(os.sched_getaffinity(0)) + 1
 
 
 DURATIONS = Path(__file__).with_name("durations.json")

@@ -227,9 +227,7 @@ def test_a_file_that_misbehaves_when_imported_is_a_broken_plugin(tmp_path: Path,
     assert text in str(broken[0])
 
 
-def test_list_and_plan_go_on_beside_a_plugin_that_exits_or_prints_at_import(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_list_goes_on_beside_a_plugin_that_exits_and_prints_at_import(tmp_path: Path) -> None:
     path = tmp_path / "exits.py"
     path.write_text('print("here I am")\nraise SystemExit(0)')
     listed = command("list", "attacks", "--json", "--plugin", str(path))
@@ -237,9 +235,7 @@ def test_list_and_plan_go_on_beside_a_plugin_that_exits_or_prints_at_import(
     found = {a["name"]: a["broken"] for a in json.loads(listed.stdout)["attacks"]}
     assert "SystemExit: 0 (exits.py, line 2)" in found["exits"]
     assert found["ilrg"] is None
-    planned_too = command("plan", str(tiny()), "--plugin", str(path))
-    assert planned_too.returncode == 0
-    assert "here I am" in planned_too.stderr
+    assert "here I am" in listed.stderr
 
 
 def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
