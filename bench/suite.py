@@ -98,10 +98,12 @@ class AttackSettings(_OnTasks):
         budget: Gradient evaluations per start; the suite's by default.
         checkpoints: The checkpoints that it attacks; all of the suite's by default.
         tasks: The tasks that it attacks, by their places in the file from 0; all by default.
+        after: Names of attacks above it; victims that they have rebuilt are spared.
     """
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
+    after: Listed[str] = Field(default_factory=list)
     threat: str | None = None
     budget: int | None = Field(None, ge=1, le=MOST)
     checkpoints: Listed[Checkpoint] | None = Field(None, min_length=1)
@@ -193,10 +195,36 @@ class Suite(BaseModel):
                         f"{kind} {entry.name} is to run on task {place}, but the suite has "
                         f"tasks 0 to {len(self.tasks) - 1}."
                     )
+        yield from self._misfits_of_cascades()
         pairs = Counter((a.name, a.threat or threats[0]) for a in self.attacks)
         for (name, threat), number in pairs.items():
             if number > 1:
                 yield f"attack {name} is listed twice under threat {threat}."
+
+    def _misfits_of_cascades(self) -> Iterator[str]:
+        """Attacks that are to go after ones that do not go before them wherever they run."""
+        first, everywhere = self.threats[0].name, range(len(self.tasks))
+        for place, attack in enumerate(self.attacks):
+            above = {
+                a.name: a
+                for a in self.attacks[:place]
+                if (a.threat or first) == (attack.threat or first)
+            }
+            for name in attack.after:
+                if name not in above:
+                    where = f"attacks above {attack.name} under threat {attack.threat or first}"
+                    yield did_you_mean("attack", name, list(above), where=where)
+                    continue
+                other = above[name]
+                lacks = [c for c in attack.checkpoints or self.checkpoints
+                         if c not in (other.checkpoints or self.checkpoints)]  # fmt: skip
+                lacks += [f"task {t}" for t in everywhere
+                          if attack.runs_on(t) and not other.runs_on(t)]  # fmt: skip
+                if lacks:
+                    yield (
+                        f"attack {attack.name} is to go after {name}, which does not run at "
+                        f"{', '.join(lacks)}."
+                    )
 
     def _misfits_of_rounds(self) -> Iterator[str]:
         """Checkpoints and threats that a task's training has not."""
@@ -238,6 +266,7 @@ class Suite(BaseModel):
         yield from repeats("checkpoints", self.checkpoints)
         for attack in self.attacks:
             yield from repeats(f"the checkpoints of attack {attack.name}", attack.checkpoints or ())
+            yield from repeats(f"what attack {attack.name} goes after", attack.after)
         entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
         for entry in entries:
             yield from repeats(f"the tasks of {entry.name}", entry.tasks or ())

@@ -139,6 +139,8 @@ def read(folder: Path, command: tuple[str, ...]) -> Result:
 def change(folder: Path, rng: random.Random) -> str:
     """Change one file of a folder; says which, and how."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    if not files:
+        return "all was removed before"
     # As many of each sort: there are more records than any other.
     sorts = {(p.parent.name if len(p.stem) == 24 else p.name): [] for p in files}  # type: ignore[var-annotated]
     for p in files:

@@ -13,6 +13,7 @@ import torch
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
+from bench.harness.cascade import IMAGES, Earlier, of_victims, spare, truth_of_victims
 from bench.harness.environment import (
     Environment,
     dataset_of,
@@ -55,6 +56,7 @@ class Attacking:
         trained: What became of its training.
         observed: The training's artifact folder.
         artifacts: Folder for what it rebuilds.
+        earlier: What the attacks found that it goes after.
         dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
@@ -63,6 +65,7 @@ class Attacking:
     trained: TrainOutcome
     observed: Path
     artifacts: Path
+    earlier: tuple[Earlier, ...] = ()
     dataset: Dataset | None = None
 
     @property
@@ -104,14 +107,21 @@ def run_attack(work: Attacking) -> AttackOutcome:
     if reason is not None:
         return not_applicable(reason)
     dataset = dataset_of(cell.train, env) if work.dataset is None else work.dataset
+    spared = spare(work.earlier, everything, defense)
+    left = spared.left
+    if spared.by and left:
+        seen, everything = of_victims(seen, left), of_victims(everything, left)
     shared = SharedWork(
-        observation=(str(place), env.device, attack.reads),
+        observation=(str(place), env.device, attack.reads, str(left)),
         seed=cell.train.seed,
         stream=(cell.checkpoint, cell.threat.name),
     )
-    answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget, shared=shared)
+    answer = Reconstruction()
+    if left:
+        answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget, shared=shared)
     seconds = time.perf_counter() - began
-    truth = truth_of(cell, dataset, work.observed / f"{look.stem}-truth.safetensors")
+    whole = truth_of(cell, dataset, work.observed / f"{look.stem}-truth.safetensors")
+    truth = truth_of_victims(whole, left)
     scores = score(answer, **truth)
     optimises = answer.evaluations > 0 and answer.images is not None
     doubled = None
@@ -119,39 +129,41 @@ def run_attack(work: Attacking) -> AttackOutcome:
         began = time.perf_counter()
         # All that depends on the budget is rebuilt, so that nothing else differs.
         anew = found.attack(cell.attack, cell.settings)
-        seen_anew = _read_by(anew, load_seen(place, most_bytes=RELEASES_BYTES))
+        loaded = load_seen(place, most_bytes=RELEASES_BYTES)
+        seen_anew = _read_by(anew, of_victims(loaded, left) if spared.by else loaded)
         again = _answer(cell, env, dataset, anew, seen_anew, budget=2 * cell.budget, shared=shared)
         again_seconds = time.perf_counter() - began
         doubled = DoubledRun(
             budget=2 * cell.budget,
-            values=score(again, **truth).values,
+            values=spared.filled(score(again, **truth).values),
             gradient_evaluations=again.evaluations,
             seconds=again_seconds,
         )
-    judged = judge().losses(
-        everything, _context(cell, env, dataset, defense, everything, budget=0), answer
-    )
+    judged: list[float] | None = []
+    if left:
+        asked = _context(cell, env, dataset, defense, everything, budget=0)
+        losses = judge().losses(everything, asked, answer)
+        judged = None if losses is None else losses.tolist()
     notes = [sound_text(str(note)) for note in answer.notes]
+    notes += [spared.note] if spared.by else []
     read, observed = len(seen.releases), cell.threat.rounds
     if read < observed and not attack.is_floor:
         which = "the last" if seen is not everything else f"{read}, which fit the memory,"
         notes.append(f"read {which} of {observed} observed rounds")
-    victims, samples = truth["y"].shape
-    if scores.images is not None:
-        save_tensors(
-            {"images": scores.images, "truth": truth["x"]},
-            work.artifacts / "reconstruction.safetensors",
-        )
+    victims, samples = whole["y"].shape
+    images = spared.images(scores.images)
+    if images is not None:
+        save_tensors({"images": images, "truth": whole["x"]}, work.artifacts / IMAGES)
     return AttackRecord(
         victims=victims,
         samples=samples,
         failed=scores.failed,
         is_floor=attack.is_floor,
         budget=cell.budget,
-        values=scores.values,
-        floors=floors_of(cell, dataset, truth),
-        loss=None if answer.loss is None else [float(v) for v in answer.loss],
-        judged=None if judged is None else judged.tolist(),
+        values=spared.filled(scores.values),
+        floors=floors_of(cell, dataset, whole),
+        loss=None if answer.loss is None or spared.by else [float(v) for v in answer.loss],
+        judged=spared.judged(judged),
         gradient_evaluations=int(answer.evaluations),
         notes=tuple(notes),
         device=env.device,

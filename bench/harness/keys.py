@@ -146,12 +146,14 @@ class Keys:
 
     def attack(self, cell: AttackJob) -> str:
         """Key of an attack's record."""
+        earlier = {"earlier": [self.attack(a) for a in cell.after]} if cell.after else {}
         return key_of(
             {
                 "train": self.train(cell.train),
                 "code": self._code.attacking,
                 "plugin": self._code.plugin("attack", cell.attack),
                 **cell.inputs(),
+                **earlier,
             }
         )
 

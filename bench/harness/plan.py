@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,13 @@ ONLY_KEYS = (
 )
 
 
+def _before(cell: AttackJob) -> Iterator[AttackJob]:
+    """The attacks that must have gone before, the first of all first."""
+    for one in cell.after:
+        yield from _before(one)
+        yield one
+
+
 def _known(suite: Suite, key: str) -> list[str]:
     """What of a suite a key of ONLY_KEYS may name."""
     found: dict[str, Iterable[Any]] = {
@@ -115,7 +122,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     first = suite.threats[0].name
     attacks = labels(suite)
     only_attacks = not choices.keys().isdisjoint(("attack", "threat", "checkpoint"))
-    trainings, cells = [], []
+    trainings = list[TrainJob]()
+    cells = list[AttackJob]()
     axes = itertools.product(enumerate(suite.tasks), suite.defenses, suite.seeds)
     for (place, task), defense, seed in axes:
         protocol = suite.protocol_of(task)
@@ -155,7 +163,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             attacked = suite.attacks and job.threats
             if mine or not (attacked or only_attacks):
                 trainings.append(job)
-                cells.extend(mine)
+                cells.extend(one for cell in mine for one in (*_before(cell), cell))
     if not trainings:
         raise UserError(
             f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "

@@ -16,6 +16,7 @@ from bench.contract.defense import Defense
 from bench.data.partition import enough
 from bench.errors import Complaints, UserError
 from bench.harness.attack import Attacking
+from bench.harness.cascade import Earlier
 from bench.harness.environment import Environment, dataset_of, dealing_of, versions
 from bench.harness.executors.task import Executor, Outcome, Task, Work
 from bench.harness.keys import Keys
@@ -246,6 +247,7 @@ class _Run:
         self.numbers = count()
         self.jobs: dict[int, TrainJob | AttackJob] = {}
         self.cells = plan.by_training()
+        self.made: set[AttackJob] = set()
         for job in plan.trainings:
             if fresh or not self._resume(job):
                 self.queue.append(self._task(job))
@@ -265,6 +267,7 @@ class _Run:
         if missing and (wrong := self.store.damage(key, record)):
             self.report.remade.append(wrong)
             return False  # its observations are gone, cut short or changed
+        self.made.update({c for c, _ in found} - {*missing})
         self.report.cached += 1
         self._advance(job, record, cached=True)
         again = set(missing)
@@ -272,8 +275,12 @@ class _Run:
             if done is not None and cell not in again:
                 self.report.cached += 1
                 self._advance(cell, done, cached=True)
-        self.queue.extend(self._attack(cell, record) for cell in missing)
+        self.queue.extend(self._attack(cell, record) for cell in missing if self._ready(cell))
         return True
+
+    def _ready(self, cell: AttackJob) -> bool:
+        """Whether all attacks that go before it are made."""
+        return self.made.issuperset(cell.after)
 
     def _damaged(self, cell: AttackJob, record: AttackOutcome | None) -> bool:
         """Whether what an attack rebuilt was changed; who took all of it away meant to."""
@@ -291,7 +298,8 @@ class _Run:
         if isinstance(job, TrainJob):
             assert not isinstance(record, AttackRecord)
             self.store.keep("train", self.keys.train(job), replace(record, inputs=job))
-            self.queue.extendleft(self._attack(c, record) for c in reversed(self.cells[job]))
+            ready = [c for c in self.cells[job] if self._ready(c)]
+            self.queue.extendleft(self._attack(c, record) for c in reversed(ready))
         else:
             assert not isinstance(record, TrainRecord)
             trained = self.keys.train(job.train)
@@ -300,7 +308,17 @@ class _Run:
                 self.keys.attack(job),
                 replace(record, inputs=AttackInputs.of(job), train=trained),
             )
+            self._go_on_after(job)
         self._advance(job, record, cached=False)
+
+    def _go_on_after(self, job: AttackJob) -> None:
+        """Queue what waited for an attack alone."""
+        self.made.add(job)
+        waited = [c for c in self.cells[job.train] if job in c.after and self._ready(c)]
+        trained = self.store.read("train", self.keys.train(job.train)) if waited else None
+        if trained is not None:
+            again = [c for c in waited if c not in self.made]
+            self.queue.extendleft(self._attack(c, trained) for c in reversed(again))
 
     def _task(self, job: TrainJob) -> Task:
         place = self.store.scratch(self.keys.train(job))
@@ -314,8 +332,17 @@ class _Run:
             trained=trained,
             observed=self.store.artifacts(self.keys.train(cell.train)),
             artifacts=self.store.scratch(self.keys.attack(cell)),
+            earlier=tuple(self._earlier(cell)),
         )
         return self._numbered(cell, cell_label(cell), work, self.keys.train(cell.train))
+
+    def _earlier(self, cell: AttackJob) -> Iterator[Earlier]:
+        """What the attacks found that go before it; one that failed found nothing."""
+        for one in cell.after:
+            key = self.keys.attack(one)
+            record = self.store.read("attack", key, lenient=True)
+            if isinstance(record, AttackRecord):
+                yield Earlier(label=one.label, record=record, artifacts=self.store.artifacts(key))
 
     def _numbered(self, job: TrainJob | AttackJob, label: str, work: Work, group: str) -> Task:
         task = Task(id=next(self.numbers), label=label, work=work, group=group)

@@ -120,6 +120,8 @@ class AttackJob(Job):
         threat: Under which the observation was made.
         checkpoint: When it was made.
         budget: Gradient evaluations allowed per start.
+        after: Attacks on the same observation that go before; it spares the victims that they
+            rebuilt (see `bench.harness.cascade`).
     """
 
     train: TrainJob
@@ -129,15 +131,17 @@ class AttackJob(Job):
     threat: ThreatSettings
     checkpoint: Checkpoint
     budget: int
+    after: tuple[AttackJob, ...] = ()
 
     def inputs(self) -> dict[str, Any]:
-        return {
+        own = {
             "attack": self.attack,
             "settings": dict(self.settings),
             "threat": self.threat.name,
             "checkpoint": self.checkpoint,
             "budget": self.budget,
         }
+        return own | {"after": [a.inputs() for a in self.after]} if self.after else own
 
     @cached_property
     def text(self) -> str:

@@ -82,16 +82,18 @@ class AttackInputs:
     threat: str
     checkpoint: Checkpoint
     budget: int
+    after: tuple[AttackInputs, ...] = ()
 
     @staticmethod
     def of(job: AttackJob) -> AttackInputs:
         """Those of an attack."""
-        return AttackInputs(**job.inputs())
+        own = {k: v for k, v in job.inputs().items() if k != "after"}
+        return AttackInputs(**own, after=tuple(map(AttackInputs.of, job.after)))
 
     def on(self, train: TrainJob) -> AttackJob:
         """The attack on that training. Raises KeyError if it lacks the threat."""
-        threat = train.threat(self.threat)
-        return AttackJob(**vars(self) | {"train": train, "label": self.attack, "threat": threat})
+        own = {"train": train, "label": self.attack, "threat": train.threat(self.threat)}
+        return AttackJob(**vars(self) | own | {"after": tuple(a.on(train) for a in self.after)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -298,12 +298,20 @@ def attack_job(
     train: TrainJob, suite: Suite, label: str, attack: AttackSettings, checkpoint: Checkpoint
 ) -> AttackJob:
     """The attack that a suite makes of its entry `attack`; `label` is its column."""
+    first = suite.threats[0].name
+    threat = attack.threat or first
+    after = [
+        attack_job(train, suite, other, entry, checkpoint)
+        for other, entry in labels(suite).items()
+        if entry.name in attack.after and (entry.threat or first) == threat
+    ]
     return AttackJob(
         train=train,
         attack=attack.name,
         label=label,
         settings=attack.settings,
-        threat=train.threat(attack.threat or suite.threats[0].name),
+        after=tuple(after),
+        threat=train.threat(threat),
         checkpoint=checkpoint,
         budget=suite.budget if attack.budget is None else attack.budget,
     )

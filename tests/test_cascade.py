@@ -1,0 +1,217 @@
+"""Costly attacks spare the victims that cheaper ones have rebuilt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bench import suite as suites
+from bench.contract.defense import Defense
+from bench.data.dataset import Dataset
+from bench.errors import UserError
+from bench.harness.cascade import IMAGES, REBUILT, apart, of_victims
+from bench.harness.plan import expand
+from bench.records import AttackRecord, Run
+from bench.report.entries import taken
+from defenses.cutmix import CutMix
+from defenses.none import NoDefense
+from defenses.sparsifiers import TopK
+from tests.conftest import network_for, seen_under
+from tests.runs import timeless
+
+PLUGINS = '''
+import torch
+from attacks.analytic import Analytic
+from bench.api import Attack, Reconstruction
+
+class Half(Analytic):
+    """Rebuilds the first victim and loses the others."""
+    def run(self, seen, ctx):
+        answer = super().run(seen, ctx)
+        answer.images[1:] = 0.5
+        return answer
+
+class Counts(Attack):
+    """Says whom it was given."""
+    recovers = frozenset({"images", "labels"})
+    def run(self, seen, ctx):
+        shape = (len(seen.clients), 1)
+        return Reconstruction(
+            images=torch.zeros(*shape, *ctx.network.shape),
+            labels=torch.zeros(shape, dtype=torch.int64),
+            label_counts=torch.eye(10, dtype=torch.int64)[[0] * len(seen.clients)],
+            loss=torch.zeros(len(seen.clients)),
+            evaluations=7 * len(seen.clients),
+            notes=(f"was given {' and '.join(seen.clients)}",),
+        )
+'''
+CHEAP, COSTLY = '[[attacks]]\nname = "ilrg"', '[[attacks]]\nname = "prior_only"'
+Made = Callable[..., dict[tuple[str, str], AttackRecord]]
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> tuple[Path, ...]:
+    path = tmp_path / "cascading.py"
+    path.write_text(PLUGINS)
+    return (path,)
+
+
+def cascade(tiny: Callable[..., Path], cheap: str, costly: str, after: str) -> Path:
+    ending = f'[[attacks]]\nname = "{costly}"\nafter = [{after}]'
+    return tiny(**{CHEAP: f'[[attacks]]\nname = "{cheap}"', COSTLY: ending})
+
+
+def records(folder: Path) -> dict[tuple[str, str], AttackRecord]:
+    """Records of seed 0 at init by defense's setting and attack."""
+    from bench.harness.store import Store
+
+    store, found = Store(folder), {}
+    for cell in Run.read(folder).cells:
+        record = store.read("attack", cell.key)
+        if cell.checkpoint == "init" and isinstance(record, AttackRecord):
+            found[cell.setting, cell.attack] = record
+    return found
+
+
+def test_what_was_rebuilt_is_not_attacked_again_and_what_was_not_is(
+    run: Any, tiny: Callable[..., Path], plugins: tuple[Path, ...]
+) -> None:
+    store, report = run(cascade(tiny, "analytic", "counts", '"analytic"'), plugins=plugins)
+    assert report.failures == []
+    made = records(store.folder)
+    cheap, spared = made["none", "analytic"], made["none", "counts"]
+    assert min(cheap.values["ssim"]) >= REBUILT
+    for metric in ("ssim", "mse", "leacc"):
+        assert spared.values[metric] == cheap.values[metric]
+    assert (spared.gradient_evaluations, spared.judged) == (0, cheap.judged)
+    assert spared.notes == (
+        "2 of 2 victims were spared, since analytic had rebuilt them to an SSIM of at least 0.98: "
+        "the figures are those of that answer",
+    )
+    defended = made["spm(epsilon=0.5)", "counts"]
+    assert defended.gradient_evaluations == 14
+    assert defended.notes[0].count(" and ") == 1
+
+
+def test_of_some_victims_the_others_are_attacked(
+    run: Any, tiny: Callable[..., Path], plugins: tuple[Path, ...]
+) -> None:
+    store, _ = run(cascade(tiny, "half", "counts", '"half"'), plugins=plugins)
+    made = records(store.folder)
+    half, counts = made["none", "half"], made["none", "counts"]
+    assert half.values["ssim"][0] >= REBUILT > half.values["ssim"][1]
+    assert counts.gradient_evaluations == 7
+    assert " and " not in counts.notes[0]
+    assert counts.values["ssim"][0] == half.values["ssim"][0]
+    assert counts.values["ssim"][1] != half.values["ssim"][1]
+    assert counts.judged is not None
+    assert half.judged is not None
+    assert counts.judged[0] == half.judged[0]
+    first, second = (
+        load_file(store.artifacts(record.key) / IMAGES)["images"] for record in (half, counts)
+    )
+    assert torch.equal(first[0], second[0])
+    assert float(second[1].abs().max()) == 0
+
+
+def test_a_run_that_goes_on_makes_what_is_missing_and_nothing_twice(
+    run: Any, tiny: Callable[..., Path], plugins: tuple[Path, ...]
+) -> None:
+    suite = cascade(tiny, "half", "counts", '"half"')
+    store, first = run(suite, plugins=plugins)
+    before = {p: timeless(json.loads(p.read_text())) for p in store.folder.glob("records/*/*.json")}
+    found = records(store.folder)
+    for attack in ("half", "counts"):
+        store.path("attack", found["none", attack].key).unlink()
+    store.path("attack", found["spm(epsilon=0.5)", "half"].key).unlink()
+    _, second = run(suite, plugins=plugins)
+    assert (second.ran, second.cached) == (3, first.ran - 3)
+    assert before == {
+        p: timeless(json.loads(p.read_text())) for p in store.folder.glob("records/*/*.json")
+    }
+
+
+def test_the_upper_bound_loses_no_more_than_what_counts_as_rebuilt(
+    run: Any, tiny: Callable[..., Path]
+) -> None:
+    """The same attacks with and without the cascade."""
+    bounds = []
+    for out, after in (("all", ""), ("cascade", '"analytic"')):
+        store, _ = run(cascade(tiny, "analytic", "dlg", after), out=out)
+        found: dict[str, dict[str, AttackRecord]] = {}
+        for (setting, attack), record in records(store.folder).items():
+            found.setdefault(setting, {})[attack] = record
+        bounds.append({s: taken(r, "ssim", by_truth=True) for s, r in found.items()})
+    whole, part = bounds
+    assert whole.keys() == part.keys()
+    for setting, answers in whole.items():
+        other = part[setting]
+        assert answers is not None
+        assert other is not None
+        assert (answers[0] - other[0]).max() <= 1 - REBUILT
+
+
+def test_attacks_that_go_before_are_planned_with_the_one_that_is_asked_for(
+    tiny: Callable[..., Path],
+) -> None:
+    suite = suites.read_suite(str(cascade(tiny, "analytic", "dlg", '"analytic"')))
+    plan = expand(suite, {"attack": "dlg", "defense": "none", "checkpoint": "init"})
+    assert [c.attack for c in plan.cells] == ["analytic", "dlg"]
+    assert plan.cells[1].after == (plan.cells[0],)
+    alone = suites.read_suite(str(cascade(tiny, "analytic", "dlg", "")))
+    free = expand(alone, {"attack": "dlg", "defense": "none", "checkpoint": "init"}).cells
+    assert "after" not in free[0].inputs()
+    assert free[0] != plan.cells[1]
+
+
+@pytest.mark.parametrize(
+    ("cheap", "after", "sentence"),
+    [
+        ("analytic", '"analytik"', "Did you mean 'analytic'"),
+        ("analytic", '"dlg"', "attacks above dlg under threat server"),
+        ("analytic", '"analytic", "analytic"', "named twice in what attack dlg goes after"),
+        ('analytic"\ncheckpoints = ["init"]\n#"', '"analytic"', "which does not run at final."),
+        ('analytic"\nthreat = "other"\n#"', '"analytic"', "attacks above dlg under threat server"),
+    ],
+)
+def test_an_attack_that_cannot_go_after_another_is_refused(
+    tiny: Callable[..., Path], cheap: str, after: str, sentence: str
+) -> None:
+    path = cascade(tiny, cheap, "dlg", after)
+    path.write_text(
+        path.read_text().replace(
+            "[[threats]]\nvictims = 2\n",
+            '[[threats]]\nname = "server"\nvictims = 2\n[[threats]]\nname = "other"\n',
+        )
+    )
+    with pytest.raises(UserError, match=sentence):
+        suites.read_suite(str(path))
+
+
+@pytest.mark.parametrize(
+    ("defense", "protocol", "expected"),
+    [
+        (NoDefense(), "fedavg", True),
+        (TopK(keep=0.1), "fedavg", False),
+        (CutMix(patches=16, group=2), "splitfed", False),
+    ],
+)
+def test_victims_are_apart_where_each_ones_messages_tell_all_of_it(
+    digits: Dataset, defense: Defense, protocol: str, expected: bool
+) -> None:
+    split = protocol == "splitfed"
+    network = network_for(digits, "vit_small" if split else "mlp_spm")
+    cut = {"cut": "embed", "labels": "private"} if split else None
+    seen, _ = seen_under(
+        digits, network, defense, clients=4, protocol=protocol, split=cut, rounds=1
+    )
+    assert apart(seen, defense) is expected
+    some = of_victims(seen, [2, 0])
+    assert some.clients == (seen.clients[2], seen.clients[0])
+    assert some.messages == seen.messages
