@@ -23,6 +23,7 @@ LAYERS = (
     ("harness.runner",),
     ("harness.executors",),
     ("harness.train", "harness.attack"),
+    ("harness.cascade",),
     ("harness.costs", "harness.keys"),
     ("harness.environment", "harness.sources", "harness.shared"),
     ("harness.plan", "harness.store"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats import binomtest
 
+from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of, share_interval
 from bench.seeding import numpy_generator
 
@@ -97,9 +98,9 @@ def test_one_seed_is_over_victims_and_wider_than_students_interval() -> None:
 
 
 def test_an_interval_is_cut_at_the_range_of_the_metric() -> None:
-    assert interval_of([np.array([0.9, 1.0, 0.2])], (-1.0, 1.0)) == Interval(
-        mean=pytest.approx(0.7), lo=-1.0, hi=1.0
-    )
+    found = interval_of([np.array([0.9, 1.0, 0.2])], (-1.0, 1.0))
+    assert found is not None
+    assert (found.mean, found.lo, found.hi) == (pytest.approx(0.7), -1.0, 1.0)
     assert interval_of([np.array([0.4])], (0.0, 1.0)) == Interval(mean=0.4, lo=0.0, hi=1.0)
     assert interval_of([np.array([0.4])], (0.0, math.inf)) == Interval(mean=0.4, lo=0.0, hi=0.4)
 
@@ -146,3 +147,9 @@ def test_shares_of_several_seeds_are_over_seeds() -> None:
 
 if __name__ == "__main__":
     print(table())
+
+
+@pytest.mark.parametrize("ends", [(0.6, 0.9), (0.1, 0.4)])
+def test_a_mean_outside_of_its_interval_is_refused(ends: tuple[float, float]) -> None:
+    with pytest.raises(UserError, match="cannot be that of the mean"):
+        Interval(mean=0.5, lo=ends[0], hi=ends[1])

@@ -10,19 +10,32 @@ from functools import lru_cache
 
 import numpy as np
 
+from bench.errors import UserError
+
 LEVEL = 0.95
 _SKEW = 3.0
 """By which the degrees of freedom of victims are divided. A few skewed figures tell their own
 spread badly; so few degrees as a third keep 95 % intervals of 8 to 32 exponential figures above
 93 %, where Student's own have 90 % (docs/method.md has the table)."""
 ANYWHERE = (-math.inf, math.inf)
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
+    """A mean and the ends of its interval. Raises UserError where the mean is not between them."""
+
     mean: float
     lo: float
     hi: float
+
+    def __post_init__(self) -> None:
+        rounding = _ROUNDING * max(1.0, abs(self.mean))
+        if self.lo > self.mean + rounding or self.hi < self.mean - rounding:
+            raise UserError(
+                f"an interval from {self.lo:g} to {self.hi:g} cannot be that of the mean "
+                f"{self.mean:g}."
+            )
 
     def to_dict(self) -> dict[str, float]:
         return {"mean": self.mean, "lo": self.lo, "hi": self.hi}
