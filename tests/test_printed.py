@@ -194,7 +194,8 @@ def test_every_table_of_a_paper_is_shown_with_its_ledger(
         for column, cell in zip(table.columns, cells, strict=True):
             if (column.read or line.read or table.read).startswith("ledger."):
                 assert cell.measured is not None, (line.title, column.title)
-    if path.is_file() and table.run:
+    # What the paper's own scale alone makes, for want of its data, is not among the results.
+    if path.is_file() and table.run not in ("", table.paper_run):
         assert any(c.measured for cells in shown.cells for c in cells)
     for command in {table.run, table.paper_run} - {""}:
         for one in command.split(" && "):
