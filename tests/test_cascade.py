@@ -15,10 +15,12 @@ from bench import suite as suites
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
-from bench.harness.cascade import IMAGES, REBUILT, apart, of_victims
-from bench.harness.plan import expand
-from bench.records import AttackRecord, Run
+from bench.harness.cascade import REBUILT, apart, of_victims
+from bench.harness.plan import Plan, expand
+from bench.harness.store import Store
+from bench.records import RECONSTRUCTION, AttackRecord, Run
 from bench.report.entries import taken
+from bench.submission.rerunning import with_earlier
 from defenses.cutmix import CutMix
 from defenses.none import NoDefense
 from defenses.sparsifiers import TopK
@@ -52,7 +54,6 @@ class Counts(Attack):
         )
 '''
 CHEAP, COSTLY = '[[attacks]]\nname = "ilrg"', '[[attacks]]\nname = "prior_only"'
-Made = Callable[..., dict[tuple[str, str], AttackRecord]]
 
 
 @pytest.fixture
@@ -69,8 +70,6 @@ def cascade(tiny: Callable[..., Path], cheap: str, costly: str, after: str) -> P
 
 def records(folder: Path) -> dict[tuple[str, str], AttackRecord]:
     """Records of seed 0 at init by defense's setting and attack."""
-    from bench.harness.store import Store
-
     store, found = Store(folder), {}
     for cell in Run.read(folder).cells:
         record = store.read("attack", cell.key)
@@ -114,7 +113,8 @@ def test_of_some_victims_the_others_are_attacked(
     assert half.judged is not None
     assert counts.judged[0] == half.judged[0]
     first, second = (
-        load_file(store.artifacts(record.key) / IMAGES)["images"] for record in (half, counts)
+        load_file(store.artifacts(record.key) / RECONSTRUCTION)["images"]
+        for record in (half, counts)
     )
     assert torch.equal(first[0], second[0])
     assert float(second[1].abs().max()) == 0
@@ -168,6 +168,21 @@ def test_attacks_that_go_before_are_planned_with_the_one_that_is_asked_for(
     free = expand(alone, {"attack": "dlg", "defense": "none", "checkpoint": "init"}).cells
     assert "after" not in free[0].inputs()
     assert free[0] != plan.cells[1]
+    with pytest.raises(ValueError, match="dlg/init is planned without what it goes after"):
+        Plan(suite=suite, trainings=plan.trainings, cells=plan.cells[1:])
+
+
+def test_what_is_verified_of_a_cascade_is_run_with_what_goes_before(
+    run: Any, tiny: Callable[..., Path]
+) -> None:
+    store, _ = run(cascade(tiny, "analytic", "dlg", '"analytic"'), only={"defense": "none"})
+    made = Run.read(store.folder)
+    first, drawn = (
+        next(c for c in made.cells if (c.attack, c.checkpoint) == (name, "final"))
+        for name in ("analytic", "dlg")
+    )
+    assert with_earlier(made, {drawn.key}) == [first, drawn]
+    assert with_earlier(made, {first.key}) == [first]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.harness import launch, runner, store
+from bench.harness.executors.local import Workers
 from bench.harness.plan import Plan
 from bench.harness.store import Store
 from bench.records import read_outcome
@@ -267,7 +268,8 @@ def test_a_clock_that_jumps_changes_nothing(
     real = time.time
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 1e8)
-    report = made(plan, keys, jumpy)
+    executor = Workers(count=1, threads=1, timeout_s=600)
+    report = runs.made(plan, keys, jumpy, executor)
     assert report.failures == []
     assert contents(jumpy) == contents(straight)
     for path in jumpy.folder.glob("records/*/*.json"):

@@ -186,6 +186,7 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
         return [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
 
     here = digests(tmp_path / "one")
+    assert here == digests(tmp_path / "two")
     code = (
         "import hashlib, sys; from pathlib import Path;"
         "from tests.test_figures import ROWS, figures, paper;"
@@ -193,7 +194,7 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
         "assert 'matplotlib.pyplot' not in sys.modules;"
         "print(*[hashlib.sha256(p.read_bytes()).hexdigest() for p in ps])"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "two")], check=True,
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "three")], check=True,
                            cwd=ROOT, capture_output=True, text=True)  # fmt: skip
     assert ended.stdout.split() == here
     pdf = (tmp_path / "one" / "a.pdf").read_bytes()

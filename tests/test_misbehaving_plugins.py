@@ -122,16 +122,23 @@ def records(store: Store) -> dict[str, Any]:
     return {r["inputs"]["attack"]: timeless(r) for r in found}
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize(
+    ("workers", "all_of_them"),
+    [
+        pytest.param(0, True, marks=pytest.mark.slow),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        (1, False),  # a worker that is left behind is replaced, which takes seconds
+    ],
+)
 def test_a_plugin_that_misbehaves_ends_alone_and_harms_no_cell_after_it(
     tiny: Callable[..., Path],
     plugins: tuple[Path, ...],
     tmp_path: Path,
     workers: int,
+    all_of_them: bool,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    # A worker that is left behind is replaced, which takes seconds.
-    raised = RAISED if workers == 0 else {n: RAISED[n] for n in ("exits", "full")}
+    raised = RAISED if all_of_them else {n: RAISED[n] for n in ("exits", "full")}
     changes = CHANGES if workers == 0 else {"float64": CHANGES["float64"]}
     names = [*raised, *changes, "quiet"]
     bad = "".join(f'[[attacks]]\nname = "{n}"\n\n' for n in names)
@@ -227,7 +234,9 @@ def test_a_file_that_misbehaves_when_imported_is_a_broken_plugin(tmp_path: Path,
     assert text in str(broken[0])
 
 
-def test_list_goes_on_beside_a_plugin_that_exits_and_prints_at_import(tmp_path: Path) -> None:
+def test_list_and_plan_go_on_beside_a_plugin_that_exits_or_prints_at_import(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
     path = tmp_path / "exits.py"
     path.write_text('print("here I am")\nraise SystemExit(0)')
     listed = command("list", "attacks", "--json", "--plugin", str(path))
@@ -235,7 +244,9 @@ def test_list_goes_on_beside_a_plugin_that_exits_and_prints_at_import(tmp_path: 
     found = {a["name"]: a["broken"] for a in json.loads(listed.stdout)["attacks"]}
     assert "SystemExit: 0 (exits.py, line 2)" in found["exits"]
     assert found["ilrg"] is None
-    assert "here I am" in listed.stderr
+    planned_too = command("plan", str(tiny()), "--plugin", str(path))
+    assert planned_too.returncode == 0
+    assert "here I am" in planned_too.stderr
 
 
 def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,6 @@ from bench.models import build, hand
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
 from bench.sandbox.conformance.models import check_model
-from bench.sandbox.conformance.plugins import check_plugins
 from bench.seeding import generator
 from bench.suite import Suite
 from defenses.none import NoDefense
@@ -231,27 +230,25 @@ def test_wrong_settings_shapes_and_files_get_one_sentence(tmp_path: Path) -> Non
 
 
 def test_check_tells_of_a_model_what_it_can_and_cannot() -> None:
-    shown = CliRunner().invoke(app, ["check", f"{FILE}:Residual", "--set", "width=2"])
-    assert shown.exit_code == 0
-    text = " ".join(shown.output.split())
+    def shown(name: str, *more: str) -> tuple[int, str]:
+        found = CliRunner().invoke(app, ["check", f"{FILE}:{name}", *more])
+        return found.exit_code, " ".join(found.output.split())
+
+    code, text = shown("Residual", "--set", "width=2")
+    assert code == 0
     assert "layer1/0" in text
     assert "fast gradients are the general ones all 26" in text
-
-    def found(name: str, dataset: str | None = None, **settings: Any) -> tuple[bool, str]:
-        told = check_model(f"{FILE}:{name}", settings, dataset=dataset)
-        return told.passed, " ".join(f.reason for f in told.findings)
-
-    passed, text = found("Attentive")
-    assert passed
+    code, text = shown("Attentive")
+    assert code == 0
     assert "6 of 15; all by the general way" in text
-    passed, text = found("Rounded")
-    assert not passed
+    code, text = shown("Rounded")
+    assert code == 1
     assert "not for several clients at once" in text
-    passed, text = found("Residual", "breast_cancer", in_channels=3)
-    assert not passed
+    code, text = shown("Residual", "--dataset", "breast_cancer", "--set", "in_channels=3")
+    assert code == 1
     assert "cannot take samples of shape [30]" in text
-    with pytest.raises(UserError, match="--dataset is for models"):
-        list(check_plugins("none", {}, dataset="digits"))
+    found = CliRunner().invoke(app, ["check", "none", "--dataset", "digits"])
+    assert found.exit_code == 2
 
 
 def test_check_notices_gradients_and_cuts_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,8 @@ def test_every_table_of_a_paper_is_shown_with_its_ledger(
             if (column.read or line.read or table.read).startswith("ledger."):
                 assert cell.measured is not None, (line.title, column.title)
     # What the paper's own scale alone makes, for want of its data, is not among the results.
-    if path.is_file() and table.run not in ("", table.paper_run):
+    large = table.run.startswith(f"leakbench run {paper}_paper ")
+    if path.is_file() and table.run and not large:
         assert any(c.measured for cells in shown.cells for c in cells)
     for command in {table.run, table.paper_run} - {""}:
         for one in command.split(" && "):

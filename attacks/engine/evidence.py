@@ -237,7 +237,8 @@ class Evidence:
         if self.spread is not None:
             # A step under drawn weights is no function of the mean ones: as many coordinates as an
             # upload has, which move together, would outvote the activations and mean nothing.
-            observation = observation if self.noise is not None else None
+            if self.noise is None:
+                observation = None
         elif not view.noises and self.noise is not None:
             self.noise, observation = None, None
         elif view.noises and self.noise is None and observation is not None:

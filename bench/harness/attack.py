@@ -13,7 +13,7 @@ import torch
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
-from bench.harness.cascade import IMAGES, Earlier, of_victims, spare, truth_of_victims
+from bench.harness.cascade import Earlier, of_victims, spare, truth_of_victims
 from bench.harness.environment import (
     Environment,
     dataset_of,
@@ -29,6 +29,7 @@ from bench.metrics.score import Scores, score
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.records import (
     CONVERGED,
+    RECONSTRUCTION,
     AttackJob,
     AttackOutcome,
     AttackRecord,
@@ -153,7 +154,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
     victims, samples = whole["y"].shape
     images = spared.images(scores.images)
     if images is not None:
-        save_tensors({"images": images, "truth": whole["x"]}, work.artifacts / IMAGES)
+        save_tensors({"images": images, "truth": whole["x"]}, work.artifacts / RECONSTRUCTION)
     return AttackRecord(
         victims=victims,
         samples=samples,

@@ -2,9 +2,9 @@
 
 A suite's entry names the attacks that it goes `after`. A victim whose image one of them has rebuilt
 to an SSIM of `REBUILT` is not attacked again: the answer that rebuilt it stands as the later
-attack's too. So no figure of a later attack, and no upper bound, is more than 1 - `REBUILT` below
-what it would be without the cascade. An attacker is allowed to know here that it may stop, which
-saves time and gives nothing away but that.
+attack's too. So a spared victim's SSIM, and the upper bound of it, is at most 1 - `REBUILT` below
+what the later attack could have reached. The others are attacked as without the cascade but for
+their draws, which depend on who is attacked. The attacker's choice is made of fewer answers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import UPLOAD_KINDS
-from bench.records import AttackRecord, check_kept
+from bench.records import RECONSTRUCTION, AttackRecord, check_kept
 
 REBUILT = 0.98
 """Least SSIM of an answer that is as good as the image."""
-IMAGES = "reconstruction.safetensors"
-"""File of what an attack rebuilt, with the truth: `images` and `truth` [V, K, ...]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +87,10 @@ class Spared:
             return None
         found: dict[int, Tensor] = {} if own is None else dict(zip(self.left, own, strict=True))
         for victim, earlier in self.by.items():
-            file = earlier.artifacts / IMAGES
+            file = earlier.artifacts / RECONSTRUCTION
             if not file.is_file():
                 return None
-            check_kept(earlier.artifacts, earlier.record, IMAGES)
+            check_kept(earlier.artifacts, earlier.record, RECONSTRUCTION)
             found[victim] = load_file(file)["images"][victim]
         return torch.stack([found[v] for v in range(self.victims)])
 

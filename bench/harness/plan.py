@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,12 @@ class Plan:
     suite: Suite
     trainings: tuple[TrainJob, ...]
     cells: tuple[AttackJob, ...]
+
+    def __post_init__(self) -> None:
+        planned = set(self.cells)
+        for cell in self.cells:
+            if not planned.issuperset(cell.after):  # it would wait for ever
+                raise ValueError(f"{cell.name} is planned without what it goes after.")
 
     def by_training(self) -> dict[TrainJob, list[AttackJob]]:
         """The attacks on every training, none on some."""
@@ -62,13 +68,6 @@ ONLY_KEYS = (
     "task",
     "variant",
 )
-
-
-def _before(cell: AttackJob) -> Iterator[AttackJob]:
-    """The attacks that must have gone before, the first of all first."""
-    for one in cell.after:
-        yield from _before(one)
-        yield one
 
 
 def _known(suite: Suite, key: str) -> list[str]:
@@ -163,12 +162,12 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             attacked = suite.attacks and job.threats
             if mine or not (attacked or only_attacks):
                 trainings.append(job)
-                cells.extend(one for cell in mine for one in (*_before(cell), cell))
+                cells.extend(one for cell in mine for one in (*cell.before(), cell))
     if not trainings:
         raise UserError(
             f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "
             f"{suite.name}."
         )
-    # What the suite of an older run names twice is made, and counted, once.
+    # What several attacks go after, or the suite of an older run names twice, is made once.
     once = tuple(dict.fromkeys(trainings)), tuple(dict.fromkeys(cells))
     return Plan(suite=suite, trainings=once[0], cells=once[1])

@@ -314,11 +314,14 @@ class _Run:
     def _go_on_after(self, job: AttackJob) -> None:
         """Queue what waited for an attack alone."""
         self.made.add(job)
-        waited = [c for c in self.cells[job.train] if job in c.after and self._ready(c)]
+        waited = [
+            c
+            for c in self.cells[job.train]
+            if job in c.after and c not in self.made and self._ready(c)
+        ]
         trained = self.store.read("train", self.keys.train(job.train)) if waited else None
         if trained is not None:
-            again = [c for c in waited if c not in self.made]
-            self.queue.extendleft(self._attack(c, trained) for c in reversed(again))
+            self.queue.extendleft(self._attack(c, trained) for c in reversed(waited))
 
     def _task(self, job: TrainJob) -> Task:
         place = self.store.scratch(self.keys.train(job))

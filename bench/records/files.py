@@ -1,4 +1,4 @@
-"""How a JSON file of a result folder is read: as what it should be."""
+"""How JSON files of a result folder are read, as what they should be, and files of jobs checked."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from bench.records.outcomes import (
 )
 from bench.records.text import sound_text
 
+RECONSTRUCTION = "reconstruction.safetensors"
+"""Among what an attack that rebuilds samples left: `images` and `truth` [V, K, ...]."""
 T = TypeVar("T")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -142,6 +142,12 @@ class AttackJob(Job):
             "budget": self.budget,
         }
         return own | {"after": [a.inputs() for a in self.after]} if self.after else own
+
+    def before(self) -> Iterator[AttackJob]:
+        """The attacks that must have gone before, the first of all first."""
+        for one in self.after:
+            yield from one.before()
+            yield one
 
     @cached_property
     def text(self) -> str:

@@ -16,10 +16,9 @@ from torch import Tensor
 from bench.errors import UserError
 from bench.harness.store import Store
 from bench.metrics.images import ssim
-from bench.records import Cell, Row, canonical, check_kept
+from bench.records import RECONSTRUCTION, Cell, Row, canonical, check_kept
 from bench.report.leaderboard import row_id
 from bench.report.paper import Paper, inches, styled
-from bench.report.pictures import RECONSTRUCTION
 
 MOST_LINES = 24
 """Of pictures in one figure: more fit no page."""

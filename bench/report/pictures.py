@@ -18,7 +18,14 @@ import numpy as np
 
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import AttackRecord, Run, check_kept, check_sum, read_json
+from bench.records import (
+    RECONSTRUCTION,
+    AttackRecord,
+    Run,
+    check_kept,
+    check_sum,
+    read_json,
+)
 from bench.report.leaderboard import cells_by_row
 
 BUDGET = 8_000_000
@@ -33,8 +40,6 @@ FEATURES, RECORDS = 10, 4
 """Features of a tabular record, and victims, that are shown as numbers."""
 SCHEMA = 1
 _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
-RECONSTRUCTION = "reconstruction.safetensors"
-"""Among the artifacts of an attack that rebuilds samples: `images` and `truth`."""
 Pictures = dict[str, Any]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,6 +96,13 @@ class _SubmittedKeys(Keys):
         return self._submitted[cell]
 
 
+def with_earlier(run: Run, keys: Collection[str]) -> list[Cell]:
+    """The run's cells of those keys, and the ones that must have gone before them."""
+    chosen = [c.job for c in run.cells if c.key in keys]
+    needed = {one for job in chosen for one in (*job.before(), job)}
+    return [c for c in run.cells if c.job in needed]
+
+
 def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: None) -> None:
     """Load the submitted code, train and attack. `tell` is told what has ended.
 
@@ -103,7 +110,7 @@ def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: Non
     """
     folder, out = Path(request.submission), Path(request.out)
     run = Run.read(folder)
-    cells = [c for c in run.cells if c.key in set(request.cells)]
+    cells = with_earlier(run, set(request.cells))
     plan = Plan(
         suite=run.suite,
         trainings=tuple(dict.fromkeys(c.job.train for c in cells)),
