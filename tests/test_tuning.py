@@ -186,7 +186,9 @@ def test_a_suite_in_any_form_of_toml_can_be_tuned(two: Suite, registry: Registry
     usual = tuned_text(TWO_TASKS, two, found, [0.05], registry)
     flat = "".join(f"{k} = {suites.to_toml(v, k)}\n" for k, v in said.items())
     tables = TWO_TASKS.replace("[[defenses]]", "[[ defenses ]]  # in brackets with spaces")
-    for text in (flat, tables):
+    below = TWO_TASKS.replace("settings = {", "[defenses.settings]\n").replace(" }", "")
+    below = below.replace("[0.1, 1.0], clip", "[0.1, 1.0]\nclip")
+    for text in (flat, tables, below):
         assert tomllib.loads(text) == said
         made = tuned_text(text, two, found, [0.05], registry)
         assert tomllib.loads(made) == tomllib.loads(usual)
