@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 import bench
 from bench import models, outside
+from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.outside import NetworkModule, OpenExport
 from bench.results import Results
@@ -174,3 +176,27 @@ def test_what_is_no_export_gets_one_sentence(results: Results, tmp_path: Path) -
     shutil.copy(tmp_path / "seen.safetensors", tmp_path / "seen-public.safetensors")
     with pytest.raises(ValueError, match="holds no public samples"):
         bench.open_export(tmp_path / "seen")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"y": 10}, "labels beyond 0..9"),
+        ({"y": -1}, "labels beyond 0..9"),
+        ({"x": 8}, "which the network's samples"),
+    ],
+)
+def test_public_samples_of_another_network_are_refused(
+    results: Results, tmp_path: Path, changed: dict[str, int], message: str
+) -> None:
+    out = tmp_path / "seen"
+    outside.export(results.folder, "mlp_spm/eval", out, HERE)
+    (place,) = tmp_path.glob("*public*")
+    public = load_file(place)
+    if "y" in changed:
+        public["y"][3] = changed["y"]
+    else:
+        public["x"] = public["x"][..., : changed["x"]].contiguous()
+    save_file(public, place)
+    with pytest.raises(UserError, match=message):
+        bench.open_export(out)

@@ -21,7 +21,7 @@ from bench.metrics.floors import floors
 from bench.metrics.named import leak
 from bench.metrics.score import Scores, score
 from bench.models import Network
-from bench.outside.exports import public_of, stem_of, truth_beside
+from bench.outside.exports import check_labels, public_of, stem_of, truth_beside
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.observe import Truth
 from bench.records import read_json
@@ -99,8 +99,12 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
         seen = load_seen(base)
         place = truth_beside(base) if truths is None else truths[number]
         truth = load_truth(place) if truths is not None or place.is_file() else None
+        if truth is not None:
+            check_labels(place, truth.y, seen)
         about = read_json(base.with_name(f"{base.name}.json"), links=True)
-        view = Captured(name=base.name, seen=seen, public=public_of(base), truth=truth, about=about)
+        view = Captured(
+            name=base.name, seen=seen, public=public_of(base, seen), truth=truth, about=about
+        )
         twin = next((i for i, other in enumerate(found) if _alike(other, view)), None)
         if twin is None:
             found.append(view)

@@ -21,10 +21,10 @@ from bench.contract.messages import State
 from bench.errors import UserError
 from bench.files import check_plain
 from bench.harness.environment import Environment, dataset_of, registry_for
-from bench.harness.store import Store, check_kept, write_whole
+from bench.harness.store import Store, write_whole
 from bench.models import Network
 from bench.protocols.export import earlier_path, load_seen, load_truth, save_seen, save_tensors
-from bench.records import Cell, Run, read_json, to_json
+from bench.records import Cell, Run, check_kept, read_json, to_json
 from bench.report.choosing import find
 
 
@@ -135,15 +135,30 @@ def _public_beside(stem: Path) -> Path:
     return stem.with_name(f"{stem.name}-public.safetensors")
 
 
-def public_of(base: Path) -> tuple[Tensor, Tensor]:
-    """The public samples [N, ...] beside an export, and their labels. Raises UserError if there are
-    none."""
+def public_of(base: Path, seen: Seen) -> tuple[Tensor, Tensor]:
+    """The public samples [N, ...] beside an export of what was seen, and their labels. Raises
+    UserError if there are none, or none that its network takes."""
+    place = _public_beside(base)
     try:
-        check_plain(_public_beside(base), links=True)
-        public = load_file(_public_beside(base))
-        return public["x"], public["y"]
+        check_plain(place, links=True)
+        public = load_file(place)
+        x, y = public["x"], public["y"]
     except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(f"{_public_beside(base)} holds no public samples ({error}).") from error
+        raise UserError(f"{place} holds no public samples ({error}).") from error
+    if list(x.shape[1:]) != list(seen.network["shape"]) or y.shape != x.shape[:1]:
+        raise UserError(
+            f"{place} holds samples {list(x.shape)} with labels {list(y.shape)}, which the "
+            f"network's samples {list(seen.network['shape'])} are not."
+        )
+    check_labels(place, y, seen)
+    return x, y
+
+
+def check_labels(place: Path, y: Tensor, seen: Seen) -> None:
+    """Raises UserError for labels in a file that the network of what was seen does not have."""
+    classes = int(seen.network["classes"])
+    if y.is_floating_point() or bool(((y < 0) | (y >= classes)).any()):
+        raise UserError(f"{place} has labels beyond 0..{classes - 1}, the classes of its network.")
 
 
 def observation(folder: Path, cell: Cell) -> tuple[Path, int]:
@@ -260,7 +275,7 @@ def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> Open
     """
     base = stem_of(Path(path))
     seen = load_seen(base)
-    public_x, public_y = public_of(base)
+    public_x, public_y = public_of(base, seen)
     about = read_json(base.with_name(f"{base.name}.json"), links=True)
     files = tuple(map(Path, plugins))
     last, *before = reversed([_module(release, files) for release in seen.releases])
