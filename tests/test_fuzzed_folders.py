@@ -179,7 +179,7 @@ def _edit(path: Path, how: str, rng: random.Random) -> str:
     """Change one value of a JSON file, take it away, or put it deep down."""
     try:
         whole = json.loads(path.read_bytes())
-    except ValueError:  # an earlier change spoilt it
+    except (ValueError, RecursionError):  # an earlier change spoilt it
         return "as it was"
     places: list[tuple[Any, Any]] = []
 

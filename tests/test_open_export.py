@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,29 @@ def test_public_samples_of_another_network_are_refused(
     save_file(public, place)
     with pytest.raises(UserError, match=message):
         bench.open_export(out)
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "value"),
+    [
+        ("network", "shape", ["16", 16]),
+        ("network", "classes", True),
+        ("known", "batch", "x"),
+        ("known", "local_steps", 0),
+        ("known", "samples", 1.5),
+        ("known", "lr", float("nan")),
+        ("known", "mode", "test"),
+        ("", "network", True),
+        ("", "clients", ["client-0", "nobody"]),
+    ],
+)
+def test_a_view_whose_facts_cannot_be_is_refused(
+    results: Results, tmp_path: Path, of: str, name: str, value: Any
+) -> None:
+    outside.export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
+    (place,) = (p for p in tmp_path.glob("*.json") if "earlier" not in p.name)
+    text = json.loads(place.read_text())
+    (text[of] if of else text)[name] = value
+    place.write_text(json.dumps(text))
+    with pytest.raises(UserError, match="is no complete export of what was seen"):
+        bench.open_export(tmp_path / "seen")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -187,8 +188,13 @@ def _release_of(text: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Se
         raise ValueError(f"it has no message of client {min(silent)}")
     states = {s: get(s, text["states"].get(s)) for s in _STATES}
     plain = {name: text[name] for name in _PLAIN}
-    known = plain["known"]
+    known, network = plain["known"], plain["network"]
+    sizes = [*network["shape"], network["classes"], known["batch"], known["local_steps"]]
     known.setdefault("samples", known["batch"] * known["local_steps"])  # absent in format 1
+    if any(type(size) is not int or size < 1 for size in (*sizes, known["samples"])):
+        raise ValueError("shape, classes, batch, local_steps and samples must be whole numbers")
+    if known["mode"] not in ("train", "eval") or not math.isfinite(known["lr"]):
+        raise ValueError("mode must be train or eval, and lr finite")
     seen = Seen(
         **plain,
         clients=tuple(text["clients"]),
