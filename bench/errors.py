@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UserError(ValueError):
@@ -32,3 +36,25 @@ class Complaints:
         """Raises UserError with all sentences, if there are any."""
         if self._sentences:
             raise UserError(" ".join(self._sentences))
+
+
+def problem(error: ValidationError) -> str:
+    """The first problem that was found, as one sentence."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(p) for p in first["loc"])
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if first["type"] == "missing":
+        return f"'{place}' is missing."
+    if not place:
+        return f"{message}."
+    text = f"'{place}': {message[:1].lower()}{message[1:]}"
+    if isinstance(first["input"], (dict, list, tuple)):
+        return f"{text}."
+    return f"{text}, got {' '.join(_shown(first['input']).split())}."
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return "a very large number"  # Python refuses to print numbers of 4300 digits
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

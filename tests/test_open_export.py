@@ -204,26 +204,42 @@ def test_public_samples_of_another_network_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("of", "name", "value"),
+    ("of", "name", "value", "told"),
     [
-        ("network", "shape", ["16", 16]),
-        ("network", "classes", True),
-        ("known", "batch", "x"),
-        ("known", "local_steps", 0),
-        ("known", "samples", 1.5),
-        ("known", "lr", float("nan")),
-        ("known", "mode", "test"),
-        ("", "network", True),
-        ("", "clients", ["client-0", "nobody"]),
+        ("network", "shape", ["16", 16], "'network.shape.0'.*got '16'"),
+        ("network", "classes", True, "'network.classes'.*got True"),
+        ("network", "settings", ".", "'network.settings'.*got '.'"),
+        ("known", "batch", "x", "'known.batch'.*got 'x'"),
+        ("known", "local_steps", 0, "'known.local_steps'.*greater than or equal to 1, got 0"),
+        ("known", "samples", 1.5, "'known.samples'.*got 1.5"),
+        ("known", "lr", float("nan"), "'known.lr'.*got nan"),
+        ("known", "mode", "test", "'known.mode'.*got 'test'"),
+        ("known", "defense", {"name": "none", "settings": "."}, "'known.defense.settings'"),
+        ("known", "mechanisms", [{"kind": "GaussianNoise", "of": "update"}], "'known.mechanisms"),
+        ("", "network", True, "'network'.*got True"),
+        ("", "clients", ["client-0", "nobody"], "no message of client nobody"),
+        ("", "categorical", [[1]], "'categorical.0"),
     ],
 )
 def test_a_view_whose_facts_cannot_be_is_refused(
-    results: Results, tmp_path: Path, of: str, name: str, value: Any
+    results: Results, tmp_path: Path, of: str, name: str, value: Any, told: str
 ) -> None:
     outside.export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
     (place,) = (p for p in tmp_path.glob("*.json") if "earlier" not in p.name)
     text = json.loads(place.read_text())
     (text[of] if of else text)[name] = value
     place.write_text(json.dumps(text))
-    with pytest.raises(UserError, match="is no complete export of what was seen"):
+    with pytest.raises(UserError, match=rf"seen\.json: .*{told}"):
+        bench.open_export(tmp_path / "seen")
+
+
+def test_uploads_of_what_was_not_broadcast_are_refused(results: Results, tmp_path: Path) -> None:
+    outside.export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
+    place = tmp_path / "seen.json"
+    text = json.loads(place.read_text())
+    for message in text["messages"]:
+        parts = message["parts"]
+        message["parts"] = {f"{name}x": part for name, part in parts.items()}
+    place.write_text(json.dumps(text))
+    with pytest.raises(UserError, match="which is no variable of that shape"):
         bench.open_export(tmp_path / "seen")

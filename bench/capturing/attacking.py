@@ -270,6 +270,11 @@ def _network(seen: Seen, model: str | nn.Module | None) -> Network:
     network = models.build(
         name, shape=tuple(about["shape"]), classes=int(about["classes"]), settings=settings
     )
+    if list(about["head"]) != list(network.head):
+        raise UserError(
+            f"model {name} is not the one that was seen: its head is {list(network.head)}, what "
+            f"was seen has {about['head']}."
+        )
     own = {n: tuple(v.shape) for n, v in network.init(torch.Generator()).items()}
     was = {n: tuple(v.shape) for n, v in seen.before.items()}
     other = next((n for n in own if was.get(n) != own[n]), None)

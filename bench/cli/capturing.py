@@ -135,5 +135,7 @@ def _privacy(view: Captured) -> list[str]:
         f"{told['delta']:g}."
     ]
     if claimed is not None:
-        lines.append(f"By the library's accountant: epsilon {claimed:.3g} per {told['unit']}.")
+        lines.append(
+            f"By the library's accountant: epsilon {float(claimed):.3g} per {told['unit']}."
+        )
     return [*lines, *told["reasons"]]

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import errno
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.messages import Message, Part, Sealed
-from bench.errors import UserError
+from bench.contract.messages import UPLOAD_KINDS, Message, Part, Sealed
+from bench.errors import UserError, problem
 from bench.files import check_plain, read_bytes
 from bench.protocols.observe import Truth
+from bench.protocols.view_text import ViewText
 
 FORMAT = 2
 _PLAIN = ("protocol", "party", "labels", "network", "known")
@@ -156,57 +157,79 @@ def _load_release(path: Path) -> tuple[Seen, int]:
     """One release, and how many earlier ones stand beside it. Raises UserError if it is none."""
     text, tensors = _read(path)
     try:
-        return _release_of(text, tensors)
-    except UserError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        return _release_of(text, ViewText.model_validate(text), tensors)
+    except ValidationError as error:
+        raise UserError(f"{path}.json: {problem(error)}") from error
+    except (KeyError, ValueError, RecursionError) as error:  # a tensor is missing, or deep down
         raise _incomplete(path, error) from error
 
 
-def _release_of(text: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Seen, int]:
-    def get(prefix: str, names: list[str] | None) -> dict[str, Tensor] | None:
+def _release_of(
+    text: Mapping[str, Any], view: ViewText, tensors: Mapping[str, Tensor]
+) -> tuple[Seen, int]:
+    """A release from its whole text, the same checked, and its tensors."""
+
+    def get(prefix: str, names: Sequence[str] | None) -> dict[str, Tensor] | None:
         return None if names is None else {n: tensors[f"{prefix}/{n}"] for n in names}
 
     messages = []
-    for i, m in enumerate(text.pop("messages")):
+    for i, m in enumerate(view.messages):
         parts = {
             name: Part(
                 values=tensors[f"m{i}/{j}/values"],
-                present=tensors[f"m{i}/{j}/present"] if info["present"] else None,
-                bits=info["bits"],
-                absent=info.get("absent", "kept"),  # not in files before 0.2.0
+                present=tensors[f"m{i}/{j}/present"] if part.present else None,
+                bits=part.bits,
+                absent=part.absent,
             )
-            for j, (name, info) in enumerate(m.pop("parts").items())
+            for j, (name, part) in enumerate(m.parts.items())
         }
         sealed = {
-            name: Sealed(n_bytes=info["n_bytes"], covers=tensors[f"m{i}/s{j}/covers"])
-            for j, (name, info) in enumerate(m.pop("sealed").items())
+            name: Sealed(n_bytes=box.n_bytes, covers=tensors[f"m{i}/s{j}/covers"])
+            for j, (name, box) in enumerate(m.sealed.items())
         }
-        messages.append(Message(**m, parts=parts, sealed=sealed))
-    silent = set(text["clients"]) - {m.sender for m in messages}
-    if silent and silent != set(text["clients"]):  # `standalone` clients are all silent
-        raise ValueError(f"it has no message of client {min(silent)}")
-    states = {s: get(s, text["states"].get(s)) for s in _STATES}
-    plain = {name: text[name] for name in _PLAIN}
-    known, network = plain["known"], plain["network"]
-    sizes = [*network["shape"], network["classes"], known["batch"], known["local_steps"]]
-    known.setdefault("samples", known["batch"] * known["local_steps"])  # absent in format 1
-    if any(type(size) is not int or size < 1 for size in (*sizes, known["samples"])):
-        raise ValueError("shape, classes, batch, local_steps and samples must be whole numbers")
-    if known["mode"] not in ("train", "eval") or not math.isfinite(known["lr"]):
-        raise ValueError("mode must be train or eval, and lr finite")
+        header = {name: getattr(m, name) for name in _HEADER}
+        messages.append(Message(**header, parts=parts, sealed=sealed))
+    states = {s: get(s, view.states.get(s)) for s in _STATES}
+    # As the file has it: defenses and threats add to what is known.
+    samples = view.known.samples or view.known.batch * view.known.local_steps
     seen = Seen(
-        **plain,
-        clients=tuple(text["clients"]),
+        protocol=view.protocol,
+        party=view.party,
+        labels=view.labels,
+        network=text["network"],
+        known={**text["known"], "samples": samples},
+        clients=tuple(view.clients),
         messages=tuple(messages),
-        server=tuple(get(f"server/{i}", n) or {} for i, n in enumerate(text["server"])),
+        server=tuple(get(f"server/{i}", n) or {} for i, n in enumerate(view.server)),
         initial=states["initial"] or {},
         const=states["const"] or {},
         buffers=states["buffers"] or {},
         before=states["before"] or {},
         after=states["after"],
     )
-    return seen, int(text.get("earlier", 0))
+    _check_uploads(seen)
+    return seen, view.earlier
+
+
+def _check_uploads(seen: Seen) -> None:
+    """Raises ValueError for uploads that no run can give: their parts are of variables that were
+    broadcast, and those of all clients are of the same."""
+    first: dict[str, set[str]] = {}
+    for message in seen.messages:
+        if message.kind not in UPLOAD_KINDS:
+            continue
+        sent = first.setdefault(message.kind, set(message.parts))
+        odd = next(iter(sent ^ set(message.parts)), None)
+        if odd is not None:
+            raise ValueError(f"some, but not all, uploads have a part '{odd}'")
+        for name, part in message.parts.items():
+            like = seen.before.get(name)
+            shapes = {part.values.shape, part.presence().shape}
+            if like is None or shapes != {like.shape}:
+                raise ValueError(
+                    f"the upload of {message.sender} has a part '{name}' {list(part.values.shape)}"
+                    ", which is no variable of that shape"
+                )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

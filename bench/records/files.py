@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from pydantic import TypeAdapter, ValidationError
 
-from bench.errors import UserError
+from bench.errors import UserError, problem
 from bench.files import MOST_BYTES, check_plain, read_bytes, sha256
 from bench.records.outcomes import (
     AttackOutcome,
@@ -99,28 +99,6 @@ def outcome_of_json(value: Any, kind: Kind, place: Path | str) -> TrainOutcome |
         raise UserError(f"{place} is no record of leakbench.")
     adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
     return checked(adapter, value, place)
-
-
-def problem(error: ValidationError) -> str:
-    """The first problem that was found, as one sentence."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(p) for p in first["loc"])
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if first["type"] == "missing":
-        return f"'{place}' is missing."
-    if not place:
-        return f"{message}."
-    text = f"'{place}': {message[:1].lower()}{message[1:]}"
-    if isinstance(first["input"], (dict, list, tuple)):
-        return f"{text}."
-    return f"{text}, got {' '.join(_shown(first['input']).split())}."
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
-        return "a very large number"  # Python refuses to print numbers of 4300 digits
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def check_kept(folder: Path, record: Record, begins: str = "") -> None:

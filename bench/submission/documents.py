@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.errors import UserError
+from bench.errors import UserError, problem
 from bench.files import sha256
 from bench.names import FileName, is_file_name
-from bench.records import RUN, Run, problem, read_json
+from bench.records import RUN, Run, read_json
 
 SCHEMA = 1
 MANIFEST, SUBMISSION = "manifest.json", "submission.json"
