@@ -344,8 +344,8 @@ class Broken(Defense):
 }  # fmt: skip
 
 
-def check_text(tmp_path: Path, text: str) -> Conformance:
+def check_text(tmp_path: Path, text: str, *, fast: bool = False) -> Conformance:
     path = tmp_path / "broken.py"
     path.write_text(HEAD + text)
-    (found,) = check_plugins(str(path), {})
+    (found,) = check_plugins(str(path), {}, fast=fast)
     return found

@@ -108,7 +108,7 @@ class Broken(Attack):
 @pytest.mark.parametrize("what", BROKEN_ATTACKS)
 def test_a_broken_attack_is_found(tmp_path: Path, what: str) -> None:
     name, text = BROKEN_ATTACKS[what]
-    wrong = failures(check_text(tmp_path, text))
+    wrong = failures(check_text(tmp_path, text, fast=True))
     assert name in wrong, wrong
     assert wrong[name].change
 
@@ -224,6 +224,7 @@ def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) ->
     assert {f.name for f in found.findings if f.status == "passed"} >= {"docstring", "roles"}
 
 
+@pytest.mark.slow
 def test_a_plugin_that_dies_prints_or_writes_is_found_and_the_others_are_checked(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,6 +197,7 @@ def test_dp_cutmixs_label_is_told_apart_beyond_the_printed_claim(registry: Regis
     assert "coordination" in {s.channel for s in found.skipped}
 
 
+@pytest.mark.slow
 def test_selective_shields_masks_break_its_claim(registry: Registry) -> None:
     """With real ciphertexts: one replaced record moves the masks that go out in plain sight."""
     defense = registry.defense("selective_shield", {"noise_multiplier": 5.0})

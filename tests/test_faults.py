@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.harness import launch, runner, store
-from bench.harness.executors.local import Workers
 from bench.harness.plan import Plan
 from bench.harness.store import Store
 from bench.records import read_outcome
@@ -259,8 +258,9 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_one_sentence(
 # --- clock and company --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_changes_nothing(
-    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     plan, keys = planned(tiny(), defense="none", checkpoint="init")
     straight, jumpy = Store(tmp_path / "straight"), Store(tmp_path / "jumpy")
@@ -268,8 +268,7 @@ def test_a_clock_that_jumps_changes_nothing(
     real = time.time
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 1e8)
-    executor = Workers(count=1, threads=1, timeout_s=600)
-    report = runs.made(plan, keys, jumpy, executor)
+    report = made(plan, keys, jumpy, workers=workers)
     assert report.failures == []
     assert contents(jumpy) == contents(straight)
     for path in jumpy.folder.glob("records/*/*.json"):

@@ -229,24 +229,31 @@ def test_wrong_settings_shapes_and_files_get_one_sentence(tmp_path: Path) -> Non
         build("lenett", shape=(1, 16, 16), classes=2)
 
 
-def test_check_tells_of_a_model_what_it_can_and_cannot() -> None:
-    def shown(name: str, *more: str) -> tuple[int, str]:
-        found = CliRunner().invoke(app, ["check", f"{FILE}:{name}", *more])
-        return found.exit_code, " ".join(found.output.split())
+@pytest.mark.parametrize(
+    ("name", "more", "code", "told"),
+    [
+        pytest.param(
+            "Residual", ["--set", "width=2"], 0,
+            ["layer1/0", "fast gradients are the general ones all 26"], marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "Attentive", [], 0, ["6 of 15; all by the general way"], marks=pytest.mark.slow
+        ),
+        ("Rounded", [], 1, ["not for several clients at once"]),
+        ("Residual", ["--dataset", "breast_cancer", "--set", "in_channels=3"], 1,
+         ["cannot take samples of shape [30]"]),
+    ],
+)  # fmt: skip
+def test_check_tells_of_a_model_what_it_can_and_cannot(
+    name: str, more: list[str], code: int, told: list[str]
+) -> None:
+    found = CliRunner().invoke(app, ["check", f"{FILE}:{name}", *more])
+    assert found.exit_code == code
+    text = " ".join(found.output.split())
+    assert all(one in text for one in told), text
 
-    code, text = shown("Residual", "--set", "width=2")
-    assert code == 0
-    assert "layer1/0" in text
-    assert "fast gradients are the general ones all 26" in text
-    code, text = shown("Attentive")
-    assert code == 0
-    assert "6 of 15; all by the general way" in text
-    code, text = shown("Rounded")
-    assert code == 1
-    assert "not for several clients at once" in text
-    code, text = shown("Residual", "--dataset", "breast_cancer", "--set", "in_channels=3")
-    assert code == 1
-    assert "cannot take samples of shape [30]" in text
+
+def test_a_data_set_is_for_checking_models_alone() -> None:
     found = CliRunner().invoke(app, ["check", "none", "--dataset", "digits"])
     assert found.exit_code == 2
 

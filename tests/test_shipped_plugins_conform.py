@@ -48,10 +48,13 @@ ATTACKS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+FAST = pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)])
+
+
 def failures(
-    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any]
+    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any], *, fast: bool
 ) -> list[str]:
-    found = check(registry, kind, name, settings).findings
+    found = check(registry, kind, name, settings, fast=fast).findings
     return [f"{f.name}: {f.reason}" for f in found if f.status == "failed"]
 
 
@@ -61,9 +64,10 @@ def shipped(group: str) -> list[str]:
     return sorted(p.name for p in own)
 
 
+@FAST
 @pytest.mark.parametrize("name", shipped("leakbench.defenses"))
-def test_every_shipped_defense_conforms(registry: Registry, name: str) -> None:
-    assert failures(registry, "defense", name, DEFENSES.get(name, {})) == []
+def test_every_shipped_defense_conforms(registry: Registry, name: str, fast: bool) -> None:
+    assert failures(registry, "defense", name, DEFENSES.get(name, {}), fast=fast) == []
 
 
 @pytest.mark.slow
@@ -77,12 +81,13 @@ def test_every_shipped_defense_conforms(registry: Registry, name: str) -> None:
 def test_rivals_of_spm_conform_as_their_own_papers_have_them(
     registry: Registry, name: str, settings: dict[str, Any]
 ) -> None:
-    assert failures(registry, "defense", name, settings) == []
+    assert failures(registry, "defense", name, settings, fast=False) == []
 
 
+@FAST
 @pytest.mark.parametrize("name", shipped("leakbench.attacks"))
-def test_every_shipped_attack_conforms(registry: Registry, name: str) -> None:
-    assert failures(registry, "attack", name, ATTACKS.get(name, {})) == []
+def test_every_shipped_attack_conforms(registry: Registry, name: str, fast: bool) -> None:
+    assert failures(registry, "attack", name, ATTACKS.get(name, {}), fast=fast) == []
 
 
 def test_settings_are_those_of_shipped_plugins() -> None:

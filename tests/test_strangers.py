@@ -132,6 +132,7 @@ def verify(folder: Path, *more: str) -> tuple[int, str]:
 
 
 @needs_bwrap
+@pytest.mark.slow
 def test_an_honest_submission_verifies_in_the_sandbox_with_equal_figures(submitted: Path) -> None:
     code, text = verify(submitted, "--sandbox", "bwrap", "--sample", "2")
     assert code == 0, text
