@@ -124,13 +124,19 @@ APP.command()(plugins.new)  # two commands, so that names are needed
 run = CliRunner()
 
 
-def test_the_command_tells_failures_as_table_and_json(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_command_tells_failures_as_a_table(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(HEAD + BROKEN_DEFENSES["crashes"][2])
     result = run.invoke(APP, ["check", str(path), "--fast"], env={"COLUMNS": "160"})
     assert result.exit_code == 1
     assert "ZeroDivisionError" in result.stdout
     assert "hook upload" in result.stdout
+
+
+def test_the_command_tells_failures_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(HEAD + BROKEN_DEFENSES["crashes"][2])
     result = run.invoke(APP, ["check", str(path), "--fast", "--json"])
     assert result.exit_code == 1
     (document,) = json.loads(result.stdout)

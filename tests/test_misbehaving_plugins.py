@@ -235,17 +235,27 @@ def test_a_file_that_misbehaves_when_imported_is_a_broken_plugin(tmp_path: Path,
     assert text in str(broken[0])
 
 
-def test_list_and_plan_go_on_beside_a_plugin_that_exits_or_prints_at_import(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+@pytest.fixture
+def exits_at_import(tmp_path: Path) -> Path:
     path = tmp_path / "exits.py"
     path.write_text('print("here I am")\nraise SystemExit(0)')
+    return path
+
+
+def test_list_goes_on_beside_a_plugin_that_exits_or_prints_at_import(exits_at_import: Path) -> None:
+    path = exits_at_import
     listed = command("list", "attacks", "--json", "--plugin", str(path))
     assert listed.returncode == 0
     found = {a["name"]: a["broken"] for a in json.loads(listed.stdout)["attacks"]}
     assert "SystemExit: 0 (exits.py, line 2)" in found["exits"]
     assert found["ilrg"] is None
-    planned_too = command("plan", str(tiny()), "--plugin", str(path))
+
+
+@pytest.mark.slow
+def test_plan_goes_on_beside_a_plugin_that_exits_or_prints_at_import(
+    exits_at_import: Path, tiny: Callable[..., Path]
+) -> None:
+    planned_too = command("plan", str(tiny()), "--plugin", str(exits_at_import))
     assert planned_too.returncode == 0
     assert "here I am" in planned_too.stderr
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import bench
 from bench import models, outside
+from bench.capturing.attacking import read_views
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.outside import NetworkModule, OpenExport
@@ -243,3 +244,16 @@ def test_uploads_of_what_was_not_broadcast_are_refused(results: Results, tmp_pat
     place.write_text(json.dumps(text))
     with pytest.raises(UserError, match="which is no variable of that shape"):
         bench.open_export(tmp_path / "seen")
+
+
+def test_a_view_with_values_that_are_not_finite_is_not_attacked(
+    results: Results, tmp_path: Path
+) -> None:
+    outside.export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
+    place = tmp_path / "seen.safetensors"
+    tensors = load_file(place)
+    name = next(n for n in tensors if n.startswith("m0/"))
+    tensors[name].flatten()[3] = float("nan")
+    save_file(tensors, place)
+    with pytest.raises(UserError, match=r"holds values of the update of client-0, .*not finite"):
+        read_views([tmp_path / "seen"])

@@ -97,6 +97,7 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
     for number, file in enumerate(files):
         base = stem_of(file)
         seen = load_seen(base)
+        _check_finite(base, seen)
         place = truth_beside(base) if truths is None else truths[number]
         truth = load_truth(place) if truths is not None or place.is_file() else None
         if truth is not None:
@@ -111,6 +112,20 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
         else:
             found[twin] = _joined(found[twin], view)
     return found
+
+
+def _check_finite(base: Path, seen: Seen) -> None:
+    """Raises UserError for values that no attack can compare anything with."""
+    for release in seen.releases:
+        states = {"before": release.before, "const": release.const, "buffers": release.buffers}
+        sent = {
+            f"the {m.kind} of {m.sender}": {n: p.values[p.presence()] for n, p in m.parts.items()}
+            for m in release.messages
+        }
+        for where, tensors in (states | sent).items():
+            odd = next((n for n, value in tensors.items() if not value.isfinite().all()), None)
+            if odd is not None:
+                raise UserError(f"{base} holds values of {where}, '{odd}', that are not finite.")
 
 
 def _alike(one: Captured, other: Captured) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -207,15 +208,19 @@ def _release_of(
         before=states["before"] or {},
         after=states["after"],
     )
-    _check_uploads(seen)
+    _check_messages(seen)
     return seen, view.earlier
 
 
-def _check_uploads(seen: Seen) -> None:
-    """Raises ValueError for uploads that no run can give: their parts are of variables that were
-    broadcast, and those of all clients are of the same."""
+def _check_messages(seen: Seen) -> None:
+    """Raises ValueError for what no run can give: each pattern is of its values, parts of uploads
+    are of variables that were broadcast, and those of all clients are of the same."""
     first: dict[str, set[str]] = {}
     for message in seen.messages:
+        for name, part in message.parts.items():
+            present = part.presence()
+            if present.shape != part.values.shape or present.dtype != torch.bool:
+                raise ValueError(f"the pattern of part '{name}' of {message.sender} is none")
         if message.kind not in UPLOAD_KINDS:
             continue
         sent = first.setdefault(message.kind, set(message.parts))
@@ -223,9 +228,7 @@ def _check_uploads(seen: Seen) -> None:
         if odd is not None:
             raise ValueError(f"some, but not all, uploads have a part '{odd}'")
         for name, part in message.parts.items():
-            like = seen.before.get(name)
-            shapes = {part.values.shape, part.presence().shape}
-            if like is None or shapes != {like.shape}:
+            if name not in seen.before or seen.before[name].shape != part.values.shape:
                 raise ValueError(
                     f"the upload of {message.sender} has a part '{name}' {list(part.values.shape)}"
                     ", which is no variable of that shape"
