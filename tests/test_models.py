@@ -389,6 +389,7 @@ def test_bad_models_get_one_clear_sentence() -> None:
         ("resnet18", SHAPE, {"width": 0}, r"must be >= 1"),
         ("vgg16", (3, 24, 24), {}, r"sides divisible by 16"),
         ("vgg16", SHAPE, {"width": 0}, r"must be >= 1"),
+        ("cnn_selective_shield", SHAPE, {"width": 0}, r"must be >= 1"),
         ("vit_small", (3, 18, 16), {}, r"divisible by its patch 4, got .*\[3, 18, 16\]"),
         ("vit_tiny", SHAPE, {"patch": 5}, r"vit_tiny needs .* divisible by its patch 5"),
         ("vit_small", (30,), {}, r"takes images"),

@@ -35,18 +35,21 @@ def lenet(*, shape: Shape, classes: int) -> Stages:
     )
 
 
-def cnn_selective_shield(*, shape: Shape, classes: int) -> Stages:
+def cnn_selective_shield(*, shape: Shape, classes: int, width: int = 32) -> Stages:
     """Convolutions of 32 and 64 channels with BN, hidden layer of 256.
 
-    Source: SelectiveShield, Table 7. Its BatchNorm2d is static here (see StaticBatchNorm).
+    width: Channels of the first convolution; the second has twice, the hidden layer eight times
+    as many. Source: SelectiveShield, Table 7. Its BatchNorm2d is static here (see
+    StaticBatchNorm).
     """
     channels = image_sides("cnn_selective_shield", shape, multiple=4)[0]
-    width = 64 * (shape[1] // 4) * (shape[2] // 4)
+    positive("cnn_selective_shield", width=width)
+    flat = 2 * width * (shape[1] // 4) * (shape[2] // 4)
     return OrderedDict(
-        block1=_halved(channels, 32, norm=StaticBatchNorm(32)),
-        block2=_halved(32, 64, norm=StaticBatchNorm(64)),
+        block1=_halved(channels, width, norm=StaticBatchNorm(width)),
+        block2=_halved(width, 2 * width, norm=StaticBatchNorm(2 * width)),
         flatten=nn.Flatten(),
-        hidden=chain(linear=nn.Linear(width, 256), relu=nn.ReLU()),
+        hidden=chain(linear=nn.Linear(flat, 8 * width), relu=nn.ReLU()),
         head=nn.Identity(),
     )
 
