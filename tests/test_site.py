@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.registry import Registry, discover
 from bench.report import site
 from bench.report.leaderboard import load
 from bench.report.overview import overview
+from bench.report.subjects import subjects
 
 RESULTS = Path(__file__).parents[1] / "results"
 BARE = json.dumps(json.loads((RESULTS / "quick" / "run.json").read_text()) | {"trainings": []})
@@ -73,12 +77,48 @@ def test_every_run_has_its_overview_with_links_to_the_rows(published: Path) -> N
     assert front.count("How much an attacker rebuilds") == 1
 
 
+def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(published: Path) -> None:
+    rows = load(RESULTS / "quick")
+    of_spm, ridge, digits = (
+        (published / "quick" / page).read_text()
+        for page in ("defense/spm.html", "attack/ridge.html", "data/digits.html")
+    )
+    assert "Sign perturbation of the upload." in of_spm  # the class
+    assert "the text also says &#34;two fixed values" in of_spm  # its module
+    assert "Privacy budget of one sign" in of_spm  # its settings
+    shown = set(re.findall(r'data-d="([^"]*)"', of_spm))
+    assert shown == {"spm", "none"}
+    heads = re.findall(r'aria-label="What (.*?) means"', ridge)
+    assert "ridge" in heads
+    assert not {"dlg", "idlg", "decoder", "attacker&#39;s choice"} & set(heads)
+    assert set(re.findall(r'data-d="([^"]*)"', digits)) == {r.defense for r in rows}
+    digest = hashlib.sha256((published / "quick" / "leaderboard.json").read_bytes()).hexdigest()
+    assert all(digest in page for page in (of_spm, ridge, digits))  # what is cited is the whole
+
+
+def test_what_is_not_installed_has_a_page_without_a_description() -> None:
+    rows = [replace(r, defense="gone") for r in load(RESULTS / "quick")]
+    found = subjects(rows, discover())
+    (gone,) = found["defense"]
+    assert (gone.name, gone.file, gone.told) == ("gone", "defense/gone.html", ())
+    assert gone.rows_of(rows) == rows
+
+
+def test_two_names_never_come_to_one_file() -> None:
+    rows = load(RESULTS / "quick")
+    named = [replace(rows[0], dataset=d) for d in ("npz:a/b", "npz:a:b", "npz_a_b", "digits")]
+    files = [s.file for s in subjects(named, Registry())["data"]]
+    assert len(set(files)) == 4
+    assert all(file.count("/") == 1 and ".." not in file for file in files)
+
+
 def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
     pages = site.write(RESULTS / "quick", tmp_path / "site")
     assert [p.relative_to(tmp_path).as_posix() for p in pages] == [
         "site/index.html",
         "site/quick/report.html",
     ]
+    assert (tmp_path / "site" / "quick" / "attack" / "dlg.html").is_file()
 
 
 def test_names_from_outside_are_escaped(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def site(
     source: Annotated[Path, typer.Argument(help="A folder that holds result folders.")],
     out: Annotated[Path, typer.Option("--out", help="Where the site goes.")],
 ) -> None:
-    """Write a static site: an overview of all result folders, and each one's report."""
+    """Write a static site: an overview of all result folders, and of each its report and a page for
+    every defense, attack and data set."""
     with plain_errors():
         from bench.report import site as sites
 

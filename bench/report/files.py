@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.files import read_bytes
 from bench.records import LEADERBOARD, Row, Run
 from bench.report import leaderboard, text
+
+if TYPE_CHECKING:
+    from bench.report.subjects import Subject
 
 FILES = {
     "html": "report.html",
@@ -64,8 +67,14 @@ class Files:
             return text.to_csv(self.rows)
         if format_ == "md":
             return text.markdown(self.rows, self.run, pending=self.pending)
+        return self.page_on(None)
+
+    def page_on(self, subject: Subject | None) -> str:
+        """The page on one subject, None for the whole report."""
         from bench.report import html
 
+        rows = self.rows if subject is None else subject.rows_of(self.rows)
         return html.page(
-            self.rows, self.run, self.pictures, as_json=self._json, pending=self.pending
-        )
+            rows, self.run, self.pictures,
+            as_json=self._json, pending=self.pending, subject=subject,
+        )  # fmt: skip

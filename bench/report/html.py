@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,6 +24,9 @@ from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import seen_in_html
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
+
+if TYPE_CHECKING:
+    from bench.report.subjects import Subject
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _FIRST = 'document.documentElement.classList.add("on")'
@@ -47,12 +50,22 @@ def page(
     *,
     as_json: str | None = None,
     pending: str | None = None,
+    subject: Subject | None = None,
 ) -> str:
-    """The whole page as text. as_json: the rows as leaderboard.json, where that is at hand.
-    pending: what is told of a run that was stopped."""
+    """The whole page as text.
+
+    Args:
+        rows: Of the leaderboard.
+        run: Where they come from.
+        pictures: Of the run.
+        as_json: The rows as leaderboard.json, where that is at hand.
+        pending: What is told of a run that was stopped.
+        subject: What of the run the page is about, and `rows` are; None: all of it.
+    """
     as_json = as_json or text.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
     found = boards(rows)
+    overall = subject is None or subject.overall
     shown = [_shown(b, rows, pictures) for b in found]
     reasons = _reasons(found)
     over = explain.interval_words(rows) or "95 % interval"
@@ -81,9 +94,10 @@ def page(
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
             gaps=_gaps(found),
-            walls=gallery.walls(rows, pictures),
-            trade=charts.trade_view(rows),
-            overviews=[overview.overview(rows, loss) for loss in overview.LOSSES],
+            subject=subject,
+            walls=gallery.walls(rows, pictures) if overall else [],
+            trade=charts.trade_view(rows) if overall else None,
+            overviews=[overview.overview(rows, loss) for loss in overview.LOSSES if overall],
             costs=overview.COSTS,
             signs=overview.SIGNS,
             loss=overview.LOSS,

@@ -1,4 +1,5 @@
-"""Several result folders as a static site: an overview, and each folder's report and files."""
+"""Several result folders as a static site: an overview, and each folder's report and files, with a
+page for each of its defenses, attacks and data sets."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from bench.errors import UserError
 from bench.files import read_bytes
 from bench.harness.store import write_whole
 from bench.records import RUN, Row, Run
+from bench.registry import Registry, discover
 from bench.report import curves as curves_
 from bench.report import files as reports
 from bench.report import html, tables
 from bench.report.charts import View
 from bench.report.overview import COSTS, LOSS, LOSSES, SIGNS, Overview, overview
+from bench.report.subjects import KINDS, Subject, SubjectKind, subjects
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
@@ -29,12 +32,19 @@ SWEEP = "sweep.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One result folder. name: its path below the results, which it keeps on the site."""
+    """One result folder.
+
+    Attributes:
+        name: Its path below the results, which it keeps on the site.
+        files: Texts by their paths below that.
+        subjects: What has a page of its own.
+    """
 
     name: str
     run: Run
     rows: Sequence[Row]
     files: Mapping[str, str]
+    subjects: Mapping[SubjectKind, Sequence[Subject]]
 
     @property
     def address(self) -> str:
@@ -64,18 +74,22 @@ def collect(source: Path) -> list[Published]:
     folders = sorted({path.parent for path in source.rglob("run.json")})
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
-    return [_entry(folder, source) for folder in folders]
+    registry = discover()
+    return [_entry(folder, source, registry) for folder in folders]
 
 
-def _entry(folder: Path, source: Path) -> Published:
+def _entry(folder: Path, source: Path, registry: Registry) -> Published:
     found = reports.Files(folder)
     name = folder.relative_to(source).as_posix()
     texts = {reports.FILES[f]: found.text(f) for f in _FORMATS}
+    about = subjects(found.rows, registry)
+    texts |= {s.file: found.page_on(s) for kind in about.values() for s in kind}
     return Published(
         name=folder.name if name == "." else name,
         run=found.run,
         rows=found.rows,
         files={**texts, RUN: read_bytes(folder / RUN).decode()},
+        subjects=about,
     )
 
 
@@ -128,6 +142,8 @@ def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
             mark=Markup(_MARK),
             entries=entries,
             curves=curves,
+            kinds=KINDS,
+            beside=FILES,
             costs=COSTS,
             signs=SIGNS,
             loss=LOSS,
