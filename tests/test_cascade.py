@@ -15,7 +15,9 @@ from bench import suite as suites
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
+from bench.harness import launch
 from bench.harness.cascade import REBUILT, apart, of_victims
+from bench.harness.environment import Environment
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 from bench.records import RECONSTRUCTION, AttackRecord, Run
@@ -25,7 +27,7 @@ from defenses.cutmix import CutMix
 from defenses.none import NoDefense
 from defenses.sparsifiers import TopK
 from tests.conftest import network_for, seen_under
-from tests.runs import timeless
+from tests.runs import made, timeless
 
 PLUGINS = '''
 import torch
@@ -155,6 +157,50 @@ def test_the_upper_bound_loses_no_more_than_what_counts_as_rebuilt(
         assert answers is not None
         assert other is not None
         assert (answers[0] - other[0]).max() <= 1 - REBUILT
+
+
+CHEAP_OF_QUICK = ("analytic", "ridge", "idlg")
+GOES_AFTER = {
+    "decoder": CHEAP_OF_QUICK[:2],
+    "idlg": CHEAP_OF_QUICK[:1],
+    "inverting_gradients": CHEAP_OF_QUICK,
+    "dlg": CHEAP_OF_QUICK,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_on_quick_the_upper_bound_loses_less_than_two_hundredths_of_any_victim(
+    tmp_path: Path,
+) -> None:
+    bounds = []
+    for goes_after in ({}, GOES_AFTER):
+        suite = suites.read_suite("quick")
+        others = [a.name for a in suite.attacks if a.name not in CHEAP_OF_QUICK]
+        order = [*CHEAP_OF_QUICK, *others]
+        attacks = [
+            a.model_copy(update={"after": goes_after.get(a.name, ())})
+            for a in sorted(suite.attacks, key=lambda a: order.index(a.name))
+        ]
+        changed = suite.model_copy(update={"attacks": attacks, "audit": 0})
+        plan, keys = launch.planned(changed, {}, Environment())
+        store = Store(tmp_path / str(len(goes_after)))
+        report = made(plan, keys, store, launch.local(plan, keys.env, workers=1))
+        assert report.failures == []
+        found: dict[tuple[str, str, str], dict[str, AttackRecord]] = {}
+        for cell in Run.read(store.folder).cells:
+            record = store.read("attack", cell.key)
+            if isinstance(record, AttackRecord):
+                place = (f"{cell.protocol}/{cell.model}/{cell.setting}", cell.checkpoint)
+                found.setdefault((*place, cell.threat), {})[cell.attack] = record
+        bounds.append({p: taken(r, "ssim", by_truth=True) for p, r in found.items()})
+    whole, part = bounds
+    assert whole.keys() == part.keys()
+    for place, answers in whole.items():
+        other = part[place]
+        if answers is not None:
+            assert other is not None
+            assert (answers[0] - other[0]).max() <= 1 - REBUILT, place
 
 
 def test_attacks_that_go_before_are_planned_with_the_one_that_is_asked_for(

@@ -121,6 +121,13 @@ def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "quick" / "attack" / "dlg.html").is_file()
 
 
+def test_parts_of_a_run_are_not_shown_beside_it(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "quick", tmp_path / "results" / "quick")
+    shutil.copytree(RESULTS / "quick", tmp_path / "results" / "quick" / "parts" / "1")
+    pages = site.write(tmp_path / "results", tmp_path / "site")
+    assert [p.parent.name for p in pages] == ["site", "quick"]
+
+
 def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "a <b> & 'c'"
     shutil.copytree(RESULTS / "attacks", folder)

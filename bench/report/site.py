@@ -67,11 +67,13 @@ class Published:
 
 
 def collect(source: Path) -> list[Published]:
-    """Every result folder at or below `source`, by name.
+    """Every result folder at or below `source`, by name, but for the parts of another: those below
+    it, as `results/reference/parts/1` is below `results/reference`.
 
     Raises UserError if there is none, or one that cannot be read.
     """
-    folders = sorted({path.parent for path in source.rglob("run.json")})
+    found = {path.parent for path in source.rglob("run.json")}
+    folders = sorted(f for f in found if not found & set(f.parents))
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
     registry = discover()
