@@ -29,7 +29,7 @@ ONE_SEED = [(1, n, 0.0, figures) for n in (8, 16, 32) for figures in FIGURES]
 SEVERAL = [
     (seeds, n, spread, figures)
     for seeds in (3, 4, 5)
-    for n in (8, 32)
+    for n in (4, 8, 32)
     for spread in (0.5, 1.0)
     for figures in ("normal", "exponential")
 ]

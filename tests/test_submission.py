@@ -812,7 +812,7 @@ def test_too_few_seeds_and_victims_and_rows_of_no_use_are_marked() -> None:
     chance = (Flag(code=FlagCode.AT_CHANCE),)
     told = " ".join(_marked([made_up.row("spm", seeds=(0,), flags=chance)], victims=2))
     assert "1 seed where 3 are asked for" in told
-    assert "2 victims per training where 8 are asked for" in told
+    assert "2 victims per training where 4 are asked for" in told
     assert "No row of spm is of use" in told
     good = made_up.row("spm", seeds=(0, 1, 2))
     assert (

@@ -17,8 +17,9 @@ from bench.submission.documents import read_submission
 
 LEAST_SEEDS = 3
 """Trainings of each setting that are asked for: fewer tell nothing of other trainings."""
-LEAST_VICTIMS = 8
-"""Victims of each training that are asked for under every threat."""
+LEAST_VICTIMS = 4
+"""Victims of each training that are asked for under every threat: from there on the intervals of
+three seeds hold what they say (`tests/test_intervals.py`)."""
 
 
 def marks(rows: Sequence[Row], run: Run, *, kind: str, name: str) -> list[str]:
