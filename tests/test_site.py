@@ -15,6 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.errors import UserError
+from bench.files import sha256
+from bench.records.submitted import verified_beside
 from bench.registry import Registry, discover
 from bench.report import site
 from bench.report.leaderboard import load
@@ -126,6 +129,43 @@ def test_parts_of_a_run_are_not_shown_beside_it(tmp_path: Path) -> None:
     shutil.copytree(RESULTS / "quick", tmp_path / "results" / "quick" / "parts" / "1")
     pages = site.write(tmp_path / "results", tmp_path / "site")
     assert [p.parent.name for p in pages] == ["site", "quick"]
+
+
+def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> None:
+    mine = tmp_path / "results" / "a_submission"
+    shutil.copytree(RESULTS / "attacks", mine)
+    shutil.copytree(RESULTS / "attacks", tmp_path / "results" / "later")
+    document = {
+        "schema": 1, "kind": "defense", "name": "mine", "author": "<b>Me</b>",
+        "date": "2026-11-24", "leakbench": "0.2.0", "command": "leakbench run reference",
+        "settings": [], "failed_cells": [], "environment": {},
+        "plugins": [
+            {"kind": "defense", "name": "mine", "file": None, "origin": "", "sources": ""}
+        ],
+    }  # fmt: skip
+    (mine / "submission.json").write_text(json.dumps(document))
+    (mine / "manifest.json").write_text("{}")
+
+    def front() -> str:
+        return site.write(tmp_path / "results", tmp_path / "site")[0].read_text()
+
+    page = front()
+    assert page.index("later/report.html") < page.index("a_submission/report.html")
+    assert "Submitted by &lt;b&gt;Me&lt;/b&gt; on 2026-11-24" in page
+    assert page.count("Not verified") == page.count("submitted, not verified") == 1
+    rerun = {"manifest": sha256(mine / "manifest.json"), "date": "2026-11-25", "cells": 5,
+             "seed": 7, "passed": True}  # fmt: skip
+    beside = verified_beside(mine)
+    beside.write_text(json.dumps(rerun))
+    page = front()
+    assert "Verified</strong> on 2026-11-25: 5 drawn cells" in page
+    assert "Not verified" not in page
+    for change in ({"passed": False}, {"manifest": "0" * 64}):
+        beside.write_text(json.dumps(rerun | change))
+        assert "Not verified" in front()
+    beside.write_text(json.dumps(rerun | {"date": "today"}))
+    with pytest.raises(UserError, match=r"a_submission.verified.json: 'date'"):
+        front()
 
 
 def test_names_from_outside_are_escaped(tmp_path: Path) -> None:

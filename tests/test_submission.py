@@ -24,6 +24,7 @@ from bench.cli import plugins, runs
 from bench.errors import UserError
 from bench.harness.runner import cell_label
 from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
+from bench.records.submitted import read_verified, verified_beside
 from bench.report.files import Files
 from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
@@ -411,11 +412,34 @@ def test_a_submission_verifies_on_the_machine_that_made_it(submitted: Path) -> N
     assert "within tolerance" not in text.split("Versions")[0]
 
 
+def kept_beside(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    """Verify, and keep what it tells as a reviewer does."""
+    code, text = verify(folder, "--json", *more)
+    document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+    verified_beside(folder).write_text(json.dumps(document))
+    return code, document
+
+
+def test_a_rerun_that_passed_is_kept_beside_the_submission_and_is_of_its_very_files(
+    submitted: Path,
+) -> None:
+    assert read_verified(submitted) is None
+    code, _ = kept_beside(submitted, "--sample", "1")
+    assert code == 0
+    found = read_verified(submitted)
+    assert found is not None
+    assert (found.passed, found.cells, found.seed) == (True, 1, 0)
+    readme = submitted / "README.md"
+    readme.write_text(readme.read_text() + "Trust me.")
+    resealed(submitted)
+    assert read_verified(submitted) is None
+
+
 def test_a_made_up_figure_is_found_by_the_rerun(submitted: Path) -> None:
     forge(submitted, 0.9)
-    code, text = verify(submitted, "--sample", "9", "--json")
+    code, document = kept_beside(submitted, "--sample", "9")
     assert code == 1
-    document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+    assert read_verified(submitted) is None
     found = document["comparisons"]
     assert {c["figure"] for c in found if c["verdict"] == "differs"} == {"label_accuracy"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from functools import partial
 from pathlib import Path
@@ -217,12 +218,20 @@ def verify(
     near = sum(c.verdict == "within tolerance" for c in found)
     labels = {cell_label(c.job) for c in drawn}
     bare = sum(c.figure == "status" and c.what in labels for c in found)
+    passed = not (differing or made.attempts or made.end or bare == len(drawn))
     if as_json:
         from dataclasses import asdict
+
+        from bench.harness.environment import versions
 
         typer.echo(
             json.dumps(
                 {
+                    "manifest": verification.manifest_of(folder),
+                    "date": datetime.date.today().isoformat(),
+                    "device": env.device,
+                    "versions": versions(),
+                    "passed": passed,
                     "same_environment": same,
                     "seed": seed,
                     "tolerance": tolerance,

@@ -15,6 +15,13 @@ from bench.errors import UserError
 from bench.files import read_bytes
 from bench.harness.store import write_whole
 from bench.records import RUN, Row, Run
+from bench.records.submitted import (
+    SUBMISSION,
+    Submission,
+    Verified,
+    read_submission,
+    read_verified,
+)
 from bench.registry import Registry, discover
 from bench.report import curves as curves_
 from bench.report import files as reports
@@ -38,6 +45,8 @@ class Published:
         name: Its path below the results, which it keeps on the site.
         files: Texts by their paths below that.
         subjects: What has a page of its own.
+        submission: By whom, where it was submitted; such rows stand apart.
+        verified: The rerun of a submission that passed.
     """
 
     name: str
@@ -45,6 +54,8 @@ class Published:
     rows: Sequence[Row]
     files: Mapping[str, str]
     subjects: Mapping[SubjectKind, Sequence[Subject]]
+    submission: Submission | None = None
+    verified: Verified | None = None
 
     @property
     def address(self) -> str:
@@ -68,12 +79,13 @@ class Published:
 
 def collect(source: Path) -> list[Published]:
     """Every result folder at or below `source`, by name, but for the parts of another: those below
-    it, as `results/reference/parts/1` is below `results/reference`.
+    it, as `results/reference/parts/1` is below `results/reference`. Submissions come last.
 
     Raises UserError if there is none, or one that cannot be read.
     """
     found = {path.parent for path in source.rglob("run.json")}
-    folders = sorted(f for f in found if not found & set(f.parents))
+    own = (f for f in found if not found & set(f.parents))
+    folders = sorted(own, key=lambda f: ((f / SUBMISSION).is_file(), f))
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
     registry = discover()
@@ -84,6 +96,7 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
     found = reports.Files(folder)
     name = folder.relative_to(source).as_posix()
     texts = {reports.FILES[f]: found.text(f) for f in _FORMATS}
+    submitted = (folder / SUBMISSION).is_file()
     about = subjects(found.rows, registry)
     texts |= {s.file: found.page_on(s) for kind in about.values() for s in kind}
     return Published(
@@ -92,6 +105,8 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
         rows=found.rows,
         files={**texts, RUN: read_bytes(folder / RUN).decode()},
         subjects=about,
+        submission=read_submission(folder) if submitted else None,
+        verified=read_verified(folder) if submitted else None,
     )
 
 

@@ -1,69 +1,23 @@
-"""The files of a submission folder as checked value objects, and how they are read safely."""
+"""The files of a submission folder: that they are all there, unchanged, and no others."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from bench.errors import UserError, problem
+from bench.errors import UserError
 from bench.files import sha256
-from bench.names import FileName, is_file_name
-from bench.records import RUN, Run, read_json
+from bench.names import is_file_name
+from bench.records import RUN, Run
+from bench.records.submitted import MANIFEST, SCHEMA, read_file
 
-SCHEMA = 1
-MANIFEST, SUBMISSION = "manifest.json", "submission.json"
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 _FILES = re.compile(
     r"(README\.md|submission\.json|run\.json|leaderboard\.json"
     r"|source/[^/]+\.py|records/(train|attack)/[0-9A-Za-z]+\.json)"
 )
 """All that a submission may hold beside its manifest: code is read and hashed as source, so that
 nothing compiled, and nothing that hides between other files, may be among it."""
-_MOST_BYTES = 64 * 2**20
-"""Of one file: records and sources are small."""
-
-
-class PluginSource(BaseModel):
-    """A plugin that the run needs.
-
-    Attributes:
-        kind: Defense or attack.
-        name: Its registered name.
-        file: Its copy in the folder; None for one that an installed package brings, which must
-            then be installed where it is rerun.
-        origin: Where it came from.
-        sources: Hash of its source.
-    """
-
-    model_config = _STRICT
-
-    kind: Literal["defense", "attack"]
-    name: str
-    file: str | None
-    origin: str
-    sources: str
-
-
-class Submission(BaseModel):
-    """What is submitted, by whom, and how it was made."""
-
-    model_config = _STRICT
-
-    schema_: int = Field(alias="schema", ge=1, le=SCHEMA)
-    kind: Literal["defense", "attack"]
-    name: FileName = Field(pattern=r"^[a-z][a-z0-9_+]{0,63}$")
-    author: str
-    date: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
-    leakbench: str
-    command: str
-    settings: list[dict[str, Any]]
-    plugins: list[PluginSource] = Field(min_length=1)
-    failed_cells: list[str]
-    environment: dict[str, str]
 
 
 def write_manifest(folder: Path) -> str:
@@ -119,22 +73,6 @@ def inside(folder: Path, name: str) -> Path:
     ):
         raise UserError(f"the manifest's path '{name}' leaves the submission's folder.")
     return path
-
-
-def read_file(path: Path) -> Any:
-    """A JSON file of a submission. Raises UserError if it is missing, too large or no JSON."""
-    try:
-        return read_json(path, most=_MOST_BYTES)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing.") from error
-
-
-def read_submission(folder: Path) -> Submission:
-    """Raises UserError naming the key that is wrong."""
-    try:
-        return Submission.model_validate(read_file(folder / SUBMISSION))
-    except ValidationError as error:
-        raise UserError(f"{folder / SUBMISSION}: {problem(error)}") from error
 
 
 def check_records(folder: Path, run: Run) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.names import counted
 from bench.records import FlagCode, Row, Run
+from bench.records.submitted import read_submission
 from bench.report.files import Files
 from bench.report.verdicts import has_use
-from bench.submission.documents import read_submission
 
 LEAST_SEEDS = 3
 """Trainings of each setting that are asked for: fewer tell nothing of other trainings."""

@@ -32,17 +32,11 @@ from bench.records import (
     settled,
     to_json,
 )
+from bench.records.submitted import MANIFEST, SCHEMA, SUBMISSION, PluginSource, Submission
 from bench.registry import PluginKind, Registry, discover
 from bench.report.files import Files
 from bench.sandbox.conformance.plugins import check
-from bench.submission.documents import (
-    MANIFEST,
-    SCHEMA,
-    SUBMISSION,
-    PluginSource,
-    Submission,
-    write_manifest,
-)
+from bench.submission.documents import write_manifest
 from bench.submission.marks import marks
 from bench.submission.page import page
 from bench.submission.selection import Choice, check_suite, check_unchanged, choose

@@ -7,9 +7,9 @@ from importlib.resources import files
 from string import Template
 
 from bench.records import Row
+from bench.records.submitted import Submission
 from bench.report.columns import board_columns
 from bench.report.escaping import markdown, one_line
-from bench.submission.documents import Submission
 
 
 def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:

@@ -24,8 +24,9 @@ from bench.harness.runner import check as check_plan
 from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
 from bench.records import AttackJob, Cell, Run, TrainJob
+from bench.records.submitted import read_submission
 from bench.registry import Registry, discover
-from bench.submission.documents import inside, read_submission
+from bench.submission.documents import inside
 
 RECORDS, TEMPORARY, REFUSAL = "run", "tmp", "refused.txt"
 """In the request's folder: records, what the code may use as it likes, and why nothing was run."""

@@ -15,7 +15,7 @@ import torch
 
 from bench.attempts import Attempt, attempt_of, printable, watched
 from bench.errors import UserError
-from bench.files import no_link
+from bench.files import no_link, sha256
 from bench.harness.environment import Environment, versions
 from bench.harness.runner import cell_label, label_of
 from bench.harness.store import Store
@@ -33,16 +33,10 @@ from bench.records import (
     read_outcome,
     read_rows,
 )
+from bench.records.submitted import MANIFEST, SUBMISSION, Submission, read_submission
 from bench.report.files import Files
 from bench.seeding import generator
-from bench.submission.documents import (
-    SUBMISSION,
-    Submission,
-    check_files,
-    check_records,
-    inside,
-    read_submission,
-)
+from bench.submission.documents import check_files, check_records, inside
 from bench.submission.figures import Comparison, compare
 from bench.submission.isolation import Isolation
 from bench.submission.packing import cells_of
@@ -117,6 +111,11 @@ def _told(table: Sequence[Row]) -> list[str]:
         canonical([replace(row, flags=()), [(f.code, f.subject) for f in row.flags]])
         for row in table
     ]
+
+
+def manifest_of(folder: Path) -> str:
+    """SHA-256 of a submission's manifest, and so of all its files."""
+    return sha256(folder / MANIFEST)
 
 
 def open_submission(folder: Path) -> Opened:

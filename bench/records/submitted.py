@@ -1,0 +1,120 @@
+"""What a submission says of itself, and what `leakbench verify` found of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.errors import UserError, problem
+from bench.files import sha256
+from bench.names import FileName
+from bench.records.files import read_json
+
+SCHEMA = 1
+MANIFEST, SUBMISSION = "manifest.json", "submission.json"
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_MOST_BYTES = 64 * 2**20
+"""Of one file: records and sources are small."""
+M = TypeVar("M", bound=BaseModel)
+
+
+class PluginSource(BaseModel):
+    """A plugin that the run needs.
+
+    Attributes:
+        kind: Defense or attack.
+        name: Its registered name.
+        file: Its copy in the folder; None for one that an installed package brings, which must
+            then be installed where it is rerun.
+        origin: Where it came from.
+        sources: Hash of its source.
+    """
+
+    model_config = _STRICT
+
+    kind: Literal["defense", "attack"]
+    name: str
+    file: str | None
+    origin: str
+    sources: str
+
+
+class Submission(BaseModel):
+    """What is submitted, by whom, and how it was made."""
+
+    model_config = _STRICT
+
+    schema_: int = Field(alias="schema", ge=1, le=SCHEMA)
+    kind: Literal["defense", "attack"]
+    name: FileName = Field(pattern=r"^[a-z][a-z0-9_+]{0,63}$")
+    author: str
+    date: str = Field(pattern=_DAY)
+    leakbench: str
+    command: str
+    settings: list[dict[str, Any]]
+    plugins: list[PluginSource] = Field(min_length=1)
+    failed_cells: list[str]
+    environment: dict[str, str]
+
+
+class Verified(BaseModel):
+    """What `leakbench verify --json` tells of a rerun. Reviewers keep it beside the submission.
+
+    Attributes:
+        manifest: SHA-256 of the submission's manifest, and so of all its files.
+        date: Of the rerun.
+        cells: How many were run again.
+        seed: That they were drawn with.
+        passed: Whether figures were compared, none differed, and the code tried nothing that it
+            has no business with.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    manifest: str
+    date: str = Field(pattern=_DAY)
+    cells: int = Field(ge=1)
+    seed: int
+    passed: bool
+
+
+def read_file(path: Path) -> Any:
+    """A JSON file of a submission. Raises UserError if it is missing, too large or no JSON."""
+    try:
+        return read_json(path, most=_MOST_BYTES)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing.") from error
+
+
+def _read(path: Path, model: type[M]) -> M:
+    try:
+        return model.model_validate(read_file(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: {problem(error)}") from error
+
+
+def read_submission(folder: Path) -> Submission:
+    """Raises UserError naming the key that is wrong."""
+    return _read(folder / SUBMISSION, Submission)
+
+
+def verified_beside(folder: Path) -> Path:
+    """Where reviewers keep what `leakbench verify --json` printed of a submission: beside the
+    folder, which may hold nothing that its author did not submit."""
+    return folder.with_name(f"{folder.name}.verified.json")
+
+
+def read_verified(folder: Path) -> Verified | None:
+    """The rerun of a submission that passed, of its files as they are; None if there is none.
+
+    Raises UserError for a file that is none.
+    """
+    path = verified_beside(folder)
+    if not path.is_file():
+        return None
+    found = _read(path, Verified)
+    same = (folder / MANIFEST).is_file() and found.manifest == sha256(folder / MANIFEST)
+    return found if found.passed and same else None
