@@ -173,7 +173,7 @@ def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
     assert "<dt>Seeds</dt><dd>2 (95 % intervals are over victims" in shown
     run = run_of(trainings=(planned[2], planned[0]))
     assert "<dt>Seeds</dt><dd>0, 2 (95 % intervals are over seeds" in page(row(), run=run)
-    entry = site.Published(name="a", run=run, rows=[], files={})
+    entry = site.Published(name="a", run=run, rows=[], files={}, subjects={})
     assert "seeds 0, 2" in site.index([entry])
 
 
