@@ -329,12 +329,10 @@ def test_the_written_out_derivative_of_every_misfit_is_right(noise: Mechanism) -
 
 
 def test_the_sign_misfit_is_the_mixture_of_both_signs() -> None:
+    """Well inside of the factors' interval only the sign tells, and how long the interval is."""
     mechanism = SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0)
     sent, value = torch.tensor([0.4, -0.4]).double(), torch.tensor([0.9, 0.9]).double()
     terms = mechanism.misfit(sent[None], value[None], mechanism.softness())[0][0]
-    magnitude = 0.9 / 2
-    spread = magnitude * mechanism.relative_std
-    for k in range(2):
-        kept = 0.7 * math.exp(-(((float(sent[k]) - magnitude) / spread) ** 2) / 2)
-        flipped = 0.3 * math.exp(-(((float(sent[k]) + magnitude) / spread) ** 2) / 2)
-        assert float(terms[k]) == pytest.approx(-math.log(kept + flipped))
+    smeared = 0.9 * math.hypot(1e-3, mechanism.softness())
+    for term, chance in zip(terms.tolist(), (0.7, 0.3), strict=True):
+        assert term == pytest.approx(-math.log(chance * smeared / (2 * 0.4)), rel=1e-5)

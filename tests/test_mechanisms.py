@@ -232,14 +232,23 @@ def test_the_usual_likelihoods_are_those_that_attacks_descend() -> None:
     rounded = [(math.hypot(r, 0.05) - 0.05) / 0.5 for r in rests]
     found = laplace.misfit(sent, seen, laplace.softness())[0]
     torch.testing.assert_close(found, torch.tensor(rounded, dtype=F64))
-    signs = SignPerturbation(of="weights", keep=0.8, low=1.0, high=2.0)
-    expected = []
-    for u, v in zip(sent.tolist(), seen.tolist(), strict=True):
-        centre, spread = v / 1.5, abs(v) / 1.5 * signs.relative_std
-        near, far = (math.exp(-(((u - c) / spread) ** 2) / 2) for c in (centre, -centre))
-        expected.append(-math.log(0.8 * near + 0.2 * far))
-    found = signs.misfit(sent[None], seen[None], signs.softness())[0][0]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-6, atol=0)
+    for signs in (
+        SignPerturbation(of="weights", keep=0.8, low=1.0, high=2.0),
+        SignPerturbation(of="gradient", keep=0.6, low=1.0, high=12.0),
+    ):
+        soft = 0.1
+        rms = math.hypot(*seen.tolist()) / 2**0.5
+        expected = []
+        for v, s in zip(sent.tolist(), seen.tolist(), strict=True):
+            width = math.hypot(soft * rms, 1e-3 * s)  # of logistic noise on what was sent
+
+            def chance(s: float, v: float, width: float = width, high: float = signs.high) -> float:
+                one, other = (1 / (1 + math.exp((t * v - s) / width)) for t in (1.0, high))
+                return width / (v * (high - 1)) * (one - other)
+
+            expected.append(-math.log(signs.keep * chance(s, v) + (1 - signs.keep) * chance(-s, v)))
+        found = signs.misfit(sent[None], seen[None], soft)[0][0]
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-6, atol=0)
     bits = torch.tensor([1.0, 0.0], dtype=F64)
     p = torch.sigmoid(sent)
     found = BernoulliMask(of="weights", clip=0.1).misfit(sent, bits)[0]

@@ -27,6 +27,7 @@ from bench.protocols.observe import Truth
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from defenses.dp_cutmix import DPCutMix
+from defenses.noise import GaussianUpdate
 from defenses.pm_sfl import PMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from tests.conftest import context_for, network_for, seen_under
@@ -267,3 +268,15 @@ def test_under_drawn_masks_the_judge_knows_the_true_images(digits: Dataset) -> N
 
     own, others = judged(truth.x), [judged(truth.x.roll(k, 0)) for k in range(1, 5)]
     assert float(torch.stack([own < other for other in others]).double().mean()) > 0.85
+
+
+def test_of_all_images_that_smashed_data_may_be_of_the_likeliest_is_taken(
+    digits: Dataset,
+) -> None:
+    """Patches of 16 pixels become tokens of 4 numbers, and the update is noised beyond use."""
+    network = network_for(digits, "vit_small", dim=4)
+    noised = GaussianUpdate(noise_multiplier=1.0, clip_norm=1.0)
+    seen, truth = split_under(digits, network, noised, cut="embed")
+    answer = IDLG().run(seen, context_for(digits, network, noised))
+    assert answer.images is not None
+    assert float(ssim(answer.images, truth.x).mean()) > 0.97

@@ -22,6 +22,7 @@ from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
 from bench.toolkit.batches import class_means
+from defenses.bounded_ldp import PNPM
 from defenses.fedml_he import FedMLHE
 from defenses.mask_crypt import MaskCrypt
 from defenses.noise import GaussianUpdate
@@ -75,11 +76,11 @@ def test_softness_bounds_what_values_near_0_weigh() -> None:
 
 def test_perturbed_signs_of_a_trained_network_are_seen_through(digits: Dataset) -> None:
     network = network_for(digits)
-    for settings in (
-        {"epsilon": 1.5, "variant": "sign_rr", "target": "gradient"},
-        {"epsilon": 3.9, "variant": "unbiased"},
+    for defense in (
+        SPM(epsilon=1.5, variant="sign_rr", target="gradient"),
+        SPM(epsilon=3.9, variant="unbiased"),
+        PNPM(epsilon=0.33, bound=0.01),  # factors from 1 to 11
     ):
-        defense = SPM(**settings)  # type: ignore[arg-type]
         seen, truth = trained(digits, network, defense)
         answer = IDLG().run(seen, context_for(digits, network, defense))
         assert answer.labels is not None

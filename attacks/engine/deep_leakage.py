@@ -154,7 +154,14 @@ class DeepLeakage(Attack):
         known = self.labels(first, ctx) if granted is None else Labels(fixed=granted)
         # Under noise no loss is "solved": the likelihood has no known minimum.
         stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
-        waves = self._waves(optimiser, known, square, noisy=noisy, around_mean=around_mean)
+        waves = self._waves(
+            optimiser,
+            known,
+            square,
+            noisy=noisy,
+            around_mean=around_mean,
+            smashed_alone=first.uploads is None,
+        )
         solution = solve(ctx, waves=waves, known=known, stop=stop)
         if first.clients.summed > 1 and known.fixed is None and known.ranking is None:
             # Clients weigh unlike in a sum, so that counting fails: found labels are held.
@@ -263,6 +270,7 @@ class DeepLeakage(Attack):
         *,
         noisy: bool,
         around_mean: QuasiNewton,
+        smashed_alone: bool,
     ) -> list[Wave]:
         first = Wave(
             matcher=optimiser.matcher(optimiser.dtypes[0]),
@@ -291,6 +299,11 @@ class DeepLeakage(Attack):
             start="answer",
             above=_UNSOLVED * square,
         )
+        if smashed_alone:
+            # A first layer of fewer numbers than pixels makes the same of many images: the
+            # likeliest of them is wanted, not the nearest to where a descent begins.
+            likeliest = replace(framed, count=1, above=None)
+            return [likeliest, further, replace(first, above=framed.above), framed, further]
         return [first, framed, further]
 
     def _halved(self, wave: Wave, optimiser: QuasiNewton, known: Labels) -> Wave:
@@ -351,7 +364,7 @@ class QuasiNewton:
                     )
                     share = (turn - 1 + until) / len(self.heats)
                     phases.append(Phase(evaluate=evaluate, stop=stop, dtype=dtype, share=share))
-        return minimise(
+        found = minimise(
             phases,
             problems.start,
             max_evaluations=self.evaluations,
@@ -359,6 +372,15 @@ class QuasiNewton:
             least_gain=self.least_gain,
             redraw=problems.redraw,
         )
+        return found if self.heats[-1] == 0 else self._as_judged(found, problems)
+
+    def _as_judged(self, found: Minimum, problems: Problems) -> Minimum:
+        """With losses of the likelihood where a descent ends: a softer one may hide which of a
+        victim's labels is right."""
+        matcher = self.matcher(self.dtypes[-1])
+        everyone = torch.arange(len(found.x), device=found.x.device)
+        loss, _ = matcher.evaluator(problems.victims, problems.held)(found.x, everyone)
+        return replace(found, loss=loss.to(found.loss), evaluations=found.evaluations + 1)
 
     def bytes_each(self, numbers: int) -> int:
         matcher = self.matcher(self.dtypes[-1])

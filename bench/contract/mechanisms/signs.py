@@ -73,21 +73,20 @@ class SignPerturbation(Mechanism):
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """The true law lets |seen| be anything in [low, high] times the magnitude.
 
-        softness: above 0 the magnitude |v| t is taken as Gaussian around |v| E[t] with t's
-        relative spread, at least a thousandth, so that the objective is smooth where t is
-        constant; and with `softness` beside it, in units of the row's root mean square
-        magnitude, without which coordinates near 0 would weigh without bound.
+        softness: above 0 logistic noise is taken to have been added to what was sent, so that the
+        edges are smooth, in units of the row's root mean square magnitude; and a thousandth of
+        each value's own beside it, so that the objective is smooth where t is constant.
         """
         if softness == 0:
             law = partial(_uniform, keep=self.keep, low=self.low, high=self.high)
             return Prepared(self._of_clipped(law), (seen,))
         magnitude = seen.abs() / self.mean_scale
-        spread = magnitude * max(self.relative_std, _LEAST_SPREAD)
         rms = magnitude.flatten(1).square().mean(dim=1).sqrt()
         added = softness * rms.view(-1, *[1] * (seen.dim() - 1))
-        inverse = 1 / (spread.square() + added.square()).sqrt().clamp_min(1e-12)
-        centre = magnitude * seen.sign() * inverse
-        return Prepared(self._of_clipped(partial(_mixture, keep=self.keep)), (inverse, centre))
+        wide = (magnitude * _LEAST_SPREAD).square() + added.square()
+        inverse = 1 / (self.mean_scale * wide.sqrt()).clamp_min(1e-12)
+        law = partial(_smeared, keep=self.keep, low=self.low, high=self.high)
+        return Prepared(self._of_clipped(law), (inverse, seen * inverse))
 
     def _of_clipped(self, law: Law) -> Law:
         if self.bound is None:
@@ -130,18 +129,39 @@ class SignPerturbation(Mechanism):
         return estimate.square() * (1 - least / (1 + self.relative_std**2))
 
 
-def _mixture(
-    sent: Tensor, inverse: Tensor, centre: Tensor, *, keep: float
+def _smeared(
+    sent: Tensor, inverse: Tensor, seen: Tensor, *, keep: float, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """-log(p exp(-(u-c)^2/2) + (1-p) exp(-(u+c)^2/2)), u and c in units of the spread; a value
-    whose sign is known from elsewhere (a weight near its broadcast) picks its own branch."""
-    rest = sent * inverse - centre
-    kept = rest.square() / 2 - math.log(keep)
+    """-log of the mixture of both signs of (F((s - a v) / h) - F((s - b v) / h)) / ((b - a) v / h),
+    F the logistic distribution, [a, b] the factor's interval; sent = v, inverse = 1 / h and
+    seen = s / h. A value whose sign is known from elsewhere (a weight near its broadcast) picks
+    its own branch."""
+    way = torch.where(sent < 0, -1.0, 1.0).to(sent)
+    length = sent.abs() * inverse
+    kept, by_kept = _window(length, seen * way, low, high)
+    level = math.log(keep)
     if keep >= 1:  # to rounding: only one branch is left
-        return kept, rest * inverse
-    odds = math.log1p(-keep) - math.log(keep) - 2 * (rest + centre) * centre
-    flipped = torch.sigmoid(odds)
-    return kept - softplus(odds), (rest + 2 * centre * flipped) * inverse
+        return kept - level, by_kept * way * inverse
+    flipped, by_flipped = _window(length, -seen * way, low, high)
+    odds = flipped - kept + level - math.log1p(-keep)  # of the sign being kept
+    share = torch.sigmoid(odds)
+    loss = kept - level - softplus(-odds)
+    return loss, (share * by_kept + (1 - share) * by_flipped) * way * inverse
+
+
+def _window(length: Tensor, seen: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """(loss, its derivative by length) of one branch of `_smeared`, all in units of h."""
+    up, down = low * length - seen, seen - high * length
+    loss = softplus(up) + softplus(down)
+    slope = low * torch.sigmoid(up) - high * torch.sigmoid(down)
+    if low == high:
+        return loss, slope
+    width = ((high - low) * length).clamp_min(1e-6)
+    share = -torch.expm1(-width)
+    loss = loss + width.log() - share.log()
+    # 1 / width - 1 / expm1(width), which is 1/2 - width / 12 near 0
+    by_width = torch.where(width > 1e-2, 1 / width - (1 - share) / share, 0.5 - width / 12)
+    return loss, slope + (high - low) * by_width
 
 
 def _uniform(
