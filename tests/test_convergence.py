@@ -16,11 +16,14 @@ from skimage.metrics import structural_similarity
 from bench.cli.reports import publish
 from bench.contract.compose import Composed
 from bench.harness.store import Store
+from bench.records import FlagCode, read_json, to_json
 from bench.records import Run as WholeRun
-from bench.records import read_json, to_json
+from bench.records.rows import Convergence
 from bench.registry import Registry
 from bench.report import leaderboard, terminal
 from bench.report.text import markdown, to_csv
+from bench.report.verdicts import flags_of
+from tests import made_rows as made_up
 from tests.board import SCHEMA_FILE, board, written
 from tests.conftest import Run
 
@@ -337,3 +340,19 @@ def test_a_defense_composed_of_references_is_none_itself(registry: Registry) -> 
     assert not registry.defense("none+spm", {"spm.epsilon": 1.0}).is_reference
     for name in registry.names("defense"):
         assert registry.get("defense", name).cls.is_reference == (name == "none")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("shown", "flagged"), [(0.3, True), (0.33, True), (0.36, False)])
+def test_only_what_an_attack_would_gain_beyond_its_row_is_flagged(
+    shown: float, flagged: bool
+) -> None:
+    """An attack that stays below another one at twice its budget understates nothing."""
+    cut = Convergence(gain=0.05, budget=200, converged=False)
+    attacks = {
+        "dlg": made_up.attack(0.3, convergence=cut),
+        "idlg": made_up.attack(shown),
+    }
+    choice = made_up.worst(made_up.interval(shown), attack_="idlg")
+    row = made_up.row(attacks=attacks, choice=choice, worst=choice, accuracy=None)
+    codes = [f.code for f in flags_of(row, [])]
+    assert (FlagCode.CUT_SHORT in codes) == flagged

@@ -21,10 +21,10 @@ from bench.cli.reports import publish
 from bench.harness.executors.local import Workers
 from bench.harness.executors.task import Task
 from bench.harness.store import Store, write_whole
-from bench.records import NoResult, read_json, to_json
+from bench.records import FlagCode, NoResult, read_json, to_json
 from bench.report import leaderboard, terminal
 from bench.report.text import cells, to_csv
-from bench.report.verdicts import Trained, at_chance
+from bench.report.verdicts import Trained, at_chance, flags_of
 from tests import made_rows as made_up
 from tests.board import SCHEMA_FILE, board, written
 from tests.broken_plugins import DEADLY
@@ -363,3 +363,14 @@ def test_workers_take_gpus_in_turn_and_share_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LEAKBENCH_GPU_SHARE", "0.5")
     assert float(workers.surroundings(2)["LEAKBENCH_GPU_SHARE"]) == 0.25
     assert Workers(count=3, threads=1, timeout_s=60).surroundings(0) == {}
+
+
+@pytest.mark.parametrize(("anyone", "flagged"), [(0.95, True), (0.6, False), (0.8, False)])
+def test_images_of_which_nobody_knows_whose_they_are_flag_their_row(
+    anyone: float, flagged: bool
+) -> None:
+    """Much more than the row shows, and more than half of the way from the floor given labels."""
+    attacks = {"dlg": made_up.attack(0.3, ssim_anyone=made_up.interval(anyone))}
+    made = made_up.row(attacks=attacks, ssim=0.3, accuracy=None)
+    found = [f for f in flags_of(made, []) if f.code == FlagCode.WHOSE_UNKNOWN]
+    assert [(f.subject, f.values) for f in found] == [("dlg", {"ssim": anyone})] * flagged

@@ -13,7 +13,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from bench.contract.attack import Reconstruction
 from bench.metrics import images, labels
 from bench.metrics.matching import one_to_one
-from bench.metrics.score import score
+from bench.metrics.score import of_anyone, score
 from bench.seeding import generator
 from bench.toolkit.counts import round_to_total
 
@@ -178,3 +178,12 @@ def test_answers_of_the_wrong_shape_are_refused() -> None:
             Reconstruction(images=data["x"][:2]), x=data["x"], y=data["y"], classes=3,
             aux_x=data["aux_x"],
         )  # fmt: skip
+
+
+def test_images_given_to_the_wrong_client_count_as_those_of_anyone() -> None:
+    x = torch.rand(4, 1, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    assert of_anyone(x[[1, 2, 3, 0]], x)["ssim_anyone"] == pytest.approx([1.0] * 4)
+    # One good guess counts once.
+    assert sum(v > 0.99 for v in of_anyone(x[[1, 1, 1, 1]], x)["ssim_anyone"]) == 1
+    assert of_anyone(x.view(2, 2, 1, 12, 12), x.view(2, 2, 1, 12, 12)) == {}
+    assert of_anyone(x.flatten(2), x.flatten(2)) == {}

@@ -13,7 +13,7 @@ import torch
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
-from bench.harness.cascade import Earlier, of_victims, spare, truth_of_victims
+from bench.harness.cascade import Earlier, apart, of_victims, spare, truth_of_victims
 from bench.harness.environment import (
     Environment,
     dataset_of,
@@ -25,7 +25,7 @@ from bench.harness.environment import (
 )
 from bench.harness.shared import SharedWork
 from bench.metrics.floors import floors
-from bench.metrics.score import Scores, score
+from bench.metrics.score import Scores, of_anyone, score
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.records import (
     CONVERGED,
@@ -124,6 +124,8 @@ def run_attack(work: Attacking) -> AttackOutcome:
     whole = truth_of(cell, dataset, work.observed / f"{look.stem}-truth.safetensors")
     truth = truth_of_victims(whole, left)
     scores = score(answer, **truth)
+    if scores.images is not None and not apart(everything, defense):
+        scores.values.update(of_anyone(scores.images, truth["x"]))
     optimises = answer.evaluations > 0 and answer.images is not None
     doubled = None
     if defense.is_reference and not attack.is_floor and optimises and _may_gain(scores):

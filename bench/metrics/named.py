@@ -6,9 +6,12 @@ METRICS = (
     *("ssim", "mse", "psnr", "success"),
     *("leacc", "lnacc", "irec", "label_accuracy"),
     "attribute_accuracy",
+    "ssim_anyone",
 )
 """success: share of samples with SSIM > 0.9. attribute_accuracy: share of one-hot groups whose
-largest entry is right. Metrics that do not apply are absent."""
+largest entry is right. ssim_anyone: SSIM where the answers of all clients are matched one to one
+with the images of all of them, where a message tells of several clients at once. Metrics that do
+not apply are absent."""
 TITLES = {"ssim": "SSIM", "mse": "MSE", "lnacc": "LnAcc"}
 """Of the metrics that have columns of their own."""
 FLOOR_SUFFIX = "_class_mean"

@@ -103,6 +103,15 @@ def image_values(
     return values
 
 
+def of_anyone(guess: Tensor, x: Tensor) -> dict[str, list[float]]:
+    """`ssim_anyone` of single images [V, 1, C, H, W] that are matched one to one over all victims:
+    what sums over them show, without telling whose each is. Of other samples nothing."""
+    if x.ndim != 5 or x.shape[1] > 1:
+        return {}
+    order = one_to_one(guess.transpose(0, 1), x.transpose(0, 1))[0]
+    return {"ssim_anyone": images.ssim(guess[order], x).mean(dim=1).tolist()}
+
+
 def label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
     """Metrics of label counts [V, C]."""
     return {

@@ -25,6 +25,7 @@ class FlagCode(StrEnum):
     AUDIT_FAILED = "audit_failed"  # values: reason
     CUT_SHORT = "cut_short"  # subject: the attack; values: gain, SSIM at twice its budget
     BELOW_FLOOR = "below_floor"  # subject: the attack
+    WHOSE_UNKNOWN = "whose_unknown"  # subject: the attack; values: ssim, whoever's image it is
     ATTACK_FAILED = "attack_failed"  # subject: the attack
     ATTACK_TIMEOUT = "attack_timeout"  # subject: the attack
     ATTACK_PENDING = "attack_pending"  # subject: the attack
@@ -43,6 +44,7 @@ _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.ATTACK_PENDING: "warn",
     FlagCode.CUT_SHORT: "warn",
     FlagCode.BELOW_FLOOR: "warn",
+    FlagCode.WHOSE_UNKNOWN: "warn",
 }
 """Of all others: bad."""
 

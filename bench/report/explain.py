@@ -73,6 +73,7 @@ LETTERS = {
     "U": "ranked by the upper bound, for want of judged losses",
     "B": "an attack was cut short: undefended, twice its budget leaks more",
     "F": "strongest attack below its floor: too weak to judge by",
+    "W": "the clients' images are rebuilt, but not whose each is",
     "V": "the audit refutes a claim or proof",
     "X": "something failed",
     "T": "over the time limit",
@@ -154,6 +155,14 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "The strongest attack rebuilds less than the best answer that looks at nothing: too "
         "weak to judge the defense by.",
         letter="F",
+    ),
+    FlagCode.WHOSE_UNKNOWN: Meaning(
+        "{subject}: whose is unknown",
+        "{subject} rebuilds the clients' images to an SSIM of {ssim:.2f}, but not whose each is",
+        "A sum over the clients shows their images, and what each sent by itself does not tell "
+        "which is whose. Scores compare an answer with its own client's image, so the row "
+        "understates the leak.",
+        letter="W",
     ),
     FlagCode.ATTACK_FAILED: Meaning(
         "{subject} failed",

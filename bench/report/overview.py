@@ -26,6 +26,7 @@ _DOUBTS = (
     FlagCode.ATTACK_PENDING,
     FlagCode.CUT_SHORT,
     FlagCode.BELOW_FLOOR,
+    FlagCode.WHOSE_UNKNOWN,
 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.metrics.intervals import Interval, interval_of, share_interval
-from bench.metrics.named import sign_of
+from bench.metrics.named import FLOOR_SUFFIX, leak, sign_of
 from bench.records import (
     AttackEntry,
     AuditFailure,
@@ -25,6 +25,9 @@ CONTROL = 0.2
 """Least leak of an undefended row from which its table says something about defenses."""
 UNDEFENDED = "none"
 """The defense that does nothing."""
+_MORE, _MUCH = 0.2, 0.5
+"""How much more SSIM than a row shows, and at least what leak above the floor given the labels, the
+images of all clients together have where whose they are is not told."""
 _ROUNDING = 1e-9
 _BY_BOUND = Flag(code=FlagCode.BY_BOUND)
 _REFUTES = (
@@ -94,12 +97,14 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.ranking and _below_floor(row.ranking, row.attacks[row.ranking.attack]):
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
+    yield from _of_anyone(row)
     if row.worst and not row.choice:
         yield _BY_BOUND
     for name, entry in row.attacks.items():
-        grown = entry.convergence
-        if grown and not grown.converged and entry.status == "done":
-            yield Flag(code=FlagCode.CUT_SHORT, subject=name, values={"gain": grown.gain})
+        if entry.status == "done" and _may_leak_more(row, entry):
+            assert entry.convergence is not None
+            gain = entry.convergence.gain
+            yield Flag(code=FlagCode.CUT_SHORT, subject=name, values={"gain": gain})
 
 
 def with_bound_flag(row: Row) -> Row:
@@ -113,6 +118,33 @@ def _below_floor(worst: WorstCase, entry: AttackEntry) -> bool:
     """Whether the worst case leaks less than what needs no leak."""
     floor = entry.floor.get(worst.metric)
     return floor is not None and worst.signed < sign_of(worst.metric) * floor
+
+
+def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
+    """Whether an attack had not converged, and by what it gains undefended at twice its budget it
+    would rebuild more than the row shows."""
+    grown, similar = entry.convergence, entry.scores.get("ssim")
+    if not grown or grown.converged:
+        return False
+    if similar is None or row.ranking is None or row.ranking.metric != "ssim":
+        return True
+    return similar.mean + grown.gain > row.ranking.interval.mean
+
+
+def _of_anyone(row: Row) -> Iterator[Flag]:
+    """A flag for the attack that rebuilds most, whoever's images it gives to whom, where that is
+    much more than the row shows."""
+    found = [
+        (entry.scores["ssim_anyone"].mean, name)
+        for name, entry in row.attacks.items()
+        if "ssim_anyone" in entry.scores and not entry.is_floor
+    ]
+    if not found or not row.ranking:
+        return
+    most, name = max(found)
+    floor = row.attacks[name].floor.get("ssim" + FLOOR_SUFFIX, 0.0)
+    if most - row.ranking.interval.mean > _MORE and leak(most, floor, "ssim") > _MUCH:
+        yield Flag(code=FlagCode.WHOSE_UNKNOWN, subject=name, values={"ssim": most})
 
 
 def at_chance(row: Row, done: Sequence[Trained]) -> bool:
