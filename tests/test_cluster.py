@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -22,6 +23,8 @@ from bench.harness.store import Store
 from tests.broken_plugins import DEADLY
 from tests.runs import contents, made, planned
 
+# Read when Ray is imported, which `_ray` sets for a driver that has not done so (`uv run pytest`).
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster as Nodes  # noqa: E402
 

@@ -121,6 +121,9 @@ def _lock() -> None:
 
 
 def _ray() -> Any:
+    # Under `uv run` Ray would pack the working folder and start every worker by `uv run` in a copy
+    # of it; jobs need this Python alone, and its packages.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         import ray
     except ImportError as error:
