@@ -18,7 +18,7 @@ from bench.cli import app
 from bench.errors import UserError
 from bench.harness.store import Store
 from bench.records import ARCHIVE, SUMS, NoResult, Run, packed, sums, unpacked
-from bench.report import contenders, leaderboard
+from bench.report import contenders, leaderboard, pictures
 from bench.report.publishing import write_published
 from tests.conftest import Run as Runs
 
@@ -153,3 +153,91 @@ def test_an_archive_of_no_records_is_empty(tmp_path: Path) -> None:
 )
 def test_committed_leaderboards_follow_from_the_records_beside_them(folder: Path) -> None:
     assert leaderboard.rows(folder) == leaderboard.load(folder)
+
+
+def verify(folder: Path, *more: str) -> tuple[int, str]:
+    common = ("--device", "cpu", "--jobs", "0", "--sandbox", "none")
+    result = CliRunner().invoke(app, ["verify", str(folder), *common, *more])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_published_results_come_out_again(published: Path) -> None:
+    code, text = verify(published, "--trainings", "1")
+    assert code == 0
+    assert "The files are as they were written." in text
+    assert "This runs no code but leakbench's" in text
+    assert text.endswith("Verified.")
+    cells = Run.read(published).cells
+    some = next(c for c in cells if c.attack == "analytic")
+    code, text = verify(published, "--sample", "9", "--only", f"attack=analytic,seed={some.seed}")
+    assert code == 2  # one key each
+    code, text = verify(published, "--sample", "99", "--only", "attack=analytic")
+    assert code == 0
+    assert f"out of {sum(c.attack == 'analytic' for c in cells)}" in text
+
+
+def test_a_figure_that_does_not_come_out_again_is_named(published: Path) -> None:
+    records = unpacked(published / ARCHIVE)
+    for (kind, key), record in records.items():
+        if kind == "attack" and "ssim" in getattr(record, "values", {}):
+            values = {**record.values, "ssim": [0.99] * record.victims}  # type: ignore[union-attr]
+            records[kind, key] = replace(record, values=values)  # type: ignore[call-arg]
+    content = packed((kind, record) for (kind, _), record in records.items())
+    (published / ARCHIVE).write_bytes(content)
+    code, text = verify(published, "--trainings", "1")
+    assert code == 1
+    assert "is not the file that SHA256SUMS lists" in text
+    (published / SUMS).unlink()
+    code, text = verify(published, "--trainings", "1")
+    assert code == 1
+    assert "leaderboard.json is not what this version of leakbench makes of the records" in text
+    assert "differ." in text
+
+
+def test_results_that_nobody_else_can_run_are_refused(published: Path) -> None:
+    (published / SUMS).unlink()
+    file = published / "run.json"
+    told = json.loads(file.read_text()) | {"plugins": ["mine.py"]}
+    file.write_text(json.dumps(told))
+    code, text = verify(published)
+    assert code == 1
+    assert "only a submission can be run again by others" in text
+    file.write_text(json.dumps(told | {"plugins": []}))
+    (published / ARCHIVE).unlink()
+    code, text = verify(published)
+    assert code == 1
+    assert "to compare a rerun with" in text
+
+
+def test_pictures_of_published_parts_are_those_of_the_whole(tmp_path: Path) -> None:
+    from tests.conftest import TINY
+
+    suite = tmp_path / "tiny.toml"
+    suite.write_text(TINY.replace("audit = 0", "audit = 0\nseeds = [0, 1]"))
+    for name, only in (("whole", {}), ("one", {"seed": 0}), ("two", {"seed": 1})):
+        bench.run(str(suite), out=tmp_path / name, jobs=0, device="cpu", only=only)
+        write_published(tmp_path / name, tmp_path / "published" / name)
+    parts = [tmp_path / "published" / name for name in ("two", "one")]
+    merged = CliRunner().invoke(app, ["merge", *map(str, parts), "--out", str(tmp_path / "all")])
+    assert merged.exit_code == 0, merged.output
+    write_published(tmp_path / "all", tmp_path / "published" / "all")
+    whole, found = (pictures.load(tmp_path / "published" / n) for n in ("whole", "all"))
+    assert found["cells"]
+    assert found == whole
+    few = pictures.joined(parts, budget=sum(map(len, whole["sprites"])) - 1)
+    assert few["victims"] < whole["victims"]
+    assert len(few["cells"]) == len(whole["cells"])
+    assert {len(c["scores"]) for c in few["cells"]} == {few["victims"]}
+    scores = [c["scores"][0] for c in whole["cells"]]
+    assert [c["scores"][0] for c in few["cells"]] == scores
+    none = pictures.joined(parts, budget=1)
+    assert (none["cells"], none["without"]) == ([], len(whole["cells"]))
+
+
+def test_a_sprite_that_is_no_picture_is_refused(published: Path, tmp_path: Path) -> None:
+    told = json.loads((published / "pictures.json").read_text())
+    told["sprites"] = ["data:image/png;base64,AAAA"] * len(told["sprites"])
+    (published / "pictures.json").write_text(json.dumps(told))
+    (published / SUMS).unlink()
+    with pytest.raises(UserError, match="a picture that cannot be read"):
+        pictures.joined([published], budget=1)

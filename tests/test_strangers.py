@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.cli import options, plugins, runs
+from bench.cli import options, plugins, runs, verifying
 from bench.submission import isolation as isolating
 from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
@@ -24,7 +24,7 @@ from bench.submission.isolation import Isolation, isolation
 from bench.submission.packing import Request, submit
 
 APP = typer.Typer()
-for command in (plugins.check, plugins.verify, runs.run):
+for command in (plugins.check, verifying.verify, runs.run):
     APP.command()(command)
 WHY = isolation("auto").sentence
 needs_bwrap = pytest.mark.skipif(isolation("auto").bwrap is None, reason=WHY)

@@ -20,7 +20,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.cli import plugins, runs
+from bench.cli import plugins, runs, verifying
 from bench.errors import UserError
 from bench.harness.runner import cell_label
 from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
@@ -35,7 +35,7 @@ from bench.submission.rerunning import load_plugins
 from bench.submission.verification import (
     Rerun,
     candidates,
-    open_submission,
+    open_folder,
     sample,
     sources,
     trainings_of,
@@ -44,7 +44,7 @@ from tests import made_rows as made_up
 from tests.made_records import attacked, trained
 
 APP = typer.Typer()
-for command in (plugins.new, plugins.check, plugins.submit, plugins.verify, runs.run):
+for command in (plugins.new, plugins.check, plugins.submit, verifying.verify, runs.run):
     APP.command()(command)
 runner = CliRunner()
 
@@ -406,7 +406,7 @@ def test_a_submission_verifies_on_the_machine_that_made_it(submitted: Path) -> N
     code, text = verify(submitted, "--sample", "2")
     assert code == 0, text
     assert "This runs the submitted code: source/my_defense.py, source/my_attack.py" in text
-    assert "Versions and device are those of the submission" in text
+    assert "Versions, device and code are those of the run" in text
     assert "Verified." in text
     assert "differs" not in text
     assert "within tolerance" not in text.split("Versions")[0]
@@ -558,7 +558,7 @@ def test_reading_a_submission_runs_nothing_of_it(submitted: Path, tmp_path: Path
     source.write_text(source.read_text() + f"\nopen({str(marker)!r}, 'w')\n")
     (submitted / "manifest.json").write_text(write_manifest(submitted))
     assert sources(submitted) == ["source/my_defense.py", "source/my_attack.py"]
-    sample(open_submission(submitted), count=1, seed=0)
+    sample(open_folder(submitted), count=1, seed=0)
     assert not marker.exists()
     with pytest.raises(ValueError, match="other source than the submission was run with"):
         load_plugins(submitted)
@@ -576,7 +576,7 @@ def test_a_submission_whose_hashes_are_of_files_as_before_still_opens(submitted:
 
 
 def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitted: Path) -> None:
-    opened = open_submission(submitted)
+    opened = open_folder(submitted)
     drawn = sample(opened, count=9, seed=0)
     assert len({s.name for s in drawn}) == len(drawn) == len(candidates(opened)) == 4
     assert {s.defense for s in drawn} == {"none", "my_defense"}
@@ -633,7 +633,7 @@ def test_a_submission_without_a_cell_of_its_plugin_is_never_verified(submitted: 
     resealed(submitted)
     code, text = verify(submitted)
     assert code == 2, text
-    assert "no cell of 'my_defense' to rerun" in text
+    assert "the submission of 'my_defense' holds no such cell to rerun" in text
 
 
 def test_where_no_score_was_compared_nothing_is_called_verified(
@@ -642,7 +642,7 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
     quick_check(monkeypatch)
     copy = copied(workshop, tmp_path)
     folder = submit(request(copy, tmp_path / "subs"))
-    labels = [cell_label(c.job) for c in sample(open_submission(folder), count=2, seed=0)]
+    labels = [cell_label(c.job) for c in sample(open_folder(folder), count=2, seed=0)]
     statuses = [
         Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
         for what in labels
@@ -662,7 +662,7 @@ def test_figures_that_are_near_on_the_same_machine_are_pointed_out(submitted: Pa
     resealed(submitted)
     code, text = verify(submitted, "--sample", "1")
     assert code == 0, text
-    assert "1 figure not bit-equal although versions and device are the same" in text
+    assert "1 figure not bit-equal although versions, device and code are the same" in text
     assert "Verified within the tolerance (1 not bit-equal)." in text
 
 
@@ -817,7 +817,7 @@ def test_what_the_manifest_does_not_list_is_refused_folders_too(submitted: Path)
 def test_a_folder_that_is_none_is_bad_input() -> None:
     code, text = leakbench("verify", "/no/such/folder")
     assert code == 2
-    assert "no such submission folder" in text
+    assert "no such folder" in text
 
 
 # --- marks ----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from bench.cli import (
     runs,
     sweeping,
     tuning,
+    verifying,
 )
 
 app = typer.Typer(
@@ -52,7 +53,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "new": plugins.new,
         "check": plugins.check,
         "submit": plugins.submit,
-        "verify": plugins.verify,
+        "verify": verifying.verify,
     },
     "Your own run": {"attack": capturing.attack},
     "Outside tools": {"export": outside.export, "score": outside.score},

@@ -96,6 +96,11 @@ def _read(path: Path, model: type[M]) -> M:
         raise UserError(f"{path}: {problem(error)}") from error
 
 
+def is_submission(folder: Path) -> bool:
+    """Whether a folder says that it is one, by either of its own files."""
+    return any((folder / name).exists() for name in (MANIFEST, SUBMISSION))
+
+
 def read_submission(folder: Path) -> Submission:
     """Raises UserError naming the key that is wrong."""
     return _read(folder / SUBMISSION, Submission)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from bench.records import (
 )
 from bench.report.leaderboard import cells_by_row
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 BUDGET = 8_000_000
 """Characters of all pictures together, as they stand in the page."""
 VICTIMS = (8, 6, 4, 3, 2, 1)
@@ -36,10 +40,13 @@ SAMPLES = 8
 """Most samples of one victim's batch that are shown."""
 LARGEST_SIDE = 96
 """Larger images are shrunk to this; scores are of the originals."""
+_MOST_PIXELS = 8 * max(VICTIMS) * SAMPLES * LARGEST_SIDE**2
+"""Of a sprite: eight times what the largest has."""
 FEATURES, RECORDS = 10, 4
 """Features of a tabular record, and victims, that are shown as numbers."""
 SCHEMA = 1
-_PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
+_PNG_URI = "data:image/png;base64,"
+_PNG = re.compile(rf"{_PNG_URI}[A-Za-z0-9+/]+=*")
 Pictures = dict[str, Any]
 
 
@@ -116,6 +123,78 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
         except TooMuch as error:
             expected = error.expected
     return _gather(sources, victims=VICTIMS[-1], budget=budget, stop_early=False)
+
+
+def joined(folders: Sequence[Path], *, budget: int = BUDGET) -> Pictures:
+    """Pictures of a run that was made in parts, from those of the parts: of an attack on a row
+    those of the least seed, all of as many victims as the budget (characters) allows.
+
+    Raises UserError for a folder that is no result folder, or whose pictures.json is none.
+    """
+    found = none("") if folders else none("there is no part")
+    cells: dict[tuple[str, str], _Cell] = {}
+    records: dict[tuple[str, str], dict[str, Any]] = {}
+    for folder in sorted(folders, key=lambda f: Run.read(f).seeds):
+        part = load(folder)
+        found["why"] = part["why"]
+        found["without"] += part["without"]
+        found["unreadable"] += part["unreadable"]
+        for one in part["cells"]:
+            sprites = [part["sprites"][one[name]] for name in ("truth", "images")]
+            cells.setdefault((one["row"], one["attack"]), _Cell(one, *sprites))
+        for one in part["records"]:
+            records.setdefault((one["row"], one["attack"]), one)
+    if not cells and not records:
+        return found
+    found |= {"why": "", "records": list(records.values())}
+    for victims in VICTIMS:
+        shown = [cell.first(victims) for cell in cells.values()]
+        sprites = list(dict.fromkeys(s for c in shown for s in (c.truth, c.images)))
+        if sum(map(len, sprites)) <= budget or victims == VICTIMS[-1]:
+            break
+    found["victims"], places, spent = victims, dict[str, int](), 0
+    for cell in shown:
+        new = {s for s in (cell.truth, cell.images) if s not in places}
+        spent += sum(map(len, new))
+        if spent > budget:
+            found["without"] += 1
+            continue
+        truth, images = (places.setdefault(s, len(places)) for s in (cell.truth, cell.images))
+        found["cells"].append({**cell.facts, "truth": truth, "images": images})
+    found["sprites"] = list(places)
+    return found
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One attack's pictures: what is said of them, with a score per sample, and their sprites."""
+
+    facts: dict[str, Any]
+    truth: str
+    images: str
+
+    def first(self, victims: int) -> _Cell:
+        """The same of the first victims alone."""
+        scores, samples = self.facts["scores"], self.facts["samples"]
+        if len(scores) <= victims * samples:
+            return self
+        share = victims * samples / len(scores)
+        facts = {**self.facts, "scores": scores[: victims * samples]}
+        return _Cell(facts, _left(self.truth, share), _left(self.images, share))
+
+
+@cache
+def _left(sprite: str, share: float) -> str:
+    """The left share of a sprite. Raises UserError for one that is no picture, or a huge one."""
+    from PIL import Image
+
+    try:
+        picture = Image.open(io.BytesIO(base64.b64decode(sprite.removeprefix(_PNG_URI))))
+        if picture.width * picture.height > _MOST_PIXELS:
+            raise ValueError(f"{picture.width} x {picture.height} pixels")
+        return _encoded(picture.crop((0, 0, round(picture.width * share), picture.height)))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"a pictures.json holds a picture that cannot be read ({error}).") from None
 
 
 def _sources(folder: Path) -> Iterator[_Rebuilt]:
@@ -227,9 +306,13 @@ def _sprite(images: np.ndarray) -> str:
     if shrink < 1:
         size = (len(flat) * round(width * shrink), round(height * shrink))
         picture = picture.resize(size, Image.Resampling.BOX)
+    return _encoded(picture)
+
+
+def _encoded(picture: Image) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return _PNG_URI + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:

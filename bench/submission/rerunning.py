@@ -1,5 +1,5 @@
-"""The part of `leakbench verify` that runs the submitted code, in a process of its own:
-`python -m bench.submission.rerunning` reads a request and writes records under the submitted keys.
+"""The part of `leakbench verify` that runs jobs again, in a process of its own: `python -m
+bench.submission.rerunning` reads a request and writes records under the keys of the folder's own.
 
 Nothing of what it writes or says can be trusted by whoever reads it.
 """
@@ -24,7 +24,7 @@ from bench.harness.runner import check as check_plan
 from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
 from bench.records import AttackJob, Cell, Run, TrainJob
-from bench.records.submitted import read_submission
+from bench.records.submitted import PluginSource, is_submission, read_submission
 from bench.registry import Registry, discover
 from bench.submission.documents import inside
 
@@ -39,7 +39,8 @@ class Rerunning:
     """What is run again.
 
     Attributes:
-        submission: Its folder; of it `source/`, run.json and submission.json are read.
+        submission: The folder; of it run.json is read, of a submission also `source/` and
+            submission.json.
         cells: Keys of the attacks; their trainings are run too.
         out: Where to write.
         device: cpu or cuda.
@@ -58,9 +59,14 @@ class Rerunning:
         return json.dumps(asdict(self))
 
 
+def plugins_of(folder: Path) -> list[PluginSource]:
+    """What a submission says of its plugins; nothing for results that are none."""
+    return read_submission(folder).plugins if is_submission(folder) else []
+
+
 def sources_of(folder: Path) -> tuple[Path, ...]:
     """The Python files of a submission, under the paths that they are loaded from."""
-    names = dict.fromkeys(s.file for s in read_submission(folder).plugins if s.file is not None)
+    names = dict.fromkeys(s.file for s in plugins_of(folder) if s.file is not None)
     return tuple(inside(folder, name).resolve() for name in names)
 
 
@@ -71,7 +77,7 @@ def load_plugins(folder: Path) -> Registry:
     """
     registry = discover(sources_of(folder))
     code = Code(registry)
-    for source in read_submission(folder).plugins:
+    for source in plugins_of(folder):
         registry.get(source.kind, source.name, where="the submission")
         comparable = source.sources.startswith("syntax:")  # older ones are hashes of files
         if comparable and code.package(source.kind, source.name) != source.sources:
@@ -82,19 +88,19 @@ def load_plugins(folder: Path) -> Registry:
     return registry
 
 
-class _SubmittedKeys(Keys):
-    """Keys under which the submission has the records of the same jobs."""
+class _RecordedKeys(Keys):
+    """Keys under which the folder has the records of the same jobs."""
 
     def __init__(self, registry: Registry, env: Environment, cells: list[Cell]) -> None:
         super().__init__(registry, env)
-        self._submitted: dict[TrainJob | AttackJob, str] = {c.job: c.key for c in cells}
-        self._submitted |= {c.job.train: c.train_key for c in cells}
+        self._recorded: dict[TrainJob | AttackJob, str] = {c.job: c.key for c in cells}
+        self._recorded |= {c.job.train: c.train_key for c in cells}
 
     def train(self, job: TrainJob) -> str:
-        return self._submitted[job]
+        return self._recorded[job]
 
     def attack(self, cell: AttackJob) -> str:
-        return self._submitted[cell]
+        return self._recorded[cell]
 
 
 def with_earlier(run: Run, keys: Collection[str]) -> list[Cell]:
@@ -131,7 +137,7 @@ def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: Non
         tell(f"{progress.done} of {progress.total}: {progress.label}")
 
     run_plan(
-        plan, store, _SubmittedKeys(registry, env, cells), on_progress=told,
+        plan, store, _RecordedKeys(registry, env, cells), on_progress=told,
         executor=local(plan, env, workers=request.workers),
     )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""`leakbench verify`: whether a submission's figures come out of its own code again."""
+"""`leakbench verify`: whether figures of a submission come out of its own code again, and those of
+results out of leakbench's."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,14 @@ from bench.attempts import Attempt, attempt_of, printable, watched
 from bench.errors import UserError
 from bench.files import no_link, sha256
 from bench.harness.environment import Environment, versions
+from bench.harness.keys import Code
+from bench.harness.plan import expand
 from bench.harness.runner import cell_label, label_of
 from bench.harness.store import Store
 from bench.records import (
     LEADERBOARD,
     RUN,
+    SUMS,
     AttackOutcome,
     Cell,
     Kind,
@@ -30,11 +34,19 @@ from bench.records import (
     TrainJob,
     TrainOutcome,
     canonical,
+    check_sum,
     read_outcome,
     read_rows,
 )
-from bench.records.submitted import MANIFEST, SUBMISSION, Submission, read_submission
-from bench.report.files import Files
+from bench.records.submitted import (
+    MANIFEST,
+    SUBMISSION,
+    Submission,
+    is_submission,
+    read_submission,
+)
+from bench.registry import discover
+from bench.report import leaderboard
 from bench.seeding import generator
 from bench.submission.documents import check_files, check_records, inside
 from bench.submission.figures import Comparison, compare
@@ -46,6 +58,7 @@ from bench.submission.rerunning import (
     REFUSAL,
     TEMPORARY,
     Rerunning,
+    plugins_of,
     run_again,
     sources_of,
 )
@@ -62,11 +75,24 @@ _MOST_ATTEMPTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A submission whose files are as they were written; nothing of it was executed."""
+    """A folder whose files are as they were written; nothing of it was executed.
+
+    Attributes:
+        folder: Where it lies.
+        submission: What it says of itself; None of results, which need leakbench's plugins alone.
+        run: How it was made.
+    """
 
     folder: Path
-    submission: Submission
+    submission: Submission | None
     run: Run
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Versions and device that it was made with."""
+        if self.submission is not None:
+            return self.submission.environment
+        return dict(self.run.versions) | {"device": self.run.device}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +113,49 @@ class Rerun:
 def sources(folder: Path) -> list[str]:
     """Check the folder's files and name the code that a rerun will execute. Executes nothing.
 
-    Raises UserError naming the first file that is not as it was submitted.
+    Raises UserError naming the first file that is not as it was written.
     """
     if not folder.is_dir():
-        raise UserError(f"no such submission folder: {folder}.")
-    check_files(folder)
-    submission = read_submission(folder)
+        raise UserError(f"no such folder: {folder}.")
+    names: dict[str, None] = {}
+    if is_submission(folder):
+        check_files(folder)
+        names = dict.fromkeys(s.file for s in plugins_of(folder) if s.file is not None)
     run = Run.read(folder)
-    check_records(folder, run)
+    _check_records(folder, run)
     check_suite(run)
-    if _told(read_rows(folder / LEADERBOARD)) != _told(Files(folder).rows):
+    if is_submission(folder) and not follows(folder):
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
-    names = dict.fromkeys(s.file for s in submission.plugins if s.file is not None)
     for name in names:
         inside(folder, name)
     return list(names)
+
+
+def _check_records(folder: Path, run: Run) -> None:
+    """Raises UserError if the folder lacks a record of its run, or cannot be run again."""
+    if is_submission(folder):
+        check_records(folder, run)
+        return
+    if run.plugins:
+        raise UserError(
+            f"{folder} was made with files that it does not hold ({', '.join(run.plugins)}): "
+            "only a submission can be run again by others."
+        )
+    store = Store(folder)
+    for kind, key in run.record_names:
+        if store.read(kind, key) is None:
+            raise UserError(f"{folder} has no {kind} record {key} to compare a rerun with.")
+
+
+def follows(folder: Path) -> bool:
+    """Whether leaderboard.json is what this version of leakbench makes of the records beside it;
+    of results, which an older one may have written, that is something to know."""
+    try:
+        check_sum(folder, LEADERBOARD)
+        written = read_rows(folder / LEADERBOARD)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} has no {LEADERBOARD}.") from error
+    return _told(written) == _told(leaderboard.rows(folder))
 
 
 def _told(table: Sequence[Row]) -> list[str]:
@@ -114,41 +168,76 @@ def _told(table: Sequence[Row]) -> list[str]:
 
 
 def manifest_of(folder: Path) -> str:
-    """SHA-256 of a submission's manifest, and so of all its files."""
-    return sha256(folder / MANIFEST)
+    """SHA-256 of the file that lists the hashes of all others; of run.json where there is none."""
+    listed = [n for n in (MANIFEST, SUMS) if (folder / n).is_file()]
+    return sha256(folder / (listed or [RUN])[0])
 
 
-def open_submission(folder: Path) -> Opened:
+def open_folder(folder: Path) -> Opened:
     """Read a folder that `sources` has checked. Executes nothing."""
-    return Opened(folder=folder, submission=read_submission(folder), run=Run.read(folder))
+    submission = read_submission(folder) if is_submission(folder) else None
+    return Opened(folder=folder, submission=submission, run=Run.read(folder))
 
 
-def candidates(opened: Opened) -> list[Cell]:
-    """All cells that a sample is drawn from, whatever their status: those of an attack, or those
-    of a defense and of the undefended rows that it is compared with."""
-    kind, name = opened.submission.kind, opened.submission.name
-    return [c for t in opened.run.trainings for c in cells_of(t, kind, name)]
+def candidates(opened: Opened, only: Mapping[str, str] | None = None) -> list[Cell]:
+    """All cells that a sample is drawn from, whatever their status: of a submission those of an
+    attack, or those of a defense and of the undefended rows that it is compared with.
 
+    Args:
+        opened: The folder.
+        only: As of `leakbench run`.
 
-def sample(opened: Opened, *, count: int, seed: int) -> list[Cell]:
-    """So many candidates drawn without replacement, all of them if there are no more, in their
-    order; the first draw is a row of the plugin itself.
-
-    Raises UserError for count < 1, and if the plugin has no cell.
+    Raises:
+        UserError: For a filter that the run's suite does not know.
     """
-    if count < 1:
-        raise UserError(f"--sample must be >= 1 (cells to rerun), got {count}.")
-    kind, name = opened.submission.kind, opened.submission.name
-    cells = candidates(opened)
-    own = [i for i, c in enumerate(cells) if kind == "attack" or c.defense == name]
+    cells, made = opened.run.cells, opened.submission
+    if made is not None:
+        cells = [c for t in opened.run.trainings for c in cells_of(t, made.kind, made.name)]
+    wanted = set(expand(opened.run.suite, only).cells) if only else {c.job for c in cells}
+    return [c for c in cells if c.job in wanted]
+
+
+def sample(
+    opened: Opened,
+    *,
+    seed: int,
+    count: int = 3,
+    trainings: int | None = None,
+    only: Mapping[str, str] | None = None,
+) -> list[Cell]:
+    """So many candidates drawn without replacement, all of them if there are no more, in their
+    order; the first draw is a row of the submitted plugin.
+
+    Args:
+        opened: The folder.
+        seed: Of the draw.
+        count: Cells.
+        trainings: In place of cells so many trainings, with all candidates on them.
+        only: As of `candidates`.
+
+    Raises:
+        UserError: For numbers < 1, and if there is no cell.
+    """
+    for option, number in (("--sample", count), ("--trainings", trainings)):
+        if number is not None and number < 1:
+            raise UserError(f"{option} must be >= 1, got {number}.")
+    made, groups = opened.submission, dict[str, list[Cell]]()
+    for cell in candidates(opened, only):
+        groups.setdefault(cell.key if trainings is None else cell.train_key, []).append(cell)
+    drawn = list(groups.values())
+    own = [i for i, cells in enumerate(drawn) if made is None or _is_own(cells[0], made)]
     if not own:
-        raise UserError(
-            f"the submission holds no cell of '{name}' to rerun, so nothing of it can be verified."
-        )
+        what = "these results" if made is None else f"the submission of '{made.name}'"
+        raise UserError(f"{what} holds no such cell to rerun, so nothing of it can be verified.")
     rng = generator(seed, "verify")
     first = own[int(torch.randint(len(own), (), generator=rng))]
-    others = [i for i in torch.randperm(len(cells), generator=rng).tolist() if i != first]
-    return [cells[i] for i in sorted([first, *others[: count - 1]])]
+    others = [i for i in torch.randperm(len(drawn), generator=rng).tolist() if i != first]
+    number = count if trainings is None else trainings
+    return [cell for i in sorted([first, *others[: number - 1]]) for cell in drawn[i]]
+
+
+def _is_own(cell: Cell, made: Submission) -> bool:
+    return made.kind == "attack" or cell.defense == made.name
 
 
 def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
@@ -246,7 +335,8 @@ def _run_apart(
     """
     out, folder = Path(request.out), Path(request.submission)
     # Not the records: figures that a plugin can read it can give back.
-    shown = [folder / "source", folder / RUN, folder / SUBMISSION]
+    names = ("source", RUN, SUBMISSION)
+    shown = [folder / n for n in names if (folder / n).exists()]
     shown += [Path(request.data_dir)] if request.data_dir else []
     process = isolation.start(
         [sys.executable, "-m", "bench.submission.rerunning"],
@@ -296,6 +386,17 @@ def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutco
 
 
 def same_environment(opened: Opened, device: str) -> bool:
-    """Whether versions and device are those of the submission, so that figures should be equal."""
+    """Whether versions and device are those that it was made with, so that figures should be
+    equal."""
     now = versions() | {"device": device}
-    return all(opened.submission.environment.get(k) == v for k, v in now.items())
+    return all(opened.environment.get(k) == v for k, v in now.items())
+
+
+def changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
+    """What of leakbench's code that a sample needs is not that of the run, which may be older."""
+    plugins = {("defense", part) for c in sampled for part in c.defense.split("+")}
+    plugins |= {("attack", c.attack) for c in sampled}
+    registry = discover()
+    known = [(k, n) for k, n in sorted(plugins) if (k, n) in registry.usable]
+    now = Code(registry).of(known)  # type: ignore[arg-type]
+    return [name for name, code in now.items() if opened.run.code.get(name, code) != code]
