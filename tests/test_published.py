@@ -241,3 +241,18 @@ def test_a_sprite_that_is_no_picture_is_refused(published: Path, tmp_path: Path)
     (published / SUMS).unlink()
     with pytest.raises(UserError, match="a picture that cannot be read"):
         pictures.joined([published], budget=1)
+
+
+def test_a_part_has_no_more_than_what_merge_needs(finished: Path, tmp_path: Path) -> None:
+    part, rich = tmp_path / "part", tmp_path / "rich"
+    common = ["report", str(finished), "--format", "md", "--part"]
+    assert CliRunner().invoke(app, [*common, "--publish", str(part)]).exit_code == 0
+    assert {p.name for p in part.iterdir()} == {"run.json", ARCHIVE, SUMS}
+    write_published(finished, rich, part=True)
+    assert {p.name for p in rich.iterdir()} == {"run.json", ARCHIVE, SUMS, "pictures.json"}
+    assert leaderboard.load(part) == leaderboard.load(finished)
+    shown = CliRunner().invoke(app, ["report", str(part), "--format", "md"])
+    assert shown.exit_code == 0
+    assert (part / "leaderboard.md").read_text() == (finished / "leaderboard.md").read_text()
+    assert verify(part, "--trainings", "1")[0] == 0
+    assert CliRunner().invoke(app, common).exit_code == 2

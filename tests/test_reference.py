@@ -8,7 +8,8 @@ import pytest
 
 from bench import suite as suites
 from bench.harness.plan import Plan, expand
-from bench.records import TrainJob
+from bench.harness.store import Store
+from bench.records import Run, TrainJob
 from bench.registry import Registry
 from bench.report.overview import LOSSES
 
@@ -106,3 +107,27 @@ def test_a_defense_with_a_strength_is_tuned_on_every_task_of_its_own(
                     and {k: v for k, v in d.settings.items() if k != strength.setting} == others
                 ]
                 assert len(found) <= len(LOSSES)
+
+
+# --- the parts of the run that are published ------------------------------------------------------
+PARTS = sorted((RESULTS / "parts").glob("*/run.json"))
+
+
+@pytest.mark.skipif(not PARTS, reason="no part of the run is published yet")
+def test_published_parts_belong_together_and_are_finished(reference: suites.Suite) -> None:
+    """Of one suite and one code, none of a training twice, no job failed: so they merge."""
+    made: dict[str, str] = {}
+    jobs: set[TrainJob] = set()
+    for file in PARTS:
+        run, store = Run.read(file.parent), Store(file.parent)
+        assert run.suite == reference, file
+        assert not run.plugins
+        for name, digest in run.code.items():
+            assert made.setdefault(name, digest) == digest, (file, name)
+        for training in run.trainings:
+            assert training.job not in jobs
+            jobs.add(training.job)
+        for kind, key in run.record_names:
+            record = store.read(kind, key)
+            assert record is not None
+            assert record.status in ("done", "not_applicable"), (file, kind, key, record.reason)

@@ -39,6 +39,14 @@ def report(
         Path | None,
         typer.Option("--publish", help="Write what can be published and cited into this folder."),
     ] = None,
+    part: Annotated[
+        bool,
+        typer.Option(
+            "--part",
+            help="With --publish: run, records and hashes alone, which merge joins with others; "
+            "with --keep-pictures pictures too.",
+        ),
+    ] = False,
     details: options.Details = False,
     loss: options.Loss = 5.0,
 ) -> None:
@@ -47,6 +55,8 @@ def report(
         from bench.names import did_you_mean
         from bench.report.files import FILES
 
+        if part and publish_ is None:
+            raise UserError("--part says what --publish OUT writes: give that too.")
         formats = list(dict.fromkeys(f.strip() for f in format_.split(",") if f.strip()))
         for name in formats:
             if name not in FILES:
@@ -68,7 +78,9 @@ def report(
             from bench.report.publishing import write_published
 
             try:
-                paths += write_published(folder, publish_)
+                paths += write_published(
+                    folder, publish_, part=part, with_pictures=keep_pictures or not part
+                )
             except OSError as error:
                 reason = error.strerror or error
                 raise UserError(f"cannot write to {publish_} ({reason}).") from error

@@ -51,8 +51,9 @@ class Files:
 
     @cached_property
     def _json(self) -> str:
-        if not (self.folder / "records").is_dir():  # published: the file is what others cite
-            return read_bytes(self.folder / LEADERBOARD).decode()
+        written = self.folder / LEADERBOARD
+        if not (self.folder / "records").is_dir() and written.is_file():
+            return read_bytes(written).decode()  # published: the file is what others cite
         return text.to_leaderboard_json(self.rows)
 
     def text(self, format_: str) -> str:

@@ -44,8 +44,8 @@ Read = Callable[[Any, str], Any]
 
 
 def load(folder: Path) -> list[Row]:
-    """Rows made from the folder's records, or, where it holds none (as published results do), as
-    its leaderboard.json has them, with its ranks.
+    """Rows made from the folder's records, or, of published results, as their leaderboard.json has
+    them, with its ranks; a part of some, which has none, has records.
 
     Raises:
         UserError: If it has neither, or a file that is not what it should be.
@@ -57,6 +57,8 @@ def load(folder: Path) -> list[Row]:
         check_sum(folder, LEADERBOARD)
         return found
     except FileNotFoundError as error:
+        if Store(folder).has_records:
+            return rows(folder)
         raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
 
 

@@ -15,11 +15,20 @@ from bench.report.files import FILES, Files
 PICTURES = "pictures.json"
 
 
-def write_published(folder: Path, out: Path) -> list[Path]:
+def write_published(
+    folder: Path, out: Path, *, part: bool = False, with_pictures: bool = True
+) -> list[Path]:
     """Write the leaderboard of a result folder in every form but HTML, its run, pictures, all
     records in one file, and the hashes of these; their paths.
 
     Tracebacks, which name files of the machine that ran it, stay behind.
+
+    Args:
+        folder: The result folder.
+        out: Where to write.
+        part: Whether `leakbench merge` will join it with others: then without leaderboard, which
+            follows from the records.
+        with_pictures: Whether to write pictures.
 
     Raises:
         UserError: For a folder without records of all its jobs, or if `out` is that folder.
@@ -37,9 +46,10 @@ def write_published(folder: Path, out: Path) -> list[Path]:
         if isinstance(record, NoResult):
             record = replace(record, traceback=None)
         records.append((kind, record))
-    texts = {FILES[name]: found.text(name) for name in ("json", "csv", "md")}
+    texts = {FILES[name]: found.text(name) for name in (() if part else ("json", "csv", "md"))}
     texts[RUN] = read_bytes(folder / RUN).decode()
-    texts[PICTURES] = to_json(found.pictures) + "\n"
+    if with_pictures:
+        texts[PICTURES] = to_json(found.pictures) + "\n"
     contents = {name: text.encode() for name, text in texts.items()} | {ARCHIVE: packed(records)}
     for name, content in contents.items():
         write_whole(out / name, content)

@@ -149,12 +149,15 @@ def _check_records(folder: Path, run: Run) -> None:
 
 def follows(folder: Path) -> bool:
     """Whether leaderboard.json is what this version of leakbench makes of the records beside it;
-    of results, which an older one may have written, that is something to know."""
+    of results, which an older one may have written, that is something to know. A part of some has
+    none."""
     try:
         check_sum(folder, LEADERBOARD)
         written = read_rows(folder / LEADERBOARD)
     except FileNotFoundError as error:
-        raise UserError(f"{folder} has no {LEADERBOARD}.") from error
+        if is_submission(folder):
+            raise UserError(f"{folder} has no {LEADERBOARD}.") from error
+        return True
     return _told(written) == _told(leaderboard.rows(folder))
 
 
