@@ -256,3 +256,18 @@ def test_a_part_has_no_more_than_what_merge_needs(finished: Path, tmp_path: Path
     assert (part / "leaderboard.md").read_text() == (finished / "leaderboard.md").read_text()
     assert verify(part, "--trainings", "1")[0] == 0
     assert CliRunner().invoke(app, common).exit_code == 2
+
+
+def test_a_model_that_is_a_file_is_named_and_asked_for_before_it_runs(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.py").write_text("open('ran', 'w').close()")
+    file = published / "run.json"
+    file.write_text(file.read_text().replace('"mlp_spm"', '"theirs.py:Net"'))
+    (published / SUMS).unlink()
+    code, text = verify(published)
+    assert code == 2
+    assert "This runs the submitted code: theirs.py" in text
+    assert "nothing was run" in text
+    assert not (tmp_path / "ran").exists()

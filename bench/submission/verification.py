@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from bench import models
 from bench.attempts import Attempt, attempt_of, printable, watched
 from bench.errors import UserError
 from bench.files import no_link, sha256
@@ -128,7 +129,9 @@ def sources(folder: Path) -> list[str]:
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
     for name in names:
         inside(folder, name)
-    return list(names)
+    # A model that is a file is code too, wherever it lies.
+    named = dict.fromkeys(models.file_of(t.job.task.model) for t in run.trainings)
+    return [*names, *(str(file) for file in named if file is not None)]
 
 
 def _check_records(folder: Path, run: Run) -> None:
