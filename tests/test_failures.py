@@ -365,12 +365,16 @@ def test_workers_take_gpus_in_turn_and_share_them(monkeypatch: pytest.MonkeyPatc
     assert Workers(count=3, threads=1, timeout_s=60).surroundings(0) == {}
 
 
-@pytest.mark.parametrize(("anyone", "flagged"), [(0.95, True), (0.6, False), (0.8, False)])
+@pytest.mark.parametrize(
+    ("own", "anyone", "flagged"),
+    [(0.3, 0.95, True), (0.3, 0.6, False), (0.3, 0.8, False), (0.9, 0.95, False)],
+)
 def test_images_of_which_nobody_knows_whose_they_are_flag_their_row(
-    anyone: float, flagged: bool
+    own: float, anyone: float, flagged: bool
 ) -> None:
-    """Much more than the row shows, and more than half of the way from the floor given labels."""
-    attacks = {"dlg": made_up.attack(0.3, ssim_anyone=made_up.interval(anyone))}
+    """Much more than the attack's own score and than the row shows, and more than half of the way
+    from the floor given labels."""
+    attacks = {"dlg": made_up.attack(own, ssim_anyone=made_up.interval(anyone))}
     made = made_up.row(attacks=attacks, ssim=0.3, accuracy=None)
     found = [f for f in flags_of(made, []) if f.code == FlagCode.WHOSE_UNKNOWN]
     assert [(f.subject, f.values) for f in found] == [("dlg", {"ssim": anyone})] * flagged

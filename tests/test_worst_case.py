@@ -24,6 +24,7 @@ from bench.protocols.settings import ProtocolSettings
 from bench.toolkit.batches import class_means
 from defenses.bounded_ldp import PNPM
 from defenses.fedml_he import FedMLHE
+from defenses.lg_fedavg import LGFedAvg
 from defenses.mask_crypt import MaskCrypt
 from defenses.noise import GaussianUpdate
 from defenses.none import NoDefense
@@ -285,3 +286,15 @@ def test_values_that_are_not_finite_are_not_judged(digits: Dataset, kind: str) -
     ctx, answer = context_for(digits, network, defense), Reconstruction(images=truth.x)
     assert Likelihood().losses(seen, ctx, answer) is not None
     assert Likelihood().losses(replace(seen, messages=tuple(messages)), ctx, answer) is None
+
+
+# --- first layers that are never sent -------------------------------------------------------------
+def test_of_all_images_that_later_layers_may_have_seen_the_likeliest_is_taken(
+    digits: Dataset,
+) -> None:
+    """Of a narrow network the upper half is sent, exactly: fewer numbers reach it than pixels."""
+    network = network_for(digits, "lenet", init=0.25)
+    defense = LGFedAvg(keep=0.5)
+    seen, truth = seen_under(digits, network, defense)
+    answer = IDLG().run(seen, context_for(digits, network, defense))
+    assert similarity(answer, truth) > 0.995

@@ -160,7 +160,7 @@ class DeepLeakage(Attack):
             square,
             noisy=noisy,
             around_mean=around_mean,
-            smashed_alone=first.uploads is None,
+            far=_far_from_pixels(first),
         )
         solution = solve(ctx, waves=waves, known=known, stop=stop)
         if first.clients.summed > 1 and known.fixed is None and known.ranking is None:
@@ -270,7 +270,7 @@ class DeepLeakage(Attack):
         *,
         noisy: bool,
         around_mean: QuasiNewton,
-        smashed_alone: bool,
+        far: bool,
     ) -> list[Wave]:
         first = Wave(
             matcher=optimiser.matcher(optimiser.dtypes[0]),
@@ -299,9 +299,9 @@ class DeepLeakage(Attack):
             start="answer",
             above=_UNSOLVED * square,
         )
-        if smashed_alone:
-            # A first layer of fewer numbers than pixels makes the same of many images: the
-            # likeliest of them is wanted, not the nearest to where a descent begins.
+        if far:
+            # Layers of fewer numbers than pixels make the same of many images: the likeliest of
+            # them is wanted, not the nearest to where a descent begins.
             likeliest = replace(framed, count=1, above=None)
             return [likeliest, further, replace(first, above=framed.above), framed, further]
         return [first, framed, further]
@@ -319,6 +319,16 @@ class DeepLeakage(Attack):
         return replace(
             wave, count=tried, looks=looks, optimiser=optimiser.scaled(max(1.0, left / going))
         )
+
+
+def _far_from_pixels(evidence: Evidence) -> bool:
+    """Whether images are seen through layers alone: smashed data, or an upload without anything of
+    the network's first tensor."""
+    if evidence.uploads is None:
+        return True
+    first = next(iter(evidence.clients.start))
+    present = evidence.uploads.observation.present.get(first)
+    return present is None or not bool(present.any())
 
 
 @dataclass(frozen=True, kw_only=True)

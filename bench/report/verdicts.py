@@ -133,11 +133,13 @@ def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
 
 def _of_anyone(row: Row) -> Iterator[Flag]:
     """A flag for the attack that rebuilds most, whoever's images it gives to whom, where that is
-    much more than the row shows."""
+    much more than it rebuilds of each client's own, and than the row shows."""
     found = [
         (entry.scores["ssim_anyone"].mean, name)
         for name, entry in row.attacks.items()
-        if "ssim_anyone" in entry.scores and not entry.is_floor
+        if "ssim_anyone" in entry.scores
+        and not entry.is_floor
+        and entry.scores["ssim_anyone"].mean - entry.scores["ssim"].mean > _MORE
     ]
     if not found or not row.ranking:
         return
