@@ -123,7 +123,10 @@ def sources(folder: Path) -> list[str]:
         check_files(folder)
         names = dict.fromkeys(s.file for s in plugins_of(folder) if s.file is not None)
     run = Run.read(folder)
-    _check_records(folder, run)
+    if is_submission(folder):
+        check_records(folder, run)
+    else:
+        _check_results(folder, run)
     check_suite(run)
     if is_submission(folder) and not follows(folder):
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
@@ -134,11 +137,8 @@ def sources(folder: Path) -> list[str]:
     return [*names, *(str(file) for file in named if file is not None)]
 
 
-def _check_records(folder: Path, run: Run) -> None:
-    """Raises UserError if the folder lacks a record of its run, or cannot be run again."""
-    if is_submission(folder):
-        check_records(folder, run)
-        return
+def _check_results(folder: Path, run: Run) -> None:
+    """Raises UserError if results lack a record of their run, or cannot be run again."""
     if run.plugins:
         raise UserError(
             f"{folder} was made with files that it does not hold ({', '.join(run.plugins)}): "
