@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.submission.figures import Comparison
+    from bench.submission.verification import Rerun
 
 _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
 
@@ -114,76 +116,114 @@ def verify(
             workers=jobs,
             tell=ended,
         )
-    found = made.comparisons
-    same = verification.same_environment(opened, env.device) and not changed
-    differing = sum(c.verdict == "differs" for c in found)
-    near = sum(c.verdict == "within tolerance" for c in found)
     labels = {cell_label(c.job) for c in drawn}
-    bare = sum(c.figure == "status" and c.what in labels for c in found)
-    passed = not (differing or made.attempts or made.end or bare == len(drawn))
+    told = _Told(
+        made=made,
+        cells=len(drawn),
+        bare=sum(c.figure == "status" and c.what in labels for c in made.comparisons),
+        changed=changed,
+        same=verification.same_environment(opened, env.device) and not changed,
+        tolerance=tolerance,
+    )
     if as_json:
-        from dataclasses import asdict
-
-        from bench.harness.environment import versions
-
-        typer.echo(
-            json.dumps(
-                {
-                    "manifest": verification.manifest_of(folder),
-                    "date": datetime.date.today().isoformat(),
-                    "device": env.device,
-                    "versions": versions(),
-                    "passed": passed,
-                    "same_environment": same,
-                    "changed_code": changed,
-                    "seed": seed,
-                    "tolerance": tolerance,
-                    "cells": len(drawn),
-                    "cells_with_figures": len(drawn) - bare,
-                    "differing": differing,
-                    "within_tolerance": near,
-                    "marks": marks,
-                    "sandbox": "none" if isolated.bwrap is None else "bwrap",
-                    "attempts": [asdict(a) for a in made.attempts],
-                    "end": made.end,
-                    "comparisons": [asdict(c) for c in found],
-                },
-                indent=1,
-            )
+        about = {"manifest": verification.manifest_of(folder), "device": env.device, "seed": seed}
+        _tell_as_json(
+            told, **about, marks=marks, sandbox="none" if isolated.bwrap is None else "bwrap"
         )
     else:
-        _show_comparisons(found, lines, details=details)
-        expected = "equal figures are expected" if same else "figures may differ by rounding"
-        for name in changed:
-            options.say(f"Note: the code of {name} is not that of the run.", style="yellow")
-        options.say(
-            f"Versions, device and code are {'those' if same else 'not those'} of the run: "
-            f"{expected}; means may differ by {tolerance:g} (relative beyond 1, and of squared "
-            "errors)."
-        )
-        if same and near:
-            options.say(
-                f"Note: {counted(near, 'figure')} not bit-equal although versions, device and code "
-                "are the same. Another kind of processor or a GPU explains that; otherwise ask how "
-                "the figures were made."
-            )
-        if bare:
-            options.say(
-                f"Note: {bare} of {counted(len(drawn), 'sampled cell')} gave no "
-                "figures to compare, only a status; a larger --sample compares more."
-            )
-        for attempt in made.attempts[:_SHOWN]:
-            options.say(f"The submitted code tried to {attempt}", style="bold red")
-        if len(made.attempts) > _SHOWN:
-            options.say(f"and {len(made.attempts) - _SHOWN} more attempts: add --json.")
-        if made.end:
-            options.say(made.end, style="bold red")
-        if made.attempts or made.end:
-            options.say("Not verified.")
-        else:
-            options.say(_conclusion(differing, near, len(found), scored=bare < len(drawn)))
-    if differing or made.attempts or made.end:
+        _tell_as_text(told, lines, details=details)
+    if told.differing or made.attempts or made.end:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What a rerun came to.
+
+    Attributes:
+        made: Every figure that was compared, and how the run went.
+        cells: How many were drawn.
+        bare: Of these, how many gave no figures, only a status.
+        changed: The trainings and attacks whose code is not that of the run.
+        same: Whether versions, device and code are those of the run.
+        tolerance: Of means, where figures are not equal.
+    """
+
+    made: Rerun
+    cells: int
+    bare: int
+    changed: Sequence[str]
+    same: bool
+    tolerance: float
+
+    @property
+    def differing(self) -> int:
+        """Figures beyond the tolerance."""
+        return sum(c.verdict == "differs" for c in self.made.comparisons)
+
+    @property
+    def near(self) -> int:
+        """Figures within the tolerance that are not equal."""
+        return sum(c.verdict == "within tolerance" for c in self.made.comparisons)
+
+    @property
+    def passed(self) -> bool:
+        troubled = self.differing or self.made.attempts or self.made.end
+        return not troubled and self.bare < self.cells
+
+
+def _tell_as_json(told: _Told, **about: Any) -> None:
+    """about: of what, with what, where."""
+    from bench.harness.environment import versions
+
+    answer = {
+        **about,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "passed": told.passed,
+        "same_environment": told.same,
+        "changed_code": told.changed,
+        "tolerance": told.tolerance,
+        "cells": told.cells,
+        "cells_with_figures": told.cells - told.bare,
+        "differing": told.differing,
+        "within_tolerance": told.near,
+        "attempts": [asdict(a) for a in told.made.attempts],
+        "end": told.made.end,
+        "comparisons": [asdict(c) for c in told.made.comparisons],
+    }
+    typer.echo(json.dumps(answer, indent=1))
+
+
+def _tell_as_text(told: _Told, lines: Mapping[str, str], *, details: bool) -> None:
+    """The figures as `_show_comparisons` has them, what to know of them, and the verdict."""
+    made = told.made
+    _show_comparisons(made.comparisons, lines, details=details)
+    for name in told.changed:
+        options.say(f"Note: the code of {name} is not that of the run.", style="yellow")
+    options.say(
+        f"Versions, device and code are {'those' if told.same else 'not those'} of the run: "
+        f"{'equal figures are expected' if told.same else 'figures may differ by rounding'}; means "
+        f"may differ by {told.tolerance:g} (relative beyond 1, and of squared errors)."
+    )
+    if told.same and told.near:
+        options.say(
+            f"Note: {counted(told.near, 'figure')} not bit-equal although versions, device and "
+            "code are the same. Another kind of processor or a GPU explains that; otherwise ask "
+            "how the figures were made."
+        )
+    if told.bare:
+        options.say(
+            f"Note: {told.bare} of {counted(told.cells, 'sampled cell')} gave no figures to "
+            "compare, only a status; a larger --sample compares more."
+        )
+    for attempt in made.attempts[:_SHOWN]:
+        options.say(f"The submitted code tried to {attempt}", style="bold red")
+    if len(made.attempts) > _SHOWN:
+        options.say(f"and {len(made.attempts) - _SHOWN} more attempts: add --json.")
+    if made.end:
+        options.say(made.end, style="bold red")
+    options.say("Not verified." if made.attempts or made.end else _conclusion(told))
 
 
 def _notes(folder: Path) -> list[str]:
@@ -195,13 +235,14 @@ def _notes(folder: Path) -> list[str]:
     return ["leaderboard.json is not what this version of leakbench makes of the records."]
 
 
-def _conclusion(differing: int, near: int, compared: int, *, scored: bool) -> str:
-    """differing, near: figures beyond and within the tolerance. scored: whether a cell had any."""
-    if differing:
-        return f"{differing} of {counted(compared, 'figure')} differ."
-    if not scored:
+def _conclusion(told: _Told) -> str:
+    if told.differing:
+        return f"{told.differing} of {counted(len(told.made.comparisons), 'figure')} differ."
+    if not told.passed:
         return "Nothing differs, but no score was compared: nothing is verified but the statuses."
-    return f"Verified within the tolerance ({near} not bit-equal)." if near else "Verified."
+    return (
+        f"Verified within the tolerance ({told.near} not bit-equal)." if told.near else "Verified."
+    )
 
 
 _SHOWN = 12
