@@ -134,10 +134,42 @@ def test_the_slope_of_the_law_is_its_derivative(how: str, softness: float) -> No
     values = torch.tensor([[1.0, -0.8, 0.33, 0.02, -0.1]], dtype=torch.float64)
     seen = law.sample(values, generator(0, "test slope"))
     at = values + torch.tensor([[0.3, -0.02, 0.01, -0.4, 0.15]])
-    up, down = (law.misfit(at + e, seen, softness)[0] for e in (1e-6, -1e-6))
-    torch.testing.assert_close(
-        law.misfit(at, seen, softness)[1], (up - down) / 2e-6, rtol=1e-4, atol=1e-6
+    step = 1e-6 * torch.eye(5, dtype=torch.float64)
+    up, down = (
+        law.misfit(at + s, seen.expand(5, 5), softness)[0].sum(dim=1) for s in (step, -step)
     )
+    torch.testing.assert_close(
+        law.misfit(at, seen, softness)[1][0], (up - down) / 2e-6, rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("softness", [0.001, 0.1, 1.0])
+def test_of_signs_the_right_size_is_likelier_than_ever_smaller_values(softness: float) -> None:
+    """Of values with a few wrong signs; signs alone are least wrong at 0."""
+    law = Quantise(how="sign").law
+    base = {"weight": torch.zeros(60), "bias": torch.zeros(40)}
+    values = torch.randn(1, 100, generator=generator(0, "test size"), dtype=torch.float64)
+    values[:, 60:] *= 10  # a tensor of its own has a size of its own
+    seen = law.sample(values, generator(0, "test size"), base=base)
+    near = values + 0.05 * values.abs().mean() * torch.randn(
+        values.shape, generator=generator(1, "test size"), dtype=torch.float64
+    )
+    assert bool((near.sign() != values.sign()).any())
+    right, small, large = (
+        float(law.misfit(share * near, seen, softness, base=base)[0].sum())
+        for share in (1.0, 0.01, 100.0)
+    )
+    assert right < small
+    assert right < large
+
+
+def test_what_was_not_sent_has_no_part_in_the_size() -> None:
+    law = Quantise(how="sign").law
+    values = torch.tensor([[2.0, -2.0, 5.0]], dtype=torch.float64)
+    seen = torch.tensor([[2.0, -2.0, 0.0]], dtype=torch.float64)
+    loss, slope = law.misfit(values, seen, 0.1)
+    assert bool((loss[:, :2] < 1e-3).all())
+    assert float(slope[0, 2]) == 0
 
 
 def test_the_nearest_of_127_steps_is_an_interval_that_the_true_samples_hit(

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from attacks import judge as judge_module
+from attacks.dlg import DLG
 from attacks.engine.evidence import Evidence
 from attacks.engine.observation import opened_mean
 from attacks.engine.terms import Candidate, UploadSum
-from attacks.engine.together import best_labels
+from attacks.engine.together import best_labels, given_to_their_owners
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from bench.api import Context, Defense, Part, Reconstruction, Seen, SignPerturbation
@@ -28,6 +29,7 @@ from defenses.lg_fedavg import LGFedAvg
 from defenses.mask_crypt import MaskCrypt
 from defenses.noise import GaussianUpdate
 from defenses.none import NoDefense
+from defenses.quantise import Quantise
 from defenses.selective_shield import SelectiveShield
 from defenses.spm import SPM
 from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
@@ -178,6 +180,36 @@ def test_labels_are_searched_by_what_is_known_of_all_victims(
     matcher = matcher_for(seen, ctx, dtype=F64)
     wrong = (truth.y + 3) % 10
     assert best_labels(matcher, truth.x.double(), wrong).equal(truth.y)
+
+
+def test_images_that_a_sum_tells_go_to_those_whose_messages_they_suit(digits: Dataset) -> None:
+    network, defense = network_for(digits, "mlp_spm"), MaskCrypt(share=0.5)
+    seen, truth = seen_under(digits, network, defense, clients=4)
+    ctx = context_for(digits, network, defense)
+    order = torch.tensor([2, 0, 1, 3])
+    matcher = matcher_for(seen, ctx, dtype=F64)
+    images, labels = given_to_their_owners(matcher, truth.x[order].double(), truth.y[order])
+    assert images.equal(truth.x.double())
+    assert labels.equal(truth.y)
+    for attack in (IDLG(), DLG()):
+        assert similarity(attack.run(seen, ctx), truth) > 0.99
+
+
+# --- signs ----------------------------------------------------------------------------------------
+def test_an_image_that_sends_almost_nothing_explains_no_signs(digits: Dataset) -> None:
+    network, defense = network_for(digits, "mlp_spm"), Quantise(how="sign")
+    seen, truth = seen_under(digits, network, defense)
+    ctx = context_for(digits, network, defense)
+    answer = IDLG().run(seen, ctx)
+    assert similarity(answer, truth) > 0.75
+    dark = Likelihood().losses(seen, ctx, Reconstruction(images=truth.x / 20, labels=truth.y))
+    near, found = (truth.x + 0.05).clamp(0, 1), Likelihood().losses(seen, ctx, answer)
+    close = Likelihood().losses(seen, ctx, Reconstruction(images=near, labels=truth.y))
+    assert dark is not None
+    assert found is not None
+    assert close is not None
+    assert bool((found < dark).all())
+    assert bool((close < dark).all())
 
 
 # --- the judge ------------------------------------------------------------------------------------

@@ -233,6 +233,12 @@ class Uploads:
         """Whether the law says of exact values which were too small, or too large, to be sent."""
         return self.law is not None and self.law.reads_absent and not self.law.random
 
+    @property
+    def only_bounds(self) -> bool:
+        """Whether the law says of all values that were sent how they are bounded, and draws
+        nothing: a noise stands beside it for none."""
+        return self.law is not None and self.law.vague and not (self.left_out or self.law.random)
+
     def to_intervals(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """Squared distance [P] of candidates for the victims int64 [P] to the intervals of a law
         that draws nothing."""

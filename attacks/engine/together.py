@@ -7,8 +7,10 @@ the images of all victims are one problem, and unknown labels are searched toget
 from __future__ import annotations
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacks.engine.evidence import keeping
 from attacks.engine.lbfgs import Phase, minimise
 from attacks.engine.matching import Matcher
 from attacks.engine.restarts import Solution
@@ -18,6 +20,9 @@ _HEATS = 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0
 """Of the sum, from a loose to an exact one."""
 _PATIENCE = 2
 """Heats in a row that explain nothing better, after which the fit is given up."""
+_NEVER = 1e30
+_LIKELIER = 1.0
+"""Nats by which an image must suit another victim better than the one it was found for."""
 _SWEEPS = 10
 """Most rounds of the search for labels; it ends where a round changes none."""
 
@@ -63,6 +68,7 @@ def match_together(
         )
         solution.evaluations += int(minimum.evaluations.sum()) * len(everyone)
         images = encoding.images(minimum.x.view(len(everyone), -1), labels)
+        images, labels = given_to_their_owners(matcher, images, labels)
         judged = matcher.judged(images, labels)
         if float(judged.sum()) < float(least.sum()):
             best, least, missed = (images, labels), judged, 0
@@ -72,6 +78,25 @@ def match_together(
             break
     solution.images, solution.labels = best[0].to(solution.images), best[1]
     solution.loss = least.to(solution.loss)
+
+
+def given_to_their_owners(
+    matcher: Matcher, images: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Images [V, K, *shape] and labels [V, K] in the order that suits best what each victim sent: a
+    sum tells images, and hardly whose they are, so that a fit to it may confuse them."""
+    if keeping(matcher.evidence):
+        return images, labels  # what a victim kept to itself was found for its own images
+    count = len(images)
+    victims = torch.arange(count, device=images.device)
+    cost = images.new_empty(count, count)
+    for shift in range(count):
+        whose = (victims + shift) % count
+        cost[victims, whose] = matcher.judged(images[whose], labels[whose]).to(cost)
+    cost = cost.nan_to_num(_NEVER, posinf=_NEVER)
+    cost[victims, victims] -= _LIKELIER
+    order = torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(victims)
+    return images[order], labels[order]
 
 
 def best_labels(matcher: Matcher, images: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -58,9 +58,10 @@ class Quantised(Mechanism):
 
     def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         wide = values.double()
-        low, step = self._grids(wide, base)
         if self.how == "sign":
-            return torch.where(wide < 0, -step, step).to(values)
+            size = _magnitudes(wide, torch.ones_like(wide), _sizes(wide, base))
+            return torch.where(wide < 0, -size, size).to(values)
+        low, step = self._grids(wide, base)
         place = (wide - low) / step.clamp_min(TINY)
         if self.random:
             drawn = torch.rand(place.shape, generator=rng, dtype=torch.float64)
@@ -71,16 +72,11 @@ class Quantised(Mechanism):
     def _grids(self, values: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """(where the grid is 0, its step) for every value of rows, from noise-free values or from
         what was seen of them, which tells the same: the ends of a grid are on it."""
-        sizes = [values[0].numel()]
-        if isinstance(base, Mapping):
-            sizes = [v.numel() for v in base.values()]
-        lows, steps = [], []
+        sizes, lows, steps = _sizes(values, base), [], []
         for piece in values.flatten(1).split(sizes, dim=1):
             low = torch.zeros_like(piece[:, :1])
             if piece.shape[1] == 0:
                 step = low
-            elif self.how == "sign":
-                step = piece.abs().mean(dim=1, keepdim=True)
             elif self.how == "stochastic":
                 low = piece.amin(dim=1, keepdim=True)
                 step = (piece.amax(dim=1, keepdim=True) - low) / self.steps
@@ -96,20 +92,55 @@ class Quantised(Mechanism):
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """The chance of what was seen where it is random; of `int8` the squared distance to the
         interval that is rounded to it; of `sign` the chance of the sign beside logistic noise of
-        `softness` times the mean magnitude, since a sign alone is right for ever smaller values.
+        `softness` times the mean magnitude, and of that mean beside its own: signs alone are right
+        for ever smaller values.
         """
+        if self.how == "sign":
+            sizes = _sizes(seen, base)
+            sent = seen.ne(0).to(seen)
+            law = partial(_sign, softness=softness, sizes=sizes)
+            return Prepared(law, (seen.sign(), _magnitudes(seen, sent, sizes), sent))
         step = self._grids(seen, base)[1]
         if self.how == "int8":
             return Prepared(outside, (seen - step / 2, seen + step / 2))
-        if self.how == "sign":
-            return Prepared(partial(_sign, softness=softness), (seen.sign(), step.clamp_min(TINY)))
         return Prepared(partial(rounded, softness=softness), (seen, step.clamp_min(TINY)))
 
 
-def _sign(sent: Tensor, sign: Tensor, size: Tensor, *, softness: float) -> tuple[Tensor, Tensor]:
+def _sizes(rows: Tensor, base: Base) -> list[int]:
+    """Numbers of values of the tensors that rows [P, ...] are made of."""
+    return [v.numel() for v in base.values()] if isinstance(base, Mapping) else [rows[0].numel()]
+
+
+def _magnitudes(rows: Tensor, sent: Tensor, sizes: Sequence[int]) -> Tensor:
+    """For every value of rows [..., their shape] the mean magnitude of those of its tensor that are
+    sent, where `sent` has 1 and else 0."""
+    rows, sent = torch.broadcast_tensors(rows.abs(), sent)
+    flat = (t.reshape(-1, sum(sizes)).split(list(sizes), dim=1) for t in (rows * sent, sent))
+    means = [
+        (size.sum(dim=1, keepdim=True) / count.sum(dim=1, keepdim=True).clamp_min(1)).expand_as(
+            size
+        )
+        for size, count in zip(*flat, strict=True)
+    ]
+    return torch.cat(means, dim=1).view_as(rows)
+
+
+def _sign(
+    values: Tensor,
+    sign: Tensor,
+    size: Tensor,
+    sent: Tensor,
+    *,
+    softness: float,
+    sizes: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """sign, size: Of what was seen; sent: 1 where a value was. The mean magnitude of so many values
+    counts as that many values do: each has an equal share of it."""
     if softness == 0:
-        wrong = (sent * sign < 0).to(sent)
-        return torch.where(wrong > 0, torch.inf, 0.0), torch.zeros_like(sent)
-    scale = softness * size
-    away = sent * sign / scale
-    return -logsigmoid(away), -torch.sigmoid(-away) * sign / scale
+        wrong = (values * sign < 0).to(values)
+        return torch.where(wrong > 0, torch.inf, 0.0), torch.zeros_like(values)
+    scale = softness * size.clamp_min(TINY)
+    away = values * sign / scale
+    rest = (_magnitudes(values, sent, sizes) - size) / scale * sent
+    loss = rest.square() / 2 - logsigmoid(away)
+    return loss, rest * values.sign() / scale - torch.sigmoid(-away) * sign / scale
