@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jsonschema
@@ -378,3 +378,15 @@ def test_images_of_which_nobody_knows_whose_they_are_flag_their_row(
     made = made_up.row(attacks=attacks, ssim=0.3, accuracy=None)
     found = [f for f in flags_of(made, []) if f.code == FlagCode.WHOSE_UNKNOWN]
     assert [(f.subject, f.values) for f in found] == [("dlg", {"ssim": anyone})] * flagged
+
+
+@pytest.mark.parametrize(("alone", "flagged"), [(0.9, True), (0.5, False)])
+def test_a_row_of_badly_chosen_answers_is_flagged(alone: float, flagged: bool) -> None:
+    """Where one attack alone leaks more than .2 more than what the judge preferred."""
+    attacks = {"dlg": made_up.attack(0.4), "ridge": made_up.attack(alone)}
+    made = made_up.row(attacks=attacks, ssim=0.4, accuracy=None)
+    assert made.worst is not None
+    made = replace(made, choice=replace(made.worst, attack="dlg"))
+    found = [f for f in flags_of(made, []) if f.code == FlagCode.UNDERSTATED]
+    assert [f.subject for f in found] == ["ridge"] * flagged
+    assert [f.values["leak"] for f in found] == [pytest.approx((alone - 0.2) / 0.8)] * flagged

@@ -197,6 +197,8 @@ def test_an_attack_that_applies_nowhere_has_no_column_but_is_named() -> None:
         (flag(FlagCode.WHOSE_UNKNOWN, "dlg", ssim=0.951),
          "dlg rebuilds the clients' images to an SSIM of 0.95, but not whose each is",
          "dlg: whose is unknown", "warn", "W"),
+        (flag(FlagCode.UNDERSTATED, "ridge", leak=0.951),
+         "ridge alone leaks 0.95, but worse answers were chosen", "ridge leaks more", "warn", "J"),
         (flag(FlagCode.ATTACK_TIMEOUT, "idlg"), "idlg timeout", "idlg timed out", "bad", "T"),
         (flag(FlagCode.ATTACK_FAILED, "idlg"), "idlg failed", "idlg failed", "bad", "X"),
         (flag(FlagCode.TRAINING_FAILED, reason="ValueError: x"), "training failed: ValueError: x",

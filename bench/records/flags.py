@@ -26,6 +26,7 @@ class FlagCode(StrEnum):
     CUT_SHORT = "cut_short"  # subject: the attack; values: gain, SSIM at twice its budget
     BELOW_FLOOR = "below_floor"  # subject: the attack
     WHOSE_UNKNOWN = "whose_unknown"  # subject: the attack; values: ssim, whoever's image it is
+    UNDERSTATED = "understated"  # subject: the attack; values: leak, its own
     ATTACK_FAILED = "attack_failed"  # subject: the attack
     ATTACK_TIMEOUT = "attack_timeout"  # subject: the attack
     ATTACK_PENDING = "attack_pending"  # subject: the attack
@@ -45,6 +46,7 @@ _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.CUT_SHORT: "warn",
     FlagCode.BELOW_FLOOR: "warn",
     FlagCode.WHOSE_UNKNOWN: "warn",
+    FlagCode.UNDERSTATED: "warn",
 }
 """Of all others: bad."""
 

@@ -73,6 +73,7 @@ LETTERS = {
     "U": "ranked by the upper bound, for want of judged losses",
     "B": "an attack was cut short: undefended, twice its budget leaks more",
     "F": "strongest attack below its floor: too weak to judge by",
+    "J": "one attack leaks much more than the answers that were chosen",
     "W": "the clients' images are rebuilt, but not whose each is",
     "V": "the audit refutes a claim or proof",
     "X": "something failed",
@@ -163,6 +164,14 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "which is whose. Scores compare an answer with its own client's image, so the row "
         "understates the leak.",
         letter="W",
+    ),
+    FlagCode.UNDERSTATED: Meaning(
+        "{subject} leaks more",
+        "{subject} alone leaks {leak:.2f}, but worse answers were chosen",
+        "Of the attacks' answers those that explain best what was seen are much worse than what one"
+        " attack rebuilds of all victims: whoever trusts that attack gets more than the row"
+        " shows.",
+        letter="J",
     ),
     FlagCode.ATTACK_FAILED: Meaning(
         "{subject} failed",

@@ -27,6 +27,7 @@ _DOUBTS = (
     FlagCode.CUT_SHORT,
     FlagCode.BELOW_FLOOR,
     FlagCode.WHOSE_UNKNOWN,
+    FlagCode.UNDERSTATED,
 )
 
 
@@ -307,7 +308,8 @@ COSTS = (
 
 SIGNS = (
     "*: of several defenses none leaks less there that a paired test tells apart. ?: an attack "
-    "failed, was cut short or has not run, or all stay below the floor, so it may leak more. "
+    "failed, was cut short or has not run, all stay below the floor, or one rebuilds more than was "
+    "chosen, so it may leak more. "
     "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail "
     "there without a defense. –: not run. Beside the leaks the worst over the tables, as multiples "
     "of the undefended run."

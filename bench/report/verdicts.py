@@ -26,8 +26,8 @@ CONTROL = 0.2
 UNDEFENDED = "none"
 """The defense that does nothing."""
 _MORE, _MUCH = 0.2, 0.5
-"""How much more SSIM than a row shows, and at least what leak above the floor given the labels, the
-images of all clients together have where whose they are is not told."""
+"""How much more than a row shows is much; and at least what leak above the floor given the labels
+the images of all clients together have where whose they are is not told."""
 _ROUNDING = 1e-9
 _BY_BOUND = Flag(code=FlagCode.BY_BOUND)
 _REFUTES = (
@@ -98,6 +98,7 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
     if row.ranking and _below_floor(row.ranking, row.attacks[row.ranking.attack]):
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
     yield from _of_anyone(row)
+    yield from _understated(row)
     if row.worst and not row.choice:
         yield _BY_BOUND
     for name, entry in row.attacks.items():
@@ -147,6 +148,22 @@ def _of_anyone(row: Row) -> Iterator[Flag]:
     floor = row.attacks[name].floor.get("ssim" + FLOOR_SUFFIX, 0.0)
     if most - row.ranking.interval.mean > _MORE and leak(most, floor, "ssim") > _MUCH:
         yield Flag(code=FlagCode.WHOSE_UNKNOWN, subject=name, values={"ssim": most})
+
+
+def _understated(row: Row) -> Iterator[Flag]:
+    """A flag for the attack that leaks most, where it alone leaks much more than what was chosen
+    among the answers of all: the judge preferred worse ones."""
+    if row.choice is None or row.leak is None:
+        return
+    metric = row.choice.metric
+    found = [
+        (leak(entry.scores[metric].mean, entry.floor[metric], metric), name)
+        for name, entry in row.attacks.items()
+        if metric in entry.scores and metric in entry.floor
+    ]
+    most, name = max(found)
+    if most - row.leak > _MORE:
+        yield Flag(code=FlagCode.UNDERSTATED, subject=name, values={"leak": most})
 
 
 def at_chance(row: Row, done: Sequence[Trained]) -> bool:
