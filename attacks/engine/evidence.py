@@ -58,10 +58,11 @@ class Evidence:
     The objective is the negative log-likelihood of what was observed under the defense's public
     mechanisms (Kerckhoffs). Without noise it is the squared distance of gradients (DLG, Eq. 3).
     The cosine distance of gradients is the alternative. Smashed data, where it was seen, is
-    matched jointly. A channel without noise is exact, so that a noisy one adds nothing to it: a
-    noisy upload beside exact smashed data is dropped, and an exact upload beside noisy smashed
-    data gets a noise far below it. So does exact smashed data of which a part is missing, since
-    only the prior can fill that in.
+    matched jointly, but for uploads of steps under random weights that nobody knows. A channel
+    without noise is exact, so that a noisy one adds nothing to it: a noisy upload beside exact
+    smashed data is dropped, and an exact upload beside noisy smashed data gets a noise far below
+    it. So does exact smashed data of which a part is missing, since only the prior can fill that
+    in.
 
     Args:
         seen: With what the clients kept to themselves estimated (see `with_private_parts`).
@@ -236,9 +237,9 @@ class Evidence:
             view = replace(view, mechanisms=(*view.mechanisms, exact))
         if self.spread is not None:
             # A step under drawn weights is no function of the mean ones: as many coordinates as an
-            # upload has, which move together, would outvote the activations and mean nothing.
-            if self.noise is None:
-                observation = None
+            # upload has, which move together, would outvote the activations and mean nothing, also
+            # beside a noise of their own.
+            self.noise, observation = None, None
         elif not view.noises and self.noise is not None:
             self.noise, observation = None, None
         elif view.noises and self.noise is None and observation is not None:
