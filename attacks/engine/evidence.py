@@ -235,12 +235,9 @@ class Evidence:
             rms = float(square.mean().sqrt())
             exact = SmashedNoise(of=SMASHED, std=_EXACT * max(rms, _TINY))
             view = replace(view, mechanisms=(*view.mechanisms, exact))
-        if self.spread is not None:
-            # A step under drawn weights is no function of the mean ones: as many coordinates as an
-            # upload has, which move together, would outvote the activations and mean nothing, also
-            # beside a noise of their own.
-            self.noise, observation = None, None
-        elif not view.noises and self.noise is not None:
+        # A step under drawn weights is no function of the mean ones: as many coordinates as an
+        # upload has, which move together, would outvote the activations and mean nothing.
+        if self.spread is not None or (not view.noises and self.noise is not None):
             self.noise, observation = None, None
         elif view.noises and self.noise is None and observation is not None:
             size = sum(v[0].numel() for v in observation.values.values())

@@ -19,9 +19,6 @@ from attacks.engine.terms import Candidate, Compare, Misfit, Term, UploadLikelih
 _RESOLVED = 1e-14
 """Share of what was seen below which a squared distance counts as this."""
 
-_HEATS = 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0
-"""Of a noise that stands for none, of which that counts which suits an answer best."""
-
 _NEAR = 0.1
 """Share of a sum's square from which it is not explained, so that less is no better."""
 
@@ -97,9 +94,9 @@ class Matcher:
         Likelihoods are as soft as where a descent ends (see `Mechanism.softness`). The spread of
         what is compared exactly is not known, and the one that suits the candidate best stands for
         it: a squared distance r of N numbers counts as N/2 log r. So does one beside Gaussian noise
-        where it exceeds what the noise explains (see `Uploads.surprise`). Of signs, the likelihood
-        beside the noise that suits the candidate best counts. Of own values, those that
-        were found count (see `OwnValues`).
+        where it exceeds what the noise explains (see `Uploads.surprise`). Signs count beside the
+        noise that suits the candidate best (see `Uploads.at_best`), and of own values those that
+        were found (see `OwnValues`).
 
         Args:
             x: [V, K, *shape].
@@ -136,10 +133,7 @@ class Matcher:
             share = far / uploads.observation.square.clamp_min(_RESOLVED)
             return self.encoding.pixels / 2 * share.clamp_min(_RESOLVED).log()
         if isinstance(term, UploadLikelihood) and term.uploads.only_bounds:
-            # Any answer that is not exact has a few signs wrong, by which the least noise would
-            # judge alone.
-            each = [_total([term.against(everyone, heat)], candidate)[0] for heat in _HEATS]
-            return torch.stack(each).amin(dim=0)
+            return term.uploads.at_best(candidate.x, candidate.y, everyone)
         free = evidence.noisy or bool(keeping(evidence))
         if free and isinstance(term, UploadLikelihood) and term.uploads.weighs:
             return term.uploads.surprise(candidate.x, candidate.y, everyone)

@@ -28,6 +28,8 @@ _LOUD, _QUIET = 1.0, 1e-8
 """Squared noise as shares of |observation|^2, between which a fading prior weighs."""
 _SUM, _LOOSE = 1e-5, 0.3
 """Standard deviations that stand for none and for much, in units of a sum's root mean square."""
+_HEATS = 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0
+"""Levels of a noise that stands for none, at which answers are judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +267,18 @@ class Uploads:
         missed, known = self.missed(x, y, victims, own), self.known[victims]
         variance = torch.maximum(missed, known).clamp_min(_TINY)
         return self.sizes[victims] / 2 * (missed / variance + variance.log())
+
+    def at_best(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
+        """Negative log-likelihood [P] of candidates for victims int64 [P], each beside the level
+        that suits it best of a noise that stands for none: what is not exact has a few signs
+        wrong, by which the least noise would judge alone."""
+        sent = as_vector(self.sent(x, y, victims), list(self.observation.values))
+        base = {n: self.clients.before[n] for n in self.observation.values}
+        mask, each = self.mask(victims), []
+        for heat in _HEATS:
+            loss, _ = self.prepared(self.values, base, heat)[victims].misfit(sent)
+            each.append((loss if mask is None else loss * mask).sum(dim=1))
+        return torch.stack(each).amin(dim=0)
 
     def mask(self, victims: Tensor) -> Tensor | None:
         """1 where a coordinate of the victims was seen, else 0 [P, D]; None if all were."""

@@ -21,6 +21,7 @@ _HEATS = 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0
 _PATIENCE = 2
 """Heats in a row that explain nothing better, after which the fit is given up."""
 _NEVER = 1e30
+"""Stands for an infinite loss, which assignments do not take."""
 _LIKELIER = 1.0
 """Nats by which an image must suit another victim better than the one it was found for."""
 _SWEEPS = 10

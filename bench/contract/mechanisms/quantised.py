@@ -116,12 +116,10 @@ def _magnitudes(rows: Tensor, sent: Tensor, sizes: Sequence[int]) -> Tensor:
     sent, where `sent` has 1 and else 0."""
     rows, sent = torch.broadcast_tensors(rows.abs(), sent)
     flat = (t.reshape(-1, sum(sizes)).split(list(sizes), dim=1) for t in (rows * sent, sent))
-    means = [
-        (size.sum(dim=1, keepdim=True) / count.sum(dim=1, keepdim=True).clamp_min(1)).expand_as(
-            size
-        )
-        for size, count in zip(*flat, strict=True)
-    ]
+    means = []
+    for size, count in zip(*flat, strict=True):
+        mean = size.sum(dim=1, keepdim=True) / count.sum(dim=1, keepdim=True).clamp_min(1)
+        means.append(mean.expand_as(size))
     return torch.cat(means, dim=1).view_as(rows)
 
 
