@@ -18,6 +18,11 @@ class UserError(ValueError):
     """
 
 
+class UnfitError(UserError):
+    """A defense has nothing to act on in this network: its cells are not applicable, which is no
+    error of a run."""
+
+
 class Complaints:
     """What several checks find wrong, told in one go."""
 

@@ -53,16 +53,27 @@ def test_a_split_suite_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:
 def test_what_mixes_smashed_data_does_not_apply_without_any(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    suite = str(tiny(**{SPM: CUTMIX}))
-    code, text = leakbench("run", suite, "--out", str(tmp_path / "out"), "--jobs", "0")
+    reason = why_not_applicable(str(tiny(**{SPM: CUTMIX})), tmp_path / "out")
+    assert reason == "no smashed data leaves the client"
+
+
+def test_what_mixes_patches_does_not_apply_to_vectors(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite = split(tiny, **{LENET: 'model = "mlp3"', 'cut = "block1"': 'cut = "hidden1"'})
+    reason = why_not_applicable(suite, tmp_path / "out")
+    assert reason.startswith("patches need smashed data of tokens")
+
+
+def why_not_applicable(suite: str, out: Path) -> str:
+    """The reason in dp_cutmix's record of a run in which nothing fails."""
+    code, text = leakbench("run", suite, "--out", str(out), "--jobs", "0")
     assert code == 0, text
-    (record,) = [
-        json.loads(p.read_text())
-        for p in (tmp_path / "out" / "records" / "train").glob("*.json")
-        if "dp_cutmix" in p.read_text()
-    ]
+    assert "0 failed" in text
+    records = [json.loads(p.read_text()) for p in (out / "records" / "train").glob("*.json")]
+    (record,) = [r for r in records if r["inputs"]["defense"] == "dp_cutmix"]
     assert record["status"] == "not_applicable"
-    assert record["reason"] == "no smashed data leaves the client"
+    return record["reason"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
-from bench.errors import UserError
+from bench.errors import UnfitError, UserError
 from bench.harness.environment import (
     Environment,
     dataset_of,
@@ -85,6 +85,13 @@ class Training:
 
 def run_training(work: Training) -> TrainOutcome:
     """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""
+    try:
+        return _train(work)
+    except UnfitError as error:
+        return not_applicable(str(error).rstrip("."))
+
+
+def _train(work: Training) -> TrainOutcome:
     began = time.perf_counter()
     job, env = work.job, work.env
     dataset = dataset_of(job, env) if work.dataset is None else work.dataset

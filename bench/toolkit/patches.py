@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from bench.errors import UserError
+from bench.errors import UnfitError, UserError
 from bench.toolkit.memory import to_device
 
 
@@ -21,7 +21,8 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
         A bool tensor of q's shape, constant within each patch.
 
     Raises:
-        UserError: If q has no such patches.
+        UnfitError: If q has no patches at all.
+        UserError: If q has none of that number.
     """
     patches = len(mask)
     mask = to_device(mask, q.device)
@@ -33,7 +34,7 @@ def patch_map(mask: Tensor, q: Tensor) -> Tensor:
             )
         return mask[None, :, None].expand(q.shape)
     if q.ndim != 4:
-        raise UserError(
+        raise UnfitError(
             "patches need smashed data of tokens [B, N, D] or a map [B, C, H, W], got the shape "
             f"{list(q.shape)} at this cut."
         )
@@ -52,13 +53,13 @@ def count_positions(q: Tensor) -> int:
     """Positions of q's grid: tokens of [B, N, D], or pixels of a square map [B, C, H, H].
 
     Raises:
-        UserError: If q has neither.
+        UnfitError: If q has neither.
     """
     if q.ndim == 3:
         return q.shape[1]
     if q.ndim == 4 and q.shape[2] == q.shape[3]:
         return q.shape[2] * q.shape[3]
-    raise UserError(
+    raise UnfitError(
         "positions need smashed data of tokens [B, N, D] or a square map [B, C, H, H], got the "
         f"shape {list(q.shape)} at this cut."
     )
