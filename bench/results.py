@@ -270,11 +270,14 @@ class Results:
 
         return figures.trade(self._files.rows, width=width)
 
-    def plot_overview(self, *, loss: float = LOSS, width: str = "page") -> Figure:
-        """The overview's leaks as a map of defenses by tables. Raises as `overview`."""
+    def plot_overview(
+        self, *, loss: float = LOSS, protocol: str | None = None, width: str = "page"
+    ) -> Figure:
+        """The overview's leaks as a map of defenses by tables, of one protocol or of all. Raises
+        as `overview`, and UserError for a protocol that is not there."""
         from bench.report import figures, plots
 
-        shown = overviews.overview(self._files.rows, self._loss(loss))
+        shown = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
         return figures.heat(plots.overview_map(shown), width=width)
 
     def plot_attacks(
@@ -475,7 +478,10 @@ class Results:
         )
 
     def _repr_html_(self) -> str:
-        body = frames.overview_table(self._files.rows, LOSS).to_html(index=False, escape=True)
+        body = "".join(
+            f"<p>{html.escape(protocol)}</p>{frame.to_html(index=False, escape=True)}"
+            for protocol, frame in frames.overview_tables(self._files.rows, LOSS)
+        )
         return f"<p>{html.escape(repr(self))}</p>{body}<p>{html.escape(legend(LOSS))}</p>"
 
 

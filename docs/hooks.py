@@ -393,18 +393,20 @@ def overview(names: Sequence[str], _: str) -> str:
     from bench.report import overview as overviews
 
     (suite,) = names
-    found = overviews.overview(reference(suite))
-    heads = [" ".join(h.words) for h in found.heads]
-    lines = [
-        [
-            f"**{line.defense}**",
-            *(f'<span class="leak {v.style}">{v.text}</span>' for v in line.verdicts),
-            *(cost.of(line) for cost in overviews.COSTS),
+    parts = []
+    for found in overviews.by_protocol(reference(suite)):
+        heads = [" ".join(h.words) for h in found.heads]
+        lines = [
+            [
+                f"**{line.defense}**",
+                *(f'<span class="leak {v.style}">{v.text}</span>' for v in line.verdicts),
+                *(cost.of(line) for cost in overviews.COSTS),
+            ]
+            for line in found.lines
         ]
-        for line in found.lines
-    ]
-    shown_table = table(["defense", *heads, *(c.name for c in overviews.COSTS)], lines)
-    return f"{shown_table}\n\n{overviews.legend(found.loss)}"
+        first = f"under {found.protocol}"
+        parts.append(table([first, *heads, *(c.name for c in overviews.COSTS)], lines))
+    return "\n\n".join([*parts, overviews.legend()])
 
 
 def board(names: Sequence[str], _: str) -> str:

@@ -236,7 +236,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_a_folders_figures_have_telling_names(results: Results) -> None:
     paths = figures.write_figures(leaderboard.load(results.folder), results.folder, ("png",))
     assert {p.parent for p in paths} == {results.folder / "figures"}
-    assert [p.name for p in paths] == ["overview.png"] + [
+    assert [p.name for p in paths] == ["fedavg-overview.png"] + [
         f"fedavg-digits-mlp_spm-{name}.png"
         for name in (
             "init-attacks", "init-budget", "init-pictures", "final-pictures",
@@ -289,7 +289,7 @@ def test_a_table_without_rebuilt_images_has_no_pareto_nor_pictures(tmp_path: Pat
     suite = tomllib.loads(TINY) | {"checkpoints": ["init"], "attacks": [{"name": "ilrg"}]}
     bench.run(suite, only={"defense": "none"}, out=tmp_path, jobs=0, progress=False)
     paths = figures.write_figures(leaderboard.load(tmp_path), tmp_path, ("png",))
-    assert [p.name for p in paths] == ["overview.png"] + [
+    assert [p.name for p in paths] == ["fedavg-overview.png"] + [
         f"fedavg-digits-mlp_spm-init-{name}.png" for name in ("attacks",)
     ]
 
@@ -322,7 +322,7 @@ def test_a_folder_of_records_has_every_figure_but_pictures(tmp_path: Path) -> No
     assert ended.exit_code == 0, ended.output
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         f"fedavg-breast_cancer-logistic-init-{name}.png" for name in ("attacks",)
-    ] + ["overview.png"]
+    ] + ["fedavg-overview.png"]
 
 
 def test_too_many_pictures_ask_for_a_filter(

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.records import AuditSummary, FlagCode, Row
 from bench.report import terminal
 from bench.report.frames import overview as frame
-from bench.report.overview import COSTS, LOSSES, overview
+from bench.report.overview import COSTS, LOSSES, by_protocol, overview
 from bench.report.text import overview_to_latex
 from bench.report.verdicts import lost_accuracy
 from tests.made_rows import flag, interval, page, row
@@ -62,6 +62,30 @@ def test_what_keeps_a_defense_out_is_said() -> None:
     assert found["d"] == ["–", "0.50"]
     table = frame(rows, 0.05).set_index(["defense", "table"])
     assert "not run" in set(table.loc["d"]["why"])
+
+
+def test_what_has_nothing_to_act_on_is_not_called_useless() -> None:
+    refused = flag(FlagCode.TRAINING_NOT_APPLICABLE, reason="no patches")
+    vectors = setting("a", 0.2, 0.1, rank=None, attacks={}, worst=None, flags=(refused,))
+    assert texts(vectors, BARE)["a"] == ["n/a"]
+
+
+def test_each_protocol_has_its_overview_of_what_runs_under_it() -> None:
+    here = [setting("a", 0.4, 0.9), setting("both", 0.6, 0.9), BARE]
+    there = [
+        setting(name, ssim, 0.9, protocol="splitfed")
+        for name, ssim in (("b", 0.3), ("both", 0.5), ("none", 1.0))
+    ]
+    found = by_protocol([*here, *there])
+    assert [one.protocol for one in found] == ["fedavg", "splitfed"]
+    assert [[line.defense for line in one.lines] for one in found] == [
+        ["a", "both", "none"], ["b", "both", "none"],
+    ]  # fmt: skip
+    assert [[head.number for head in one.heads] for one in found] == [[1], [2]]
+    assert all("–" not in text for one in found for cells in one.cells for text in cells[1:2])
+    text = page(*here, *there)
+    assert 'href="#t2-0" title="b(' in text
+    assert 'href="#t1-0" title="a(' in text
 
 
 def test_defenses_stand_by_mean_leak_with_the_undefended_run_last() -> None:

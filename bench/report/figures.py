@@ -23,7 +23,7 @@ from bench.records import Row, Run
 from bench.report import grids, plots
 from bench.report.courses import Course, courses
 from bench.report.leaderboard import cells_by_row
-from bench.report.overview import overview
+from bench.report.overview import by_protocol
 from bench.report.paper import Paper, inches, styled, write
 from bench.report.plots import SIDES, TOLD, Band, Curves, Heat, Scale, Scatter, Spot
 from bench.report.tables import tables
@@ -163,7 +163,7 @@ def heat(shown: Heat | None, *, width: str = "page") -> Figure:
 def write_figures(
     rows: Sequence[Row], folder: Path, formats: Sequence[str], *, width: str = "column"
 ) -> list[Path]:
-    """The overview, and every table's figures, written to FOLDER/figures as
+    """Each protocol's overview, and every table's figures, written to FOLDER/figures as
     PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leaks by setting and attack), pareto,
     epsilon_proven, epsilon_claimed, budget, over_accuracy and others over the rounds, and pictures
     (each setting's strongest attack).
@@ -178,8 +178,9 @@ def write_figures(
     place = no_link(folder, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()
-    if rows:
-        paths += write(heat(plots.overview_map(overview(rows))), place / "overview", formats)
+    for shown in by_protocol(rows):
+        by_table = heat(plots.overview_map(shown))
+        paths += write(by_table, place / f"{shown.protocol}-overview", formats)
     if plots.trade(rows) is not None:
         paths += write(trade(rows), place / "trade", formats)
     for _, members in tables(rows):

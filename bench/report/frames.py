@@ -65,39 +65,48 @@ def overview(rows: Sequence[Row], loss: float) -> DataFrame:
     much accuracy, its leak and what it costs; where there is none, why."""
     from pandas import DataFrame
 
-    found = overviews.overview(rows, loss)
-    lines = []
-    for line in found.lines:
-        for head, verdict in zip(found.heads, line.verdicts, strict=True):
-            row = verdict.row
-            lines.append(
-                {
-                    "defense": line.defense,
-                    "table": head.title,
-                    "leak": verdict.leak,
-                    "first": verdict.first,
-                    "setting": row and row.setting,
-                    "accuracy_lost": verdict.lost,
-                    "bytes": verdict.bytes,
-                    "client_seconds": verdict.seconds,
-                    "eps_record": row and row.eps_record,
-                    "eps_audited": row.audit.eps_audited if row and row.audit else None,
-                    "why": verdict.why,
-                }
-            )
-    return DataFrame(lines)
+    return DataFrame(
+        [
+            _of_verdict(line, head, verdict)
+            for found in overviews.by_protocol(rows, loss)
+            for line in found.lines
+            for head, verdict in zip(found.heads, line.verdicts, strict=True)
+        ]
+    )
 
 
-def overview_table(rows: Sequence[Row], loss: float) -> DataFrame:
-    """The overview as text: defenses by tables, and what they cost."""
+def _of_verdict(
+    line: overviews.DefenseLine, head: overviews.Head, verdict: overviews.Verdict
+) -> dict[str, Any]:
+    row = verdict.row
+    return {
+        "defense": line.defense,
+        "table": head.title,
+        "leak": verdict.leak,
+        "first": verdict.first,
+        "setting": row and row.setting,
+        "accuracy_lost": verdict.lost,
+        "bytes": verdict.bytes,
+        "client_seconds": verdict.seconds,
+        "eps_record": row and row.eps_record,
+        "eps_audited": row.audit.eps_audited if row and row.audit else None,
+        "why": verdict.why,
+    }
+
+
+def overview_tables(rows: Sequence[Row], loss: float) -> list[tuple[str, DataFrame]]:
+    """The overview as text, by protocol: defenses by tables, and what they cost."""
     from pandas import DataFrame
 
-    found = overviews.overview(rows, loss)
-    heads = [" ".join(head.words) for head in found.heads]
-    frame = DataFrame(
-        found.cells, columns=["defense", *heads, *(cost.name for cost in overviews.COSTS)]
-    )
-    return frame.assign(settings=[", ".join(line.settings) for line in found.lines])
+    made = []
+    for found in overviews.by_protocol(rows, loss):
+        heads = [" ".join(head.words) for head in found.heads]
+        frame = DataFrame(
+            found.cells, columns=["defense", *heads, *(cost.name for cost in overviews.COSTS)]
+        )
+        settings = [", ".join(line.settings) for line in found.lines]
+        made.append((found.protocol, frame.assign(settings=settings)))
+    return made
 
 
 def course(rows: Sequence[Row]) -> DataFrame:

@@ -97,7 +97,7 @@ def page(
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
             trade=charts.trade_view(rows) if overall else None,
-            overviews=[overview.overview(rows, loss) for loss in overview.LOSSES if overall],
+            overviews=overview.choices(rows) if overall else [],
             costs=overview.COSTS,
             signs=overview.SIGNS,
             loss=overview.LOSS,

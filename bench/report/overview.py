@@ -20,6 +20,7 @@ LOSSES = (0.01, 0.05, 0.1)
 LOSS = 0.05
 """The one that is shown first."""
 _NOT_RUN = "not run"
+_NOT_APPLICABLE = "n/a"
 _DOUBTS = (
     FlagCode.ATTACK_FAILED,
     FlagCode.ATTACK_TIMEOUT,
@@ -33,11 +34,17 @@ _DOUBTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What a column of the overview is called: the table's whole title, and a few words for a
-    narrow head, one below the other."""
+    """What a column of the overview is called.
+
+    Attributes:
+        title: The table's whole title.
+        words: A few for a narrow head, one below the other.
+        number: Of the table among all of the leaderboard, from 1.
+    """
 
     title: str
     words: tuple[str, ...]
+    number: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +124,13 @@ class Overview:
 
     Attributes:
         loss: Accuracy that a setting may lose.
+        protocol: Of all tables; "" where they have several.
         heads: The tables.
         lines: The defenses, the least mean leak first, the undefended line last.
     """
 
     loss: float
+    protocol: str
     heads: tuple[Head, ...]
     lines: tuple[DefenseLine, ...]
 
@@ -134,8 +143,28 @@ class Overview:
         ]
 
 
+def by_protocol(rows: Sequence[Row], loss: float = LOSS) -> list[Overview]:
+    """An overview of each protocol of a leaderboard, with the defenses that run under it. loss:
+    accuracy that a setting may lose, in [0, 1]."""
+    numbers = {title: number for number, (title, _) in enumerate(tables(rows), start=1)}
+    found = (
+        overview([r for r in rows if r.protocol == name], loss)
+        for name in dict.fromkeys(r.protocol for r in rows)
+    )
+    return [
+        replace(one, heads=tuple(replace(h, number=numbers[h.title]) for h in one.heads))
+        for one in found
+    ]
+
+
+def choices(rows: Sequence[Row]) -> list[list[Overview]]:
+    """Of each protocol its overviews, one for every loss of accuracy that a reader can choose."""
+    by_loss = [by_protocol(rows, loss) for loss in LOSSES]
+    return [list(same) for same in zip(*by_loss, strict=True)]
+
+
 def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
-    """The overview of a leaderboard's rows. loss: accuracy that a setting may lose, in [0, 1]."""
+    """One overview of rows of any protocols."""
     found = tables(rows)
     names = [n for n in dict.fromkeys(r.defense for r in rows) if n != UNDEFENDED]
     if any(r.defense == UNDEFENDED for r in rows):
@@ -146,9 +175,15 @@ def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
         for i, name in enumerate(names)
     ]
     lines.sort(key=lambda line: (line.defense == UNDEFENDED, line.mean_leak))
-    short = [(r.protocol, r.data, r.model, r.checkpoint) for r in (m[0] for _, m in found)]
-    heads = (Head(title=title, words=_apart(short, i)) for i, (title, _) in enumerate(found))
-    return Overview(loss=loss, heads=tuple(heads), lines=tuple(lines))
+    first = [members[0] for _, members in found]
+    protocols = {r.protocol for r in first}
+    one = protocols.pop() if len(protocols) == 1 else ""
+    short = [(*(() if one else (r.protocol,)), r.data, r.model, r.checkpoint) for r in first]
+    heads = (
+        Head(title=title, words=_apart(short, i), number=i + 1)
+        for i, (title, _) in enumerate(found)
+    )
+    return Overview(loss=loss, protocol=one, heads=tuple(heads), lines=tuple(lines))
 
 
 def _apart(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
@@ -191,15 +226,20 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
         return Verdict(why=_NOT_RUN)
     useful = [s for s in settings if s.row and has_use(s.row)]
     if not useful:
-        return Verdict(why="no use")
+        apply = any(s.row and not _not_applicable(s.row) for s in settings)
+        return Verdict(why="no use" if apply else _NOT_APPLICABLE)
     known = [s for s in useful if s.leak is not None]
     if not known:
-        return Verdict(why="n/a")
+        return Verdict(why=_NOT_APPLICABLE)
     allowed = [s for s in known if s.lost is None or at_most(s.lost, loss)]
     if not allowed:
         least = min(s.lost for s in known if s.lost is not None)
         return Verdict(why=f"−{_points(least)}pt")
     return min(allowed, key=lambda s: s.leak or 0.0)
+
+
+def _not_applicable(row: Row) -> bool:
+    return any(f.code == FlagCode.TRAINING_NOT_APPLICABLE for f in row.flags)
 
 
 def _points(share: float) -> str:
@@ -311,8 +351,9 @@ SIGNS = (
     "failed, was cut short or has not run, all stay below the floor, or one rebuilds more than was "
     "chosen, so it may leak more. "
     "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail "
-    "there without a defense. –: not run. Beside the leaks the worst over the tables, as multiples "
-    "of the undefended run."
+    "there without a defense. n/a: the defense or every attack has nothing to act on. –: not in "
+    "the suite there. Beside the leaks the worst over the tables, as multiples of the undefended "
+    "run."
 )
 """What the signs in an overview mean."""
 

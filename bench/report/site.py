@@ -27,7 +27,7 @@ from bench.report import curves as curves_
 from bench.report import files as reports
 from bench.report import html, tables
 from bench.report.charts import View
-from bench.report.overview import COSTS, LOSS, LOSSES, SIGNS, Overview, overview
+from bench.report.overview import COSTS, LOSS, SIGNS, Overview, choices
 from bench.report.subjects import KINDS, Subject, SubjectKind, subjects
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
@@ -72,9 +72,9 @@ class Published:
         return len(tables.tables(self.rows))
 
     @property
-    def overviews(self) -> list[Overview]:
-        """One per loss of accuracy that a reader can choose."""
-        return [overview(self.rows, loss) for loss in LOSSES]
+    def overviews(self) -> list[list[Overview]]:
+        """Those of each protocol, for every loss of accuracy that a reader can choose."""
+        return choices(self.rows)
 
 
 def collect(source: Path) -> list[Published]:

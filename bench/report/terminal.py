@@ -18,6 +18,7 @@ from bench.report.columns import Column, board_columns, floor_column, refuted, t
 from bench.report.tables import any_errors, any_personalised, attack_metrics, tables, work
 from bench.report.text import ERROR_LEGEND, PERSONAL_LEGEND
 from bench.report.text import legend as whole_legend
+from bench.report.verdicts import UNDEFENDED
 
 MOST_ROWS = 500
 """Rows that a terminal shows; of more, one line per table."""
@@ -43,9 +44,13 @@ class _Strip:
 
 
 def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
-    """Rich tables of 80 columns: leaks of defenses by tables, and what they cost. Tables for which
-    there is no room are in further ones below."""
-    found = overviews.overview(rows, loss)
+    """Rich tables of 80 columns, for each protocol: leaks of defenses by tables, and what they
+    cost. Tables for which there is no room are in further ones below."""
+    return [part for one in overviews.by_protocol(rows, loss) for part in _overview(one)]
+
+
+def _overview(found: overviews.Overview) -> list[Group]:
+    """The parts of one protocol."""
     names = _Strip("defense", [line.defense for line in found.lines])
     strips, styles = [], []
     for place, head in enumerate(found.heads):
@@ -54,7 +59,7 @@ def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
         strips.append(_Strip(heading, [v.text for v in column]))
         styles.append([v.style for v in column])
     made, first = [], 0
-    title = f"Leak at no more than {100 * loss:g} points of accuracy lost"
+    title = f"{found.protocol}: leak at no more than {100 * found.loss:g} points of accuracy lost"
     while first < len(strips):
         some = max(1, _fitting(strips[first:], WIDTH - names.width + 1))
         table = _empty(None)
@@ -69,7 +74,7 @@ def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
             table.add_row(name, *itertools.islice(cells, some))
         made.append(_titled(title if first == 0 else "and on", table))
         first += some
-    if any(line.rows for line in found.lines):
+    if any(line.rows for line in found.lines if line.defense != UNDEFENDED):
         made.append(_titled("What that costs, and with which settings", _costs(found)))
     return made
 

@@ -84,18 +84,17 @@ def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> st
 
 
 def _markdown_overview(rows: Sequence[Row]) -> list[str]:
-    """Lines of the overview: leaks of defenses by tables, costs, and the settings that stand in
-    it."""
-    found = overviews.overview(rows)
-    if not found.lines:
-        return []
-    lines = ["## Overview", "", overviews.legend(found.loss), ""]
-    heads = ["defense", *(head.title for head in found.heads), *(c.name for c in overviews.COSTS)]
-    heads.append("settings")
-    lines += [_markdown_line(heads), "|" + " --- |" * len(heads)]
-    for line, shown in zip(found.lines, found.cells, strict=True):
-        lines.append(_markdown_line([*shown, ", ".join(line.settings) or "–"]))
-    return [*lines, ""]
+    """Lines of the overview: for each protocol leaks of defenses by tables, costs, and the settings
+    that stand in it."""
+    lines = ["## Overview", "", overviews.legend(), ""] if rows else []
+    for found in overviews.by_protocol(rows):
+        heads = ["defense", *(h.title for h in found.heads), *(c.name for c in overviews.COSTS)]
+        heads.append("settings")
+        lines += [_markdown_line(heads), "|" + " --- |" * len(heads)]
+        for line, shown in zip(found.lines, found.cells, strict=True):
+            lines.append(_markdown_line([*shown, ", ".join(line.settings) or "–"]))
+        lines.append("")
+    return lines
 
 
 def _markdown_line(cells: Sequence[str]) -> str:
@@ -181,7 +180,7 @@ def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
 
 
 def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
-    """One `table` environment with the overview, with the rules of booktabs.
+    """One `table` environment per protocol with its overview, with the rules of booktabs.
 
     Args:
         rows: Of any number of tables.
@@ -190,13 +189,16 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
     Returns:
         LaTeX that needs `\\usepackage{booktabs}`.
     """
-    found = overviews.overview(rows, loss)
-    numbers = range(1, len(found.heads) + 1)
-    titles = "; ".join(f"{n}: {head.title}" for n, head in zip(numbers, found.heads, strict=True))
-    heads = ["defense", *map(str, numbers), *(cost.name for cost in overviews.COSTS)]
+    return "\n".join(map(_latex_overview, overviews.by_protocol(rows, loss)))
+
+
+def _latex_overview(found: overviews.Overview) -> str:
+    titles = "; ".join(f"{head.number}: {head.title}" for head in found.heads)
+    numbers = [str(head.number) for head in found.heads]
+    heads = ["defense", *numbers, *(cost.name for cost in overviews.COSTS)]
     return _environment(
         f"Leak of each defense. {overviews.legend(found.loss)} Tables: {titles}",
-        "overview",
+        f"overview-{found.protocol}",
         "l" + "r" * (len(heads) - 1),
         [list(map(latex, line)) for line in (heads, *found.cells)],
     )
