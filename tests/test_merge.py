@@ -370,6 +370,11 @@ def test_the_command_publishes_the_merged_leaderboard(
     assert "2 trainings and 2 cells of 2 folder(s)" in text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
     assert {tuple(r["seeds"]) for r in rows} == {(0, 1)}
+    report = (tmp_path / "out" / "leaderboard.md").read_text()
+    commands = json.loads((tmp_path / "out" / "run.json").read_text())["commands"]
+    assert len(commands) == 2
+    for command in commands:
+        assert f"\n- `{command}`\n" in report
     shutil.rmtree(parts[0])
     ended = CliRunner().invoke(app, [*map(str, parts), "--out", str(tmp_path / "new")])
     assert ended.exit_code == 2

@@ -61,6 +61,12 @@ def test_every_result_folder_has_its_report_and_files(published: Path) -> None:
         assert ours == json.loads(told)
 
 
+def test_the_widest_board_comes_first(published: Path) -> None:
+    front = (published / "index.html").read_text()
+    shown = [int(n) for n in re.findall(r'<span class="dim">(\d+) rows', front)]
+    assert shown == sorted(shown, reverse=True)
+
+
 def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(published: Path) -> None:
     front = (published / "index.html").read_text()
     for address in re.findall(r'href="([^"]*)"', front):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -197,6 +198,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["breakable"] = _breakable
+    made.filters["coded"] = _coded
     return made
 
 
@@ -209,6 +211,12 @@ def source(name: str) -> str:
 def content_hash(text: str) -> str:
     """A source expression that allows just this inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _coded(text: str) -> Markup:
+    """Words between backticks as code."""
+    parts = enumerate(map(seen_in_html, re.split(r"`([^`]+)`", text)))
+    return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in parts)
 
 
 def _breakable(name: str) -> Markup:

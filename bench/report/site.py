@@ -78,18 +78,20 @@ class Published:
 
 
 def collect(source: Path) -> list[Published]:
-    """Every result folder at or below `source`, by name, but for the parts of another: those below
-    it, as `results/reference/parts/1` is below `results/reference`. Submissions come last.
+    """Every result folder at or below `source`, that with the most rows first, but for the parts of
+    another: those below it, as `results/reference/parts/1` is below `results/reference`.
+    Submissions come last.
 
     Raises UserError if there is none, or one that cannot be read.
     """
     found = {path.parent for path in source.rglob("run.json")}
     own = (f for f in found if not found & set(f.parents))
-    folders = sorted(own, key=lambda f: ((f / SUBMISSION).is_file(), f))
+    folders = sorted(own)
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
     registry = discover()
-    return [_entry(folder, source, registry) for folder in folders]
+    entries = [_entry(folder, source, registry) for folder in folders]
+    return sorted(entries, key=lambda e: (e.submission is not None, -len(e.rows)))
 
 
 def _entry(folder: Path, source: Path, registry: Registry) -> Published:

@@ -61,7 +61,7 @@ def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> st
         "",
         markdown_paragraph(run.suite.description),
         "",
-        f"Command: {markdown_code(run.command)}  ",
+        *_commands(run),
         f"Device: {markdown_text(run.device)}, seeds {run.seeds}  ",
         "Versions: " + ", ".join(markdown_text(f"{k} {v}") for k, v in run.versions.items()),
         "",
@@ -81,6 +81,18 @@ def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> st
         reasons = _reasons(members)
         lines += ["", *reasons, ""] if reasons else [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(run: Run) -> list[str]:
+    """The command, or a list of those of the parts."""
+    if not run.commands:
+        return [f"Command: {markdown_code(run.command)}  "]
+    return [
+        "Commands, one for each part:",
+        "",
+        *(f"- {markdown_code(c)}" for c in run.commands),
+        "",
+    ]
 
 
 def _markdown_overview(rows: Sequence[Row]) -> list[str]:
