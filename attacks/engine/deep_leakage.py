@@ -14,11 +14,12 @@ from attacks.engine.clients import OwnValues
 from attacks.engine.encoding import Encoding
 from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence, Layers, attach, keeping, releases_of
+from attacks.engine.judging import judged, judging
 from attacks.engine.labels import known_labels
 from attacks.engine.lbfgs import Minimum, Phase, minimise
 from attacks.engine.matching import Matcher
 from attacks.engine.own_values import match_with_own, unexplained
-from attacks.engine.private import own_values, with_private_parts
+from attacks.engine.private import openly, own_values, with_private_parts
 from attacks.engine.restarts import (
     STARTS,
     Labels,
@@ -127,6 +128,13 @@ class DeepLeakage(Attack):
         raise NotImplementedError
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        answer = self._matched(seen, ctx)
+        known = None if self.preset == "paper" else openly(seen, ctx)
+        return answer if known is None else _better(answer, self._matched(known, ctx), seen, ctx)
+
+    def _matched(self, seen: Seen, ctx: Context) -> Reconstruction:
+        """The answer by all releases together."""
+        first_release = seen.releases[0]
         seen = linked(seen, ctx)
         own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
         evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype, own))
@@ -169,6 +177,11 @@ class DeepLeakage(Attack):
             solution = solve(ctx, waves=waves, known=held, stop=stop)
             solution.evaluations += spent
         if self.preset != "paper":
+            trapped = bool((solution.loss > _TRAPPED * square).any())
+            if len(seen.releases) > 1 and not noisy and trapped and not keeping(first):
+                alone = self._matched(first_release, ctx)
+                self._from_the_first(alone, ctx, optimiser, known, solution)
+                solution.solved = int((solution.loss <= stop).sum())
             self._reordered(first, ctx, optimiser, known, solution)
             self._with_what_is_hidden(first, ctx, matcher, known, solution)
         notes = [*known.notes]
@@ -203,6 +216,28 @@ class DeepLeakage(Attack):
                 evaluations=evaluations,
                 history=self.history,
             )
+
+    def _from_the_first(
+        self,
+        alone: Reconstruction,
+        ctx: Context,
+        optimiser: QuasiNewton,
+        known: Labels,
+        solution: Solution,
+    ) -> None:
+        """Begin again where the first release leads alone, which shows most: trained networks add
+        local minima, in which a descent by all releases ends."""
+        matcher = optimiser.matcher(optimiser.dtypes[0])
+        other = Solution(matcher)
+        images, labels = _images_and_labels(alone)
+        other.images, other.labels = images.to(other.images), labels.to(other.labels)
+        if alone.failed is not None:
+            other.loss = other.loss.where(alone.failed.to(other.loss.device), 0.0)
+        wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
+        go_on(ctx, wave, known, other)
+        everyone = torch.arange(len(other.loss), device=other.loss.device)
+        solution.take(everyone, other.loss, other.images, other.labels)
+        solution.evaluations += other.evaluations + alone.evaluations
 
     def _reordered(
         self,
@@ -319,6 +354,41 @@ class DeepLeakage(Attack):
         return replace(
             wave, count=tried, looks=looks, optimiser=optimiser.scaled(max(1.0, left / going))
         )
+
+
+def _better(one: Reconstruction, other: Reconstruction, seen: Seen, ctx: Context) -> Reconstruction:
+    """Of two answers, for every victim the one that explains what was seen better."""
+    matcher = judging(seen, ctx)
+    if matcher is None:
+        return one
+    losses = []
+    for answer in (one, other):
+        images, labels = _images_and_labels(answer)
+        images = images.to(ctx.device, matcher.encoding.dtype)
+        losses.append(judged(matcher, images, labels.to(ctx.device)))
+    takes = (losses[1] < losses[0]).cpu()
+
+    def of(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        if a is None or b is None:
+            return a
+        return torch.where(takes.view(-1, *[1] * (a.ndim - 1)), b, a)
+
+    return replace(
+        one,
+        images=of(one.images, other.images),
+        labels=of(one.labels, other.labels),
+        label_counts=of(one.label_counts, other.label_counts),
+        loss=of(one.loss, other.loss),
+        failed=of(one.failed, other.failed),
+        evaluations=one.evaluations + other.evaluations,
+    )
+
+
+def _images_and_labels(answer: Reconstruction) -> tuple[Tensor, Tensor]:
+    """Of an answer that has both, as all of this module's have."""
+    if answer.images is None or answer.labels is None:
+        raise TypeError("matching answers with images and labels.")
+    return answer.images, answer.labels
 
 
 def _far_from_pixels(evidence: Evidence) -> bool:

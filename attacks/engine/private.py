@@ -99,6 +99,17 @@ def own_values(seen: Seen, ctx: Context) -> list[OwnValues | None]:
     return [own if own is None else replace(own, sizes=sizes) for own in found]
 
 
+def openly(seen: Seen, ctx: Context) -> Seen | None:
+    """The releases by themselves of which nothing had to be estimated, as the first round; None
+    where these are all or none."""
+    each = seen.releases
+    found = [_remembered(one, ctx) for one in each]
+    known = [a for a, b in zip(each, found, strict=True) if b.seen is a and b.own is None]
+    if len(known) in (0, len(each)):
+        return None
+    return replace(known[-1], earlier=tuple(known[:-1]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Estimate:
     """Of one release.
