@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks import judge as judge_module
-from attacks.engine import deep_leakage, matching
+from attacks.engine import deep_leakage, judging, matching
 from attacks.engine.private import with_private_parts
 from attacks.judge import Likelihood
 from bench.contract.attack import Reconstruction, Seen
@@ -99,5 +98,5 @@ def test_the_judge_believes_the_true_images(
     true = judged(truth.x)
     assert true < judged(truth.x.flip(0)) - 100
     assert true < judged(torch.full_like(truth.x, 0.5)) - 100
-    monkeypatch.setattr(judge_module, "suit", lambda *_: None)
+    monkeypatch.setattr(judging, "suit", lambda *_: None)
     assert true < judged(truth.x) - 100

@@ -35,7 +35,9 @@ from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+from defenses.depthfl import DepthFL
 from defenses.dp_cutmix import DPCutMix
+from defenses.lg_fedavg import LGFedAvg
 from defenses.ms_pafl import MSPAFL
 from defenses.noise import GaussianUpdate
 from defenses.pm_sfl import PMSFL
@@ -513,3 +515,30 @@ def test_a_descent_over_many_states_begins_with_some_and_ends_with_all(digits: D
         assert some_terms(evidence, share) == [term for terms in own for term in terms]
     same, _ = at_init(digits, network, Defense(), 6)  # which share their evaluations
     assert not Evidence(same, context_for(digits, network, Defense()), dtype=torch.float32).costly
+
+
+def trained_between(data: Dataset, defense: Defense, model: str, lr: float) -> tuple[Seen, Truth]:
+    """The first round and two later ones of a run."""
+    work = LocalWork(protocol="fedavg", batch=32, lr=lr, local_steps=30)
+    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=lr)
+    federation = federation_of(data, network_for(data, model), defense, clients=4, each=80)
+    return released(federation, data, settings, 3, training=work, victims=2)
+
+
+def test_a_first_round_in_which_nothing_was_kept_tells_as_much_beside_others(
+    digits: Dataset,
+) -> None:
+    """Later clients trained layers that never leave them, of which there is but an estimate: by all
+    rounds together the images are bent to .36."""
+    network, defense = network_for(digits), LGFedAvg(keep=0.5)
+    seen, truth = trained_between(digits, defense, "lenet", 0.5)
+    assert similarity(IDLG(), seen, context(digits, network, defense, seen), truth) > 0.95
+
+
+def test_a_victim_that_all_rounds_together_trap_is_found_from_one_of_them(
+    digits: Dataset,
+) -> None:
+    """All together find one victim of two, an SSIM of .53."""
+    network, defense = network_for(digits), DepthFL()
+    seen, truth = trained_between(digits, defense, "lenet", 0.5)
+    assert similarity(IDLG(), seen, context(digits, network, defense, seen), truth) > 0.95

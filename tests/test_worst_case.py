@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attacks import judge as judge_module
 from attacks.dlg import DLG
+from attacks.engine import judging
 from attacks.engine.evidence import Evidence
 from attacks.engine.observation import opened_mean
 from attacks.engine.terms import Candidate, UploadSum
@@ -267,7 +267,7 @@ def test_the_judge_makes_up_for_pixels_that_were_cut_and_for_nothing_else(
     assert uncut < judged(truth.x.clamp(0.001, 0.999)) - 100
     assert uncut < judged(torch.zeros_like(truth.x))
     assert uncut < judged(torch.ones_like(truth.x))
-    monkeypatch.setattr(judge_module, "minimise", None)  # what explains little is left as it is
+    monkeypatch.setattr(judging, "minimise", None)  # what explains little is left as it is
     assert uncut < judged(truth.x.clamp(0, 1), (truth.y + 1) % 10)
 
 

@@ -134,7 +134,7 @@ class DeepLeakage(Attack):
 
     def _matched(self, seen: Seen, ctx: Context) -> Reconstruction:
         """The answer by all releases together."""
-        first_release = seen.releases[0]
+        each = seen.releases
         seen = linked(seen, ctx)
         own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
         evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype, own))
@@ -177,10 +177,8 @@ class DeepLeakage(Attack):
             solution = solve(ctx, waves=waves, known=held, stop=stop)
             solution.evaluations += spent
         if self.preset != "paper":
-            trapped = bool((solution.loss > _TRAPPED * square).any())
-            if len(seen.releases) > 1 and not noisy and trapped and not keeping(first):
-                alone = self._matched(first_release, ctx)
-                self._from_the_first(alone, ctx, optimiser, known, solution)
+            if len(each) > 1 and not noisy and not keeping(first):
+                self._from_one(each, ctx, optimiser, known, solution)
                 solution.solved = int((solution.loss <= stop).sum())
             self._reordered(first, ctx, optimiser, known, solution)
             self._with_what_is_hidden(first, ctx, matcher, known, solution)
@@ -217,27 +215,30 @@ class DeepLeakage(Attack):
                 history=self.history,
             )
 
-    def _from_the_first(
+    def _from_one(
         self,
-        alone: Reconstruction,
+        releases: Sequence[Seen],
         ctx: Context,
         optimiser: QuasiNewton,
         known: Labels,
         solution: Solution,
     ) -> None:
-        """Begin again where the first release leads alone, which shows most: trained networks add
-        local minima, in which a descent by all releases ends."""
+        """While a victim is trapped, begin again where each release leads by itself: all together
+        have local minima that one may be without."""
         matcher = optimiser.matcher(optimiser.dtypes[0])
-        other = Solution(matcher)
-        images, labels = _images_and_labels(alone)
-        other.images, other.labels = images.to(other.images), labels.to(other.labels)
-        if alone.failed is not None:
-            other.loss = other.loss.where(alone.failed.to(other.loss.device), 0.0)
         wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
-        go_on(ctx, wave, known, other)
-        everyone = torch.arange(len(other.loss), device=other.loss.device)
-        solution.take(everyone, other.loss, other.images, other.labels)
-        solution.evaluations += other.evaluations + alone.evaluations
+        everyone = torch.arange(len(solution.loss), device=solution.loss.device)
+        for release in releases:
+            if not bool((solution.loss > _TRAPPED * matcher.evidence.square).any()):
+                return
+            alone, other = self._matched(release, ctx), Solution(matcher)
+            images, labels = _images_and_labels(alone)
+            other.images, other.labels = images.to(other.images), labels.to(other.labels)
+            if alone.failed is not None:
+                other.loss = other.loss.where(alone.failed.to(other.loss.device), 0.0)
+            go_on(ctx, wave, known, other)
+            solution.take(everyone, other.loss, other.images, other.labels)
+            solution.evaluations += other.evaluations + alone.evaluations
 
     def _reordered(
         self,
