@@ -535,6 +535,7 @@ def test_a_first_round_in_which_nothing_was_kept_tells_as_much_beside_others(
     assert similarity(IDLG(), seen, context(digits, network, defense, seen), truth) > 0.95
 
 
+@pytest.mark.slow
 def test_a_victim_that_all_rounds_together_trap_is_found_from_one_of_them(
     digits: Dataset,
 ) -> None:
