@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.submission.figures import Comparison
-    from bench.submission.verification import Rerun
+    from bench.submission.verification import Opened, Rerun
 
 _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
 
@@ -56,21 +56,12 @@ def verify(
     This runs submitted code: it asks first, and isolates it with bubblewrap where that works.
     """
     with options.plain_errors():
-        from bench.errors import UserError
         from bench.harness.runner import cell_label, label_of
         from bench.submission import verification
         from bench.submission.isolation import isolation
-        from bench.submission.marks import marks_of
         from bench.suite import parse_pairs
 
-        try:
-            code = verification.sources(folder)
-        except UserError as error:
-            if not folder.is_dir():
-                raise
-            # A submission that is not what was submitted is a finding, not a mistake of the user.
-            options.say(f"leakbench: {error}", aside=True, style="red")
-            raise typer.Exit(1) from None
+        code = _whole(folder)
         tell = partial(options.say, aside=as_json)
         tell("The files are as they were written.")
         verification.check_tolerance(tolerance)
@@ -80,15 +71,15 @@ def verify(
         drawn = verification.sample(
             opened, seed=seed, count=sample, trainings=trainings, only=pairs
         )
-        marks = _notes(folder) if opened.submission is None else marks_of(folder)
+        marks = _marks(folder, opened)
         for mark in marks:
             options.say(f"Mark: {mark}", aside=as_json, style="yellow")
         changed = verification.changed_code(opened, drawn)
-        trained = len(verification.trainings_of(drawn))
         tell(
             f"Sample of {counted(len(drawn), 'cell')} out of "
             f"{len(verification.candidates(opened, pairs))}, seed {seed}. To rerun: "
-            f"{counted(trained, 'training')} and {counted(len(drawn), 'attack')}."
+            f"{counted(len(verification.trainings_of(drawn)), 'training')} and "
+            f"{counted(len(drawn), 'attack')}."
         )
         # Drawn whole, a training is one line here and below, with all attacks on it.
         of_training = {cell_label(c.job): label_of(c.job.train) for c in drawn}
@@ -96,8 +87,7 @@ def verify(
         for name in dict.fromkeys(lines.get(what, what) for what in of_training):
             tell(f"  {name}")
         isolated = isolation(sandbox)
-        ran = ", ".join(code)
-        what = f"the submitted code: {ran}" if ran else "no code but leakbench's"
+        what = f"the submitted code: {', '.join(code)}" if code else "no code but leakbench's"
         tell(f"This runs {what}, {isolated.sentence}.")
         if code and not options.confirmed("Run it?", yes=yes):
             tell("Nothing was run.")
@@ -116,11 +106,10 @@ def verify(
             workers=jobs,
             tell=ended,
         )
-    labels = {cell_label(c.job) for c in drawn}
     told = _Told(
         made=made,
         cells=len(drawn),
-        bare=sum(c.figure == "status" and c.what in labels for c in made.comparisons),
+        bare=sum(c.figure == "status" and c.what in of_training for c in made.comparisons),
         changed=changed,
         same=verification.same_environment(opened, env.device) and not changed,
         tolerance=tolerance,
@@ -134,6 +123,38 @@ def verify(
         _tell_as_text(told, lines, details=details)
     if told.differing or made.attempts or made.end:
         raise typer.Exit(1)
+
+
+def _whole(folder: Path) -> list[str]:
+    """The submitted code's files, once all files are as they were written.
+
+    Raises:
+        typer.Exit: With code 1, once said: a file is not as it was written. That is a finding, not
+            a mistake of the user.
+        UserError: There is no such folder.
+    """
+    from bench.errors import UserError
+    from bench.submission.verification import sources
+
+    try:
+        return sources(folder)
+    except UserError as error:
+        if not folder.is_dir():
+            raise
+        options.say(f"leakbench: {error}", aside=True, style="red")
+        raise typer.Exit(1) from None
+
+
+def _marks(folder: Path, opened: Opened) -> list[str]:
+    """What to know of a submission, or of results whose leaderboard another version wrote."""
+    from bench.submission.marks import marks_of
+    from bench.submission.verification import follows
+
+    if opened.submission is not None:
+        return marks_of(folder)
+    if follows(folder):
+        return []
+    return ["leaderboard.json is not what this version of leakbench makes of the records."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,15 +245,6 @@ def _tell_as_text(told: _Told, lines: Mapping[str, str], *, details: bool) -> No
     if made.end:
         options.say(made.end, style="bold red")
     options.say("Not verified." if made.attempts or made.end else _conclusion(told))
-
-
-def _notes(folder: Path) -> list[str]:
-    """What to know of results whose leaderboard another version wrote."""
-    from bench.submission.verification import follows
-
-    if follows(folder):
-        return []
-    return ["leaderboard.json is not what this version of leakbench makes of the records."]
 
 
 def _conclusion(told: _Told) -> str:
