@@ -230,8 +230,8 @@ def _tell_as_text(told: _Told, lines: Mapping[str, str], *, details: bool) -> No
     if told.same and told.near:
         options.say(
             f"Note: {counted(told.near, 'figure')} not bit-equal although versions, device and "
-            "code are the same. Another kind of processor or a GPU explains that; otherwise ask "
-            "how the figures were made."
+            "code are the same. Another kind of processor, a GPU or, of bytes, fresh ciphertexts "
+            "explain that; otherwise ask how the figures were made."
         )
     if told.bare:
         options.say(
