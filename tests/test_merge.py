@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -326,6 +327,33 @@ def test_code_hashes_of_parts_are_joined(tmp_path: Path) -> None:
     merge(parts, tmp_path / "out")
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert run["code"] == {"attack dlg": "d", "defense spm": "s", "leakbench": "a"}
+
+
+def test_code_that_later_parts_share_is_compared_too(tmp_path: Path) -> None:
+    parts = [write_part(tmp_path / name) for name in "abc"]
+    for part, code in zip(parts, ({}, {"defense spm": "s"}, {"defense spm": "t"}), strict=True):
+        edit(part, lambda r, code=code: r.update(code={"leakbench": "a", **code}))  # type: ignore[misc]
+    for order in itertools.permutations(parts):
+        with pytest.raises(ValueError, match=r"different code of defense spm\.$"):
+            merge(order, tmp_path / "out")
+
+
+def test_ciphertexts_of_other_lengths_are_no_other_figures(tmp_path: Path) -> None:
+    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+    path = next((parts[1] / "records" / "train").iterdir())
+    record = json.loads(path.read_text())
+    file = next((parts[1] / "artifacts" / path.stem).iterdir())
+    file.write_text("7 bytes more")
+    size, digest = {file.name: 12}, {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+    path.write_text(to_json(record | {"bytes_up": 7.0, "files": size, "hashes": digest}))
+    made = []
+    for order in (parts, parts[::-1]):
+        merge(order, tmp_path / "out")
+        made.append(contents(tmp_path / "out"))
+        shutil.rmtree(tmp_path / "out")
+    assert made[0] == made[1]
+    kept = json.loads(made[0][f"records/train/{path.name}"])
+    assert len(made[0][f"artifacts/{path.stem}/{file.name}"]) == (12 if kept["files"] else 24)
 
 
 def test_out_must_be_new_or_empty_and_folders_must_be_results(tmp_path: Path) -> None:

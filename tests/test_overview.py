@@ -54,7 +54,8 @@ def test_what_keeps_a_defense_out_is_said() -> None:
     useless = setting("b", 0.2, 0.1, rank=None, flags=(flag(FlagCode.AT_CHANCE),))
     silent = setting("c", 0.2, 0.9, attacks={}, worst=None)
     elsewhere = setting("d", 0.6, 0.9, dataset="photos")
-    rows = (setting("a", 0.3, 0.8), useless, silent, elsewhere, BARE)
+    bare = setting("none", 1.0, 0.9, rank=9, dataset="photos")
+    rows = (setting("a", 0.3, 0.8), useless, silent, elsewhere, BARE, bare)
     found = texts(*rows, loss=0.05)
     assert found["a"] == ["−10pt", "–"]
     assert found["b"][0] == "no use"
@@ -142,7 +143,13 @@ def test_where_no_common_model_is_uploaded_the_clients_own_networks_are_compared
 
 
 @pytest.mark.parametrize(
-    "code", [FlagCode.ATTACK_FAILED, FlagCode.ATTACK_TIMEOUT, FlagCode.CUT_SHORT]
+    "code",
+    [
+        FlagCode.TRAINING_FAILED,
+        FlagCode.ATTACK_FAILED,
+        FlagCode.ATTACK_TIMEOUT,
+        FlagCode.CUT_SHORT,
+    ],
 )
 def test_a_leak_that_may_be_more_has_a_question_mark(code: FlagCode) -> None:
     doubtful = setting("a", 0.3, 0.9, flags=(flag(code, "dlg", gain=0.1, reason="boom"),))
@@ -150,8 +157,8 @@ def test_a_leak_that_may_be_more_has_a_question_mark(code: FlagCode) -> None:
     assert ">0.12?" in page(doubtful, BARE)
 
 
-def test_without_an_undefended_row_any_setting_counts() -> None:
-    assert texts(setting("a", 0.3, 0.1)) == {"a": ["0.12"]}
+def test_without_an_undefended_row_any_setting_counts_with_a_doubt() -> None:
+    assert texts(setting("a", 0.3, 0.1)) == {"a": ["0.12?"]}
     assert costs(setting("a", 0.3, 0.1))["a"]["accuracy lost"] == "–"
 
 

@@ -143,6 +143,14 @@ def test_report_writes_what_can_be_published(finished: Path, tmp_path: Path) -> 
     }  # fmt: skip
 
 
+def test_a_part_leaves_nothing_of_what_was_published_there_before(
+    finished: Path, tmp_path: Path
+) -> None:
+    write_published(finished, tmp_path / "out")
+    write_published(finished, tmp_path / "out", part=True, with_pictures=False)
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"run.json", ARCHIVE, SUMS}
+
+
 def test_an_archive_of_no_records_is_empty(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(packed([]))
     assert unpacked(tmp_path / ARCHIVE) == {}

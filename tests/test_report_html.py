@@ -112,7 +112,7 @@ def test_the_header_says_how_the_results_were_made_and_how_to_cite_them(tmp_path
     text = page(*rows)
     assert "<code>leakbench run toy</code>" in text
     assert "python 3.12, leakbench 9.9" in text
-    assert "95 % intervals are over victims and test samples, not over other trainings" in text
+    assert "(95 % interval over victims, not over other trainings)" in text
     assert hashlib.sha256(path.read_bytes()).hexdigest() in text
 
 

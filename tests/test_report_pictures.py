@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,6 @@ def test_large_and_coloured_pictures_are_shrunk_and_keep_their_colours() -> None
 def test_damaged_reconstructions_are_named_and_the_others_shown(
     folder: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     first, second = sorted(copy.rglob("reconstruction.safetensors"))[:2]
@@ -185,8 +184,6 @@ def test_records_are_shown_as_numbers(tmp_path: Path) -> None:
 
 
 def test_kept_pictures_come_back_without_artifacts(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     result = CliRunner().invoke(app, ["report", str(copy), "--format", "html,json",
@@ -200,6 +197,28 @@ def test_kept_pictures_come_back_without_artifacts(folder: Path, tmp_path: Path)
     (copy / "pictures.json").unlink()
     publish(copy, ("html",))
     assert "neither reconstructions nor a pictures.json" in (copy / "report.html").read_text()
+
+
+def test_pictures_of_attacks_without_artifacts_come_from_the_kept_ones(
+    folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    whole = pictures.load(copy)
+    (copy / "pictures.json").write_text(to_json(whole))
+    gone = next(
+        p for p in (copy / "artifacts").iterdir() if (p / "reconstruction.safetensors").exists()
+    )
+    shutil.rmtree(gone)
+    assert len(pictures.collect(copy)["cells"]) < len(whole["cells"])
+    found = pictures.load(copy)
+
+    def shown(some: dict[str, Any]) -> set[tuple[str, ...]]:
+        places = ("truth", "images")
+        return {(c["row"], c["attack"], *(some["sprites"][c[p]] for p in places))
+                for c in some["cells"]}  # fmt: skip
+
+    assert shown(found) == shown(whole)
 
 
 def spoiled(**changes: Any) -> dict[str, Any]:

@@ -666,6 +666,16 @@ def test_figures_that_are_near_on_the_same_machine_are_pointed_out(submitted: Pa
     assert "Verified within the tolerance (1 not bit-equal)." in text
 
 
+def test_judged_losses_of_failed_victims_are_infinite_in_both_or_differ() -> None:
+    scores = {"values": {"ssim": [0.1, 0.2, 0.3]}, "floors": {}}
+    before = attacked(victims=3, judged=[-10.0, math.inf, -5.0], **scores)
+    near = replace(before, judged=[-10.0 * (1 + 1e-12), math.inf, -5.0])
+    fewer = replace(before, judged=[-10.0, -5.0, -5.0])
+    found = [{c.figure: c.verdict for c in compare("it", before, r, 0.02)}["judged loss"]
+             for r in (before, near, fewer)]  # fmt: skip
+    assert found == ["equal", "within tolerance", "differs"]
+
+
 LEDGER = replace(
     trained().ledger, eps_claimed=1.0, unit="record", constants={"c": 2.0, "b": math.inf}
 )

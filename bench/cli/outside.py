@@ -149,8 +149,9 @@ def merge(
         made = merging.merge(folders, out)
         for note in made.notes:
             warnings.warn(note, stacklevel=1)
-        if not (out / "artifacts").is_dir():  # of published parts: their pictures are all there is
-            write_whole(out / PICTURES, to_json(joined(folders)) + "\n")
+        published = [f for f in folders if not (f / "artifacts").is_dir()]
+        if published:  # their pictures are all there is
+            write_whole(out / PICTURES, to_json(joined(published)) + "\n")
         paths = publish(out, ("json", "csv", "md"))
     options.say(
         f"{made.trainings} trainings and {made.cells} cells of {len(folders)} folder(s). "

@@ -34,9 +34,13 @@ from bench.suite import Suite
 
 _DECIDES_NO_NUMBER = ("seeds", "timeout_s")
 """Of a suite: what its parts may differ in. Seeds are told apart by the records."""
-_CLOCK = ("seconds", "client_seconds", "workings", "memory", "versions", "traceback", "hashes")
-"""Of a record: what differs when the same figures are made twice; older records have no hashes, and
-files are compared themselves."""
+_VARIES = (
+    *("seconds", "client_seconds", "workings", "memory"),
+    *("versions", "traceback", "files", "hashes"),
+    *("bytes_up", "bytes_down"),
+)
+"""Of a record: what may differ when the same figures are made twice: the clock's readings, and the
+length of ciphertexts, whose randomness is fresh, with the files that say it."""
 R = TypeVar("R", bound=TrainOutcome | AttackOutcome)
 
 
@@ -120,7 +124,7 @@ def _joined(parts: Sequence[_Part]) -> Run:
         device=_both(r.device for r in runs),
         versions={n: _both(r.versions[n] for r in runs if n in r.versions) for n in names},
         plugins=plugins,
-        code=dict(sorted({k: v for r in runs for k, v in r.code.items()}.items())),
+        code=_code(parts),
         trainings=_union(suite, parts),
     )
 
@@ -144,9 +148,20 @@ def _check_alike(a: _Part, b: _Part) -> None:
     here, there = (p.run.versions.get("leakbench") for p in (a, b))
     if here != there:
         raise UserError(f"{a.folder} was made by leakbench {here}, {b.folder} by {there}.")
-    for name in a.run.code.keys() & b.run.code.keys():
-        if a.run.code[name] != b.run.code[name]:
-            raise UserError(f"{a.folder} and {b.folder} were made by different code of {name}.")
+
+
+def _code(parts: Sequence[_Part]) -> dict[str, str]:
+    """The hash of all code that some part ran. Raises UserError where two parts ran different code
+    of one name: any two, since not all run every defense."""
+    found: dict[str, tuple[str, Path]] = {}
+    for part in parts:
+        for name, made in part.run.code.items():
+            known, folder = found.setdefault(name, (made, part.folder))
+            if known != made:
+                raise UserError(
+                    f"{folder} and {part.folder} were made by different code of {name}."
+                )
+    return {name: found[name][0] for name in sorted(found)}
 
 
 def _union(suite: Suite, parts: Sequence[_Part]) -> tuple[PlannedTraining, ...]:
@@ -233,17 +248,19 @@ def _settled(found: list[tuple[Store, R]]) -> list[tuple[Store, R]]:
 def _copy(
     kind: Kind, key: str, found: list[tuple[Store, R]], target: Store, *, compare: bool = True
 ) -> None:
-    """Copy the record that stays. compare: whether settled ones must have equal figures."""
+    """Copy the record that stays, one with its files where there is one, and the files that are
+    of it. compare: whether settled ones must have equal figures."""
     if not found:
         return
-    found = sorted(found, key=lambda f: canonical(f[1]))
+    found = sorted(found, key=lambda f: (not f[0].artifacts(key).is_dir(), canonical(f[1])))
     first, record = found[0]
     figures = _figures(plain(record))
     same = [first]
     for store, other in found[1:]:
         others = _figures(plain(other))
         if others == figures:
-            same.append(store)
+            if other.hashes == record.hashes:
+                same.append(store)
         elif compare and settled(record):
             name = "training" if kind == "train" else "attack"
             raise UserError(
@@ -271,9 +288,9 @@ def _copy_artifacts(source: Path, target: Path, record: Record) -> None:
 
 
 def _figures(value: Any) -> Any:
-    """A record without the clock's readings."""
+    """A record without what varies."""
     if isinstance(value, Mapping):
-        return {k: _figures(v) for k, v in value.items() if k not in _CLOCK}
+        return {k: _figures(v) for k, v in value.items() if k not in _VARIES}
     return value
 
 

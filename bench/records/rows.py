@@ -164,7 +164,7 @@ class Row:
         settings: The defense's, by name.
         checkpoint: When the attacked round was observed.
         threat: A line on every threat.
-        seeds: Those taken together.
+        seeds: Those taken together: whose training is done, or all where none is.
         accuracy: Of the common model; None where there is none.
         personal_accuracy: Of the clients' own networks.
         personalised: Whether those differ from the common model.

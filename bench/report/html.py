@@ -22,7 +22,7 @@ import bench
 from bench.records import FlagCode, Row, Run
 from bench.report import charts, explain, gallery, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
-from bench.report.escaping import seen_in_html
+from bench.report.escaping import seen_in_html, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
 
@@ -92,6 +92,7 @@ def page(
             boards=shown,
             filters=_filters(rows),
             texts=texts,
+            over=over,
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
             gaps=_gaps(found),
@@ -221,7 +222,7 @@ def _coded(text: str) -> Markup:
 
 def _breakable(name: str) -> Markup:
     """A name, or setting=value, that may be broken after its underscores and equals signs."""
-    parts = (Markup("_<wbr>").join(part.split("_")) for part in name.split("="))
+    parts = (Markup("_<wbr>").join(part.split("_")) for part in visible(name).split("="))
     return Markup("=<wbr>").join(parts)
 
 

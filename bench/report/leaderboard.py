@@ -194,12 +194,13 @@ def _table(
     """The ranked rows of one task at one checkpoint, from each setting's trainings."""
     drafts = []
     for members in settings:
-        found = [r for t in members if (r := read("train", t.key)) is not None]
+        read_all = ((t.job.seed, read("train", t.key)) for t in members)
+        found = {seed: r for seed, r in read_all if r is not None}
         cells = [c for t in members for c in t.cells]
         if found and (not cells or any(c.checkpoint == checkpoint for c in cells)):
             row = _trained_row(run, members, checkpoint, found)
             known = contender(row, members, read)
-            drafts.append((_attacked(known, members), [Trained.of(r) for r in found]))
+            drafts.append((_attacked(known, members), [Trained.of(r) for r in found.values()]))
     measured = _measured([known.row for known, _ in drafts])
     finished = [_finished(known, trained, measured) for known, trained in drafts]
     return ranked([k.row for k in finished], lambda i, j: apart(finished[i], finished[j]))
@@ -209,12 +210,13 @@ def _trained_row(
     run: Run,
     trainings: Sequence[PlannedTraining],
     checkpoint: Checkpoint,
-    found: Sequence[TrainOutcome],
+    found: Mapping[int, TrainOutcome],
 ) -> Row:
-    """A row with all that its trainings tell."""
+    """A row with all that its trainings tell. found: their records by seed."""
     row = heading(run, trainings[0], checkpoint)
-    row = replace(row, seeds=tuple(t.job.seed for t in trainings))
-    done = [r for r in found if isinstance(r, TrainRecord)]
+    trained = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
+    row = replace(row, seeds=tuple(trained or (t.job.seed for t in trainings)))
+    done = list(trained.values())
     if not done:
         return row
     ledger = [r.ledger for r in done]
@@ -349,9 +351,23 @@ def _ledger(entries: Sequence[LedgerEntry]) -> LedgerWords:
 
 
 def _audit(done: Sequence[TrainRecord]) -> AuditSummary | None:
-    """The audit that found most, over seeds; None where none was made (older records)."""
+    """The audit that found most, over seeds, with the verdicts that any of them came to; None where
+    none was made (older records).
+
+    A verdict is over all pairs of inputs, its epsilon over pairs of records: the seed that violates
+    a claim need not be the one whose epsilon is the largest.
+    """
     made = [r.audit for r in done if isinstance(r.audit, AuditSummary)]
-    return max(made, key=lambda a: a.eps_audited, default=None)
+    if not made:
+        return None
+    claim = next((a.verdict_claim for a in made if a.verdict_claim == "violated"), None)
+    proof = next((a.verdict_proof for a in made if a.verdict_proof == "violated"), None)
+    most = max(made, key=lambda a: a.eps_audited)
+    return replace(
+        most,
+        verdict_claim=claim or most.verdict_claim,
+        verdict_proof=proof or most.verdict_proof,
+    )
 
 
 @cache

@@ -21,7 +21,17 @@ LOSS = 0.05
 """The one that is shown first."""
 _NOT_RUN = "not run"
 _NOT_APPLICABLE = "n/a"
+_UNDONE = {
+    FlagCode.TRAINING_FAILED: "failed",
+    FlagCode.TRAINING_TIMEOUT: "failed",
+    FlagCode.ATTACK_FAILED: "failed",
+    FlagCode.ATTACK_TIMEOUT: "failed",
+    FlagCode.ATTACK_PENDING: "pending",
+}
+"""What stands where no attack on any setting is done, by the first flag that says why."""
 _DOUBTS = (
+    FlagCode.TRAINING_FAILED,
+    FlagCode.TRAINING_TIMEOUT,
     FlagCode.ATTACK_FAILED,
     FlagCode.ATTACK_TIMEOUT,
     FlagCode.ATTACK_PENDING,
@@ -58,7 +68,9 @@ class Verdict:
             or where there is none of the clients' own. None without an undefended row.
         bytes: Sent by all per round, as a multiple of the undefended row's; None if not known.
         seconds: Of a client's work per round, likewise.
-        first: Whether of several defenses none leaks less here that a paired test tells from it.
+        matched: Whether it lost that on the seeds of the undefended row.
+        first: Whether its rank is the best of several defenses here: what no paired test tells from
+            the row of that rank shares it.
         why: Why there is no row, in a few words.
     """
 
@@ -67,6 +79,7 @@ class Verdict:
     lost: float | None = None
     bytes: float | None = None
     seconds: float | None = None
+    matched: bool = False
     first: bool = False
     why: str = ""
 
@@ -77,9 +90,12 @@ class Verdict:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the leak may be more: an attack failed, ran out of time, was cut short or has not
-        run, or the strongest rebuilds less than what looks at nothing."""
-        return self.row is not None and any(f.code in _DOUBTS for f in self.row.flags)
+        """Whether the leak may be more: the training failed in some seed, an attack failed, ran out
+        of time, was cut short or has not run, the strongest rebuilds less than what looks at
+        nothing; or the setting may lose more than was allowed."""
+        if self.row is None:
+            return False
+        return not self.matched or any(f.code in _DOUBTS for f in self.row.flags)
 
     @property
     def text(self) -> str:
@@ -215,6 +231,7 @@ def _settings(rows: Sequence[Row], defense: str, bare: Row | None) -> Iterator[V
                 row=row,
                 place=place,
                 lost=None if bare is None else lost_accuracy(row, bare),
+                matched=bare is not None and set(row.seeds) == set(bare.seeds),
                 bytes=_multiple(row, bare, lambda r: _sum(r.bytes_up, r.bytes_down)),
                 seconds=_multiple(row, bare, lambda r: r.client_seconds),
             )
@@ -230,7 +247,8 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
         return Verdict(why="no use" if apply else _NOT_APPLICABLE)
     known = [s for s in useful if s.leak is not None]
     if not known:
-        return Verdict(why=_NOT_APPLICABLE)
+        flags = {f.code for s in useful if s.row for f in s.row.flags}
+        return Verdict(why=next((w for c, w in _UNDONE.items() if c in flags), _NOT_APPLICABLE))
     allowed = [s for s in known if s.lost is None or at_most(s.lost, loss)]
     if not allowed:
         least = min(s.lost for s in known if s.lost is not None)
@@ -347,13 +365,14 @@ COSTS = (
 
 
 SIGNS = (
-    "*: of several defenses none leaks less there that a paired test tells apart. ?: an attack "
-    "failed, was cut short or has not run, all stay below the floor, or one rebuilds more than was "
-    "chosen, so it may leak more. "
+    "*: of the best rank among several defenses; those that no paired test tells from its row "
+    "share it. ?: it may leak more: a training or attack failed, timed out, was cut short or has "
+    "not run, all attacks stay below the floor, one rebuilds more than was chosen, whose image is "
+    "whose is not known, or no undefended row is of the same seeds. "
     "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail "
-    "there without a defense. n/a: the defense or every attack has nothing to act on. –: not in "
-    "the suite there. Beside the leaks the worst over the tables, as multiples of the undefended "
-    "run."
+    "there without a defense. n/a: the defense or every attack has nothing to act on. failed, "
+    "pending: no attack on it is done. –: not in the suite there. Beside the leaks the worst over "
+    "the tables, as multiples of the undefended run."
 )
 """What the signs in an overview mean."""
 

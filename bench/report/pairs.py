@@ -207,9 +207,10 @@ def verdict_of(p: float, p_seeds: float | None) -> PairVerdict:
 
 
 def apart(first: Contender, second: Contender) -> bool:
-    """Whether two rows of one table deserve different ranks: the two alone are separated over all
-    that was run, over trainings where several seeds were. Rows that have no victims in common are
-    apart if their intervals are."""
+    """Whether a row deserves a better rank than one of the same table that leaks more in the mean:
+    the two alone are separated over all that was run, over trainings where several seeds were, and
+    the first leaks less on what they have in common. Rows that have no victims in common are apart
+    if their intervals are."""
     try:
         difference = _paired_leaks(first, second, None, None).difference
     except UserError:
@@ -217,6 +218,8 @@ def apart(first: Contender, second: Contender) -> bool:
         if one is None or two is None or one.metric != two.metric:
             return True
         return one.interval.hi < two.interval.lo or two.interval.hi < one.interval.lo
+    if difference.interval.mean >= 0:  # their means are over other seeds too
+        return False
     verdict = verdict_of(difference.p, difference.p_seeds)
     if difference.p_seeds is None:  # one seed, or several that agree to the last digit
         return verdict != "not separated"
@@ -382,7 +385,7 @@ def _notes(
         yield f"Without {name} in seed {where}, where it gave nothing for one of the two."
     for row in () if attack else (first, second):
         means = {t: _mean(w) for t in row.cells if (w := row.leaks(t, shared.metric))}
-        own = max(means, key=lambda t: means[t])
+        own = max(means, key=lambda t: means[t], default=shared.threat)
         if own != shared.threat:
             value = sign_of(shared.metric) * means[own]
             yield (

@@ -88,16 +88,26 @@ def none(why: str) -> Pictures:
 
 
 def load(folder: Path) -> Pictures:
-    """The pictures of a result folder: from its artifacts, or from a pictures.json that `report
-    --keep-pictures` wrote. Raises UserError for a pictures.json of another form."""
-    if (folder / "artifacts").is_dir():
-        return collect(folder)
+    """The pictures of a result folder: from its artifacts, and of attacks without those from a
+    pictures.json, which `report --keep-pictures` and `merge` write. Raises UserError for a
+    pictures.json of another form."""
+    found = [collect(folder)] if (folder / "artifacts").is_dir() else []
+    kept = _kept(folder)
+    if kept is not None:
+        found.append(kept)
+    if not found:
+        return none("this result folder holds neither reconstructions nor a pictures.json")
+    return found[0] if len(found) == 1 else _united(found, BUDGET)
+
+
+def _kept(folder: Path) -> Pictures | None:
+    """What a folder's pictures.json holds; None without one."""
     path = folder / "pictures.json"
     try:
         value = read_json(path)
         check_sum(folder, path.name)
     except FileNotFoundError:
-        return none("this result folder holds neither reconstructions nor a pictures.json")
+        return None
     try:
         return _checked(value)
     except (ValueError, KeyError, TypeError) as error:
@@ -131,11 +141,16 @@ def joined(folders: Sequence[Path], *, budget: int = BUDGET) -> Pictures:
 
     Raises UserError for a folder that is no result folder, or whose pictures.json is none.
     """
-    found = none("") if folders else none("there is no part")
+    ordered = sorted(folders, key=lambda f: Run.read(f).seeds)
+    return _united([load(f) for f in ordered], budget)
+
+
+def _united(parts: Sequence[Pictures], budget: int) -> Pictures:
+    """See `joined`; of an attack on a row those of the first part that has some."""
+    found = none("") if parts else none("there is no part")
     cells: dict[tuple[str, str], _Cell] = {}
     records: dict[tuple[str, str], dict[str, Any]] = {}
-    for folder in sorted(folders, key=lambda f: Run.read(f).seeds):
-        part = load(folder)
+    for part in parts:
         found["why"] = part["why"]
         found["without"] += part["without"]
         found["unreadable"] += part["unreadable"]

@@ -54,4 +54,6 @@ def write_published(
     for name, content in contents.items():
         write_whole(out / name, content)
     write_whole(out / SUMS, sums(contents))
+    for name in {*(FILES[form] for form in ("json", "csv", "md")), PICTURES} - contents.keys():
+        (out / name).unlink(missing_ok=True)  # of what was published there before
     return [out / name for name in (*contents, SUMS)]

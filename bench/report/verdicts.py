@@ -29,6 +29,7 @@ _MORE, _MUCH = 0.2, 0.5
 """How much more than a row shows is much; and at least what leak above the floor given the labels
 the images of all clients together have where whose they are is not told."""
 _ROUNDING = 1e-9
+_LEARNED_NOTHING = (FlagCode.DIVERGED, FlagCode.AT_CHANCE)
 _BY_BOUND = Flag(code=FlagCode.BY_BOUND)
 _REFUTES = (
     (FlagCode.AUDIT_REFUTES_CLAIM, "verdict_claim"),
@@ -230,9 +231,10 @@ def at_most(lost: float, loss: float) -> bool:
 
 
 def undefended(rows: Sequence[Row]) -> Row | None:
-    """The row of a table with which the others are compared; None without one."""
-    named = (r for r in rows if r.defense == UNDEFENDED)
-    return next(named, None) or next(filter(is_reference, rows), None)
+    """The row of a table with which the others are compared; None without one that learned."""
+    able = [r for r in rows if not any(f.code in _LEARNED_NOTHING for f in r.flags)]
+    named = (r for r in able if r.defense == UNDEFENDED)
+    return next(named, None) or next(filter(is_reference, able), None)
 
 
 def lost_accuracy(row: Row, bare: Row) -> float | None:

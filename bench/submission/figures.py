@@ -142,17 +142,36 @@ def _scores(values: Mapping[str, Sequence[float]], suffix: str) -> Iterator[Comp
 
 def _verdict(a: ComparedFigure, b: ComparedFigure, tolerance: float) -> Verdict:
     """Equal to the last victim; or means that are as near as the tolerance, which grows with
-    figures beyond 1."""
+    figures beyond 1. The judged loss of a victim that an attack failed on is infinite: it must be
+    so in both, and the means are of the others."""
     if a.value == b.value:
         return "equal"
-    if _count(a.value) != _count(b.value):
+    if _count(a.value) != _count(b.value) or not (_is_numeric(a.value) and _is_numeric(b.value)):
         return "differs"
-    x, y = _mean(a.value), _mean(b.value)
-    if not (math.isfinite(x) and math.isfinite(y)):
+    xs, ys = _numbers(a.value), _numbers(b.value)
+    if [*map(_not_finite, xs)] != [*map(_not_finite, ys)]:
         return "differs"
+    if all(x == y or math.isnan(x) for x, y in zip(xs, ys, strict=True)):
+        return "equal"
+    x, y = (_mean([v for v in values if math.isfinite(v)] or [0.0]) for values in (xs, ys))
     allowed = tolerance if b.tolerance is None else b.tolerance
     near = allowed * max(abs(x), abs(y), 0.0 if b.relative else 1.0)
     return "within tolerance" if abs(x - y) <= near + (_COPY if b.relative else 0.0) else "differs"
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether it is a number, or one per victim."""
+    values = [value] if _count(value) is None else value
+    return all(isinstance(v, (int, float)) for v in values)
+
+
+def _numbers(value: Any) -> list[float]:
+    return [float(v) for v in ([value] if _count(value) is None else value)]
+
+
+def _not_finite(x: float) -> str:
+    """inf, -inf or nan; empty for all other numbers."""
+    return "" if math.isfinite(x) else str(x)
 
 
 def _count(value: Any) -> int | None:
