@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -221,6 +224,16 @@ def test_the_readmes_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Pa
     assert code == 0, text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
     assert rows[0]["eps_record"] == "inf"
+
+
+def test_a_reader_who_goes_away_ends_nothing_with_an_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen([sys.executable, "-m", "bench.cli", "list", "suites"], stdout=writer,
+                          stderr=subprocess.PIPE) as command:  # fmt: skip
+        os.close(writer)
+        _, errors = command.communicate()
+    assert (command.returncode, errors) == (0, b"")
 
 
 def test_a_warning_of_a_plugin_is_one_plain_sentence() -> None:

@@ -18,10 +18,21 @@ from bench.harness.costs import lookup
 from bench.harness.costs.cost import Cost, Point, joined
 from bench.harness.costs.features import training_features
 from bench.harness.costs.lookup import Estimate, Table
-from bench.harness.costs.records import measure
+from bench.harness.costs.records import finished, measure
 from bench.harness.plan import expand
 from bench.harness.store import Store
-from bench.records import AttackInputs, AttackJob, DoubledRun, NoResult, TrainJob
+from bench.records import (
+    ARCHIVE,
+    SUMS,
+    AttackInputs,
+    AttackJob,
+    DoubledRun,
+    Kind,
+    NoResult,
+    TrainJob,
+    packed,
+    sums,
+)
 from tests.made_records import attacked, trained
 
 app = typer.Typer()
@@ -95,6 +106,19 @@ def test_a_folder_tells_its_own_jobs_exactly(suite: suites.Suite, tmp_path: Path
              for c in made.cells]  # fmt: skip
     assert [t.match for t in told] == ["exact"] * len(seconds)
     assert [t.seconds for t in told] == pytest.approx(seconds)
+
+
+def test_what_was_published_of_a_folder_tells_the_same(suite: suites.Suite, tmp_path: Path) -> None:
+    write(tmp_path / "run", suite)
+    store = Store(tmp_path / "run")
+    kinds: tuple[Kind, ...] = ("train", "attack")
+    found = [(kind, store.read(kind, key)) for kind in kinds for key in store.keys(kind)]
+    (tmp_path / "out").mkdir()
+    archive = packed([(kind, record) for kind, record in found if record is not None])
+    (tmp_path / "out" / ARCHIVE).write_bytes(archive)
+    (tmp_path / "out" / SUMS).write_text(sums({ARCHIVE: archive}))
+    assert finished(tmp_path / "out") == finished(tmp_path / "run")
+    assert measure(tmp_path / "out")
 
 
 def test_more_rounds_and_larger_budgets_lie_on_the_line_through_what_was_measured(

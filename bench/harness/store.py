@@ -153,6 +153,12 @@ class Store:
         """Whether it holds records, be it in one file."""
         return (self.folder / "records").is_dir() or (self.folder / ARCHIVE).is_file()
 
+    def keys(self, kind: Kind) -> list[str]:
+        """Of all its records of a kind."""
+        if self._archived:
+            return sorted(key for one, key in self._archived if one == kind)
+        return sorted(p.stem for p in (self.folder / "records" / kind).glob("*.json"))
+
     @cached_property
     def _archived(self) -> Mapping[tuple[Kind, str], Any]:
         """The records of published results; none of a run's own folder."""

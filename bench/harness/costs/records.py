@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.files import no_link
 from bench.harness.costs.cost import Cost, Point, joined
 from bench.harness.costs.features import attack_features, round_size, threat_size, training_features
 from bench.harness.store import Store
@@ -21,6 +20,7 @@ from bench.records import (
     TrainOutcome,
     TrainRecord,
     settled,
+    to_json,
 )
 
 
@@ -42,48 +42,47 @@ def finished(folder: Path) -> Finished:
     jobs: dict[str, tuple[TrainJob, str]] = {}
     trainings: dict[str, Cost | None] = {}
     store = Store(folder)
-    for path in _files(folder, "train"):
-        training = store.read("train", path.stem, lenient=True)
+    for key in store.keys("train"):
+        training = store.read("train", key, lenient=True)
         if training is None or not settled(training):
             continue
-        trainings[path.stem] = None
+        trainings[key] = None
         if isinstance(training.inputs, TrainJob):
             device = training.device if isinstance(training, TrainRecord) else "cpu"
-            jobs[path.stem] = training.inputs, device
-            trainings[path.stem] = _of_training(path, training, training.inputs, device)
+            jobs[key] = training.inputs, device
+            n_bytes = _bytes(store, "train", key, training)
+            trainings[key] = _of_training(training, training.inputs, device, n_bytes)
     attacks: dict[str, Cost | None] = {}
-    for path in _files(folder, "attack"):
-        attack = store.read("attack", path.stem, lenient=True)
+    for key in store.keys("attack"):
+        attack = store.read("attack", key, lenient=True)
         if attack is None or not settled(attack):
             continue
-        attacks[path.stem] = None
+        attacks[key] = None
         inputs, trained = attack.inputs, jobs.get(attack.train or "")
         if isinstance(inputs, AttackInputs) and trained and _has(trained[0], inputs.threat):
-            attacks[path.stem] = _of_attack(path, attack, inputs.on(trained[0]), trained[1])
+            n_bytes = _bytes(store, "attack", key, attack)
+            attacks[key] = _of_attack(attack, inputs.on(trained[0]), trained[1], n_bytes)
     return Finished(trainings=trainings, attacks=attacks)
 
 
 def measure(folder: Path, found: Finished | None = None) -> list[Cost]:
-    """The costs of a result folder's finished trainings and attacks, one per set of features.
+    """The costs of the finished trainings and attacks of a result folder, or of what was published
+    of one, one per set of features.
 
     `found` are its `finished` jobs, if they were read already. Raises UserError for a folder
     without records.
     """
-    if not (folder / "records").is_dir():
+    if not Store(folder).has_records:
         raise UserError(f"{folder} holds no records: give --costs a result folder.")
     found = finished(folder) if found is None else found
     return joined(c for c in (*found.trainings.values(), *found.attacks.values()) if c is not None)
-
-
-def _files(folder: Path, kind: Kind) -> list[Path]:
-    return sorted((folder / "records" / kind).glob("*.json"))
 
 
 def _has(train: TrainJob, threat: str) -> bool:
     return threat in {t.name for t in train.threats}
 
 
-def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -> Cost:
+def _of_training(record: TrainOutcome, job: TrainJob, device: str, n_bytes: float) -> Cost:
     done = record if isinstance(record, TrainRecord) else None
     steps = done.facts.local_steps if done else 1
     return Cost(
@@ -92,7 +91,7 @@ def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -
         points=(Point(work=job.protocol.rounds, seconds=done.seconds if done else 0.0),),
         grows=done is not None,
         size=round_size(job, steps),
-        n_bytes=_bytes(path, record),
+        n_bytes=n_bytes,
         skipped=done is None,
         step_s=done.client_seconds / steps if done else None,
         parameters=done.parameters if done else None,
@@ -101,7 +100,7 @@ def _of_training(path: Path, record: TrainOutcome, job: TrainJob, device: str) -
     )
 
 
-def _of_attack(path: Path, record: AttackOutcome, job: AttackJob, device: str) -> Cost:
+def _of_attack(record: AttackOutcome, job: AttackJob, device: str, n_bytes: float) -> Cost:
     points = [Point(work=job.budget, seconds=0.0)]
     if record.status == "done":
         points = [Point(work=job.budget, seconds=record.seconds)]
@@ -117,17 +116,19 @@ def _of_attack(path: Path, record: AttackOutcome, job: AttackJob, device: str) -
         points=tuple(points),
         grows=record.status == "done" and record.gradient_evaluations > 0,
         size=threat_size(job.threat),
-        n_bytes=_bytes(path, record),
+        n_bytes=n_bytes,
         skipped=record.status != "done",
         host=record.memory.get("host"),
         device=record.memory.get("device"),
     )
 
 
-def _bytes(path: Path, record: Record) -> float:
-    """On disk: the record and its files, counted there where the record does not list them."""
-    own = path.stat().st_size
+def _bytes(store: Store, kind: Kind, key: str, record: Record) -> float:
+    """On disk, in a run's own folder: the record and its files, counted where the record does not
+    list them."""
+    path = store.path(kind, key)
+    own = path.stat().st_size if path.is_file() else len(to_json(record))
     if record.files is not None:
         return float(own + sum(record.files.values()))
-    place = no_link(path.parents[2], "artifacts", path.stem)
+    place = store.artifacts(key)
     return float(own + sum(p.stat().st_size for p in place.rglob("*") if p.is_file()))
