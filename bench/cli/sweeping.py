@@ -60,7 +60,7 @@ def sweep(
         folders: dict[Any, Path] = {}
         failed = 0
         for text, (plan, keys) in plans.items():
-            folder = base / re.sub(r"[^A-Za-z0-9.=]", "_", f"{key}={text}")
+            folder = base / re.sub(r"[^A-Za-z0-9.=+-]", "_", f"{key}={text}")
             options.say(f"{key}={text}", style="bold")
             store = launch.store_of(plan, folder)
             store.prepare()
