@@ -137,7 +137,7 @@ def test_an_honest_submission_verifies_in_the_sandbox_with_equal_figures(submitt
     code, text = verify(submitted, "--sandbox", "bwrap", "--sample", "2")
     assert code == 0, text
     assert "in a sandbox: no network" in text
-    assert "1 of 4: digits/mlp_spm/my_defense" in text
+    assert "1 of 4: fedavg/digits/mlp_spm/my_defense" in text
     assert text.endswith("Verified.")
     assert "tried to" not in text
 

@@ -163,9 +163,10 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
 
 
 def label_of(job: TrainJob) -> str:
-    """What errors and progress call a training: digits/lenet/spm(epsilon=1.5)/seed 0."""
+    """What errors and progress call a training: fedavg/digits/lenet/spm(epsilon=1.5)/seed 0."""
     settings = ",".join(f"{k}={v}" for k, v in job.settings.items())
-    return f"{job.task.dataset}/{job.task.model}/{job.defense}({settings})/seed {job.seed}"
+    task = f"{job.protocol.name}/{job.task.dataset}/{job.task.model}"
+    return f"{task}/{job.defense}({settings})/seed {job.seed}"
 
 
 def cell_label(cell: AttackJob) -> str:
