@@ -92,6 +92,10 @@ def test_each_protocol_has_its_overview_of_what_runs_under_it() -> None:
 def test_defenses_stand_by_mean_leak_with_the_undefended_run_last() -> None:
     rows = (BARE, setting("worse", 0.6, 0.9, rank=2), setting("better", 0.4, 0.9), BARE)
     assert list(texts(*rows)) == ["better", "worse", "none"]
+    elsewhere = [setting("none", 1.0, 0.9, dataset="photos"),
+                 setting("better", 0.3, 0.1, dataset="photos"),
+                 setting("worse", 0.65, 0.9, dataset="photos")]  # fmt: skip
+    assert list(texts(*rows, *elsewhere)) == ["worse", "better", "none"]
     weak = setting("none", 0.5, 0.9)
     assert list(texts(weak, setting("worse", 0.6, 0.9))) == ["worse", "none"]
 
@@ -103,6 +107,7 @@ def test_those_whose_rows_share_the_best_rank_are_first_and_a_lone_defense_is_no
         "a": ["0.12*"], "b": ["0.15*"], "c": ["0.62"], "none": ["1.00"],
     }  # fmt: skip
     assert texts(tied[0], BARE)["a"] == ["0.12"]
+    assert texts(*tied, BARE) == {"a": ["0.12"], "b": ["0.15"], "none": ["1.00"]}
 
 
 def test_rank_one_of_a_setting_that_costs_too_much_makes_the_next_defense_first() -> None:

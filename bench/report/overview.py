@@ -21,6 +21,7 @@ LOSS = 0.05
 """The one that is shown first."""
 _NOT_RUN = "not run"
 _NOT_APPLICABLE = "n/a"
+_NO_USE, _LOSES = "no use", "−"
 _UNDONE = {
     FlagCode.TRAINING_FAILED: "failed",
     FlagCode.TRAINING_TIMEOUT: "failed",
@@ -69,8 +70,8 @@ class Verdict:
         bytes: Sent by all per round, as a multiple of the undefended row's; None if not known.
         seconds: Of a client's work per round, likewise.
         matched: Whether it lost that on the seeds of the undefended row.
-        first: Whether its rank is the best of several defenses here: what no paired test tells from
-            the row of that rank shares it.
+        first: Whether its rank is the best of several here: defenses that no paired test tells from
+            the row of that rank share it.
         why: Why there is no row, in a few words.
     """
 
@@ -87,6 +88,11 @@ class Verdict:
     def leak(self) -> float | None:
         """From 0 to 1; None without a row."""
         return None if self.row is None else self.row.leak
+
+    @property
+    def refused(self) -> bool:
+        """Whether it ran, and no setting has use and loses little enough."""
+        return self.row is None and (self.why == _NO_USE or self.why.startswith(_LOSES))
 
     @property
     def doubtful(self) -> bool:
@@ -129,9 +135,11 @@ class DefenseLine:
 
     @property
     def mean_leak(self) -> float:
-        """Over the tables in which it stands; infinite if in none."""
-        leaks = [v.leak for v in self.verdicts if v.leak is not None]
-        return sum(leaks) / len(leaks) if leaks else math.inf
+        """Over the tables in which it stands, and 1 where no setting of it can be used: there, so
+        little accuracy is lost without it alone. Infinite if in none."""
+        leaks = [1.0 if v.refused else v.leak for v in self.verdicts]
+        known = [leak for leak in leaks if leak is not None]
+        return sum(known) / len(known) if known else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +150,8 @@ class Overview:
         loss: Accuracy that a setting may lose.
         protocol: Of all tables; "" where they have several.
         heads: The tables.
-        lines: The defenses, the least mean leak first, the undefended line last.
+        lines: The defenses, the least mean leak first (1 where no setting can be used), the
+            undefended line last.
     """
 
     loss: float
@@ -217,8 +226,8 @@ def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[V
         v.row.rank if v.row and name != UNDEFENDED else None
         for name, v in zip(defenses, found, strict=True)
     ]
-    known = [r for r in ranks if r]
-    if len(known) < 2:
+    known = {r for r in ranks if r}
+    if len(known) < 2:  # one defense, or all of one rank: a star would tell nothing
         return found
     return [replace(v, first=r == min(known)) for v, r in zip(found, ranks, strict=True)]
 
@@ -244,7 +253,7 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     useful = [s for s in settings if s.row and has_use(s.row)]
     if not useful:
         apply = any(s.row and not _not_applicable(s.row) for s in settings)
-        return Verdict(why="no use" if apply else _NOT_APPLICABLE)
+        return Verdict(why=_NO_USE if apply else _NOT_APPLICABLE)
     known = [s for s in useful if s.leak is not None]
     if not known:
         flags = {f.code for s in useful if s.row for f in s.row.flags}
@@ -252,7 +261,7 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     allowed = [s for s in known if s.lost is None or at_most(s.lost, loss)]
     if not allowed:
         least = min(s.lost for s in known if s.lost is not None)
-        return Verdict(why=f"−{_points(least)}pt")
+        return Verdict(why=f"{_LOSES}{_points(least)}pt")
     return min(allowed, key=lambda s: s.leak or 0.0)
 
 
@@ -365,14 +374,15 @@ COSTS = (
 
 
 SIGNS = (
-    "*: of the best rank among several defenses; those that no paired test tells from its row "
-    "share it. ?: it may leak more: a training or attack failed, timed out, was cut short or has "
-    "not run, all attacks stay below the floor, one rebuilds more than was chosen, whose image is "
-    "whose is not known, or no undefended row is of the same seeds. "
+    "*: of the best rank, which defenses that no paired test tells from its row share; no star "
+    "where all share it. ?: it may leak more: a training or attack failed, timed out, was cut "
+    "short or has not run, all attacks stay below the floor, one rebuilds more than was chosen, "
+    "whose image is whose is not known, or no undefended row is of the same seeds. "
     "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail "
     "there without a defense. n/a: the defense or every attack has nothing to act on. failed, "
     "pending: no attack on it is done. –: not in the suite there. Beside the leaks the worst over "
-    "the tables, as multiples of the undefended run."
+    "the tables, as multiples of the undefended run. Lines stand by their mean leak, 1 where no "
+    "setting can be used."
 )
 """What the signs in an overview mean."""
 
