@@ -360,14 +360,12 @@ def _audit(done: Sequence[TrainRecord]) -> AuditSummary | None:
     made = [r.audit for r in done if isinstance(r.audit, AuditSummary)]
     if not made:
         return None
-    claim = next((a.verdict_claim for a in made if a.verdict_claim == "violated"), None)
-    proof = next((a.verdict_proof for a in made if a.verdict_proof == "violated"), None)
     most = max(made, key=lambda a: a.eps_audited)
-    return replace(
-        most,
-        verdict_claim=claim or most.verdict_claim,
-        verdict_proof=proof or most.verdict_proof,
-    )
+    if any(a.verdict_claim == "violated" for a in made):
+        most = replace(most, verdict_claim="violated")
+    if any(a.verdict_proof == "violated" for a in made):
+        most = replace(most, verdict_proof="violated")
+    return most
 
 
 @cache
