@@ -203,7 +203,7 @@ def test_a_defense_that_exits_fails_its_training_and_what_is_printed_goes_to_std
     plan, keys = planned(suite, (path,), defense=list(names), checkpoint="final", attack="ilrg")
     store = Store(tmp_path / "out")
     report = made(plan, keys, store, launch.local(plan, keys.env, workers=workers))
-    reasons = {label.split("/")[2].partition("(")[0]: reason for label, reason in report.failures}
+    reasons = {label.split("/")[3].partition("(")[0]: reason for label, reason in report.failures}
     assert reasons == {
         "exits_in_upload": "failed: SystemExit: 0",
         "exits_in_aggregate": "failed: SystemExit: 3",

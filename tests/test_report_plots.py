@@ -170,9 +170,10 @@ def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
     run = run_of(trainings=(planned[2], planned[2]))
     assert "Device: cpu, seeds [2]" in markdown([row()], run)
     shown = page(row(), run=run)
-    assert "<dt>Seeds</dt><dd>2 (95 % intervals are over victims" in shown
+    assert "<dt>Seeds</dt><dd>2 (95 % interval over victims, not over other trainings)" in shown
     run = run_of(trainings=(planned[2], planned[0]))
-    assert "<dt>Seeds</dt><dd>0, 2 (95 % intervals are over seeds" in page(row(), run=run)
+    shown = page(row(seeds=(0, 2)), run=run)
+    assert "<dt>Seeds</dt><dd>0, 2 (95 % interval over seeds and victims)" in shown
     entry = site.Published(name="a", run=run, rows=[], files={}, subjects={})
     assert "seeds 0, 2" in site.index([entry])
 

@@ -36,7 +36,7 @@ def finished(tiny: Callable[..., Path], run: Run) -> Store:
 
 def test_a_finished_run_says_nothing_of_it(finished: Store) -> None:
     assert Files(finished.folder).pending is None
-    assert "pending" not in Files(finished.folder).text("html")
+    assert 'class="stopped"' not in Files(finished.folder).text("html")
 
 
 def test_an_attack_that_has_not_run_is_pending_and_not_failed(finished: Store) -> None:
