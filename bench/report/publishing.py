@@ -13,6 +13,8 @@ from bench.records.archive import Outcome
 from bench.report.files import FILES, Files
 
 PICTURES = "pictures.json"
+_LEADERBOARD = ("json", "csv", "md")
+"""Its forms that are published."""
 
 
 def write_published(
@@ -46,7 +48,7 @@ def write_published(
         if isinstance(record, NoResult):
             record = replace(record, traceback=None)
         records.append((kind, record))
-    texts = {FILES[name]: found.text(name) for name in (() if part else ("json", "csv", "md"))}
+    texts = {} if part else {FILES[name]: found.text(name) for name in _LEADERBOARD}
     texts[RUN] = read_bytes(folder / RUN).decode()
     if with_pictures:
         texts[PICTURES] = to_json(found.pictures) + "\n"
@@ -54,6 +56,6 @@ def write_published(
     for name, content in contents.items():
         write_whole(out / name, content)
     write_whole(out / SUMS, sums(contents))
-    for name in {*(FILES[form] for form in ("json", "csv", "md")), PICTURES} - contents.keys():
-        (out / name).unlink(missing_ok=True)  # of what was published there before
+    for old in {*(FILES[name] for name in _LEADERBOARD), PICTURES} - contents.keys():
+        (out / old).unlink(missing_ok=True)  # of what was published there before
     return [out / name for name in (*contents, SUMS)]

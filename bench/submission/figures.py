@@ -166,7 +166,7 @@ def _is_numeric(value: Any) -> bool:
 
 
 def _numbers(value: Any) -> list[float]:
-    return [float(v) for v in ([value] if _count(value) is None else value)]
+    return [_number(v) for v in ([value] if _count(value) is None else value)]
 
 
 def _not_finite(x: float) -> str:
