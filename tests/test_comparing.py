@@ -55,11 +55,12 @@ class Folder:
 
     def row(
         self, defense: str, seed: int, attacks: Mapping[str, Any], *, correct: int = 90,
-        floors: Sequence[float] | None = None, diverged: str | None = None,
+        floors: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+        diverged: str | None = None,
         dataset: str = "digits", **settings: Any,
     ) -> None:  # fmt: skip
         """attacks: name or name@threat -> SSIM per victim, with judged losses beside them where
-        they are a pair; values by metric; or a status."""
+        they are a pair; values by metric; or a status. floors: per victim, or that by threat."""
         job = TrainJob(
             task=TaskSettings(dataset=dataset, model="mlp_spm"), protocol=PROTOCOL, defense=defense,
             settings=settings, threats=self.threats, checkpoints=("final",), delta=1e-5, seed=seed,
@@ -73,7 +74,8 @@ class Folder:
             cell = f"{len(self.trainings) * 100 + len(cells) + 10**6:024x}"
             made = attack_job(job, self.suite(), label, asked, "final")
             cells.append(Cell(key=cell, train_key=key, job=made))
-            self.store.write("attack", cell, self.record(label, given_values, floors, seed))
+            floor = floors[asked.threat] if isinstance(floors, Mapping) else floors
+            self.store.write("attack", cell, self.record(label, given_values, floor, seed))
         self.trainings.append(PlannedTraining(key=key, job=job, cells=tuple(cells)))
         self.store.write("train", key, trained(correct=correct, diverged=diverged))
 
@@ -84,7 +86,7 @@ class Folder:
         given, judged = given if isinstance(given, tuple) else (given, None)
         values = given if isinstance(given, dict) else {"ssim": given}
         n = len(next(iter(values.values())))
-        floor = list(floors or [seed + i / 10 for i in range(n)])
+        floor = list(floors or [seed / 100 + i / 1000 for i in range(n)])
         return attacked(
             values=values,
             victims=n,
@@ -183,6 +185,23 @@ def test_rows_are_compared_under_the_threat_where_either_leaks_most(tmp_path: Pa
         assert found.notes == (
             "a leaks most under threat server (ssim 0.6), whose victims are others.",
         )
+
+
+def test_threats_of_other_floors_are_weighed_by_the_leak_above_them(tmp_path: Path) -> None:
+    """Under threat batch the scores are larger, but what looks at nothing has nearly as much."""
+    floors = {"server": [0.1] * 8, "batch": [0.4] * 8}
+    made = Folder(tmp_path, threats=("server", "batch"))
+    made.row("none", 0, {"dlg": [0.9] * 8, "ridge@batch": [0.9] * 8}, floors=floors)
+    made.row("a", 0, {"dlg": [0.4] * 8, "ridge@batch": [0.2] * 8}, floors=floors)
+    made.row("b", 0, {"dlg": [0.2] * 8, "ridge@batch": [0.42] * 8}, floors=floors)
+    rows = leaderboard.rows(made.done())
+    assert [(r.defense, r.rank, r.ranking and r.ranking.attack) for r in rows] == [
+        ("b", 1, "dlg"), ("a", 2, "dlg"), ("none", 3, "dlg"),
+    ]  # fmt: skip
+    assert [round(r.leak or 0.0, 3) for r in rows] == [0.111, 0.333, 0.889]
+    found = made.compared()
+    assert found.threat == "server"
+    assert found.notes == ()
 
 
 def test_other_victims_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of
-from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
+from bench.metrics.named import FLOOR_SUFFIX, METRICS, leak, range_of, sign_of
 from bench.protocols.settings import ThreatSettings
 from bench.records import (
     CONVERGED,
@@ -151,7 +151,8 @@ def worst_case(
     most; None without a figure.
 
     Only attacks on the same observation are compared, so seed by seed, an attack that failed in one
-    counting in the others. Named is the attack that is taken for most victims.
+    counting in the others. Named is the attack that is taken for most victims. Threats have
+    different victims, hence different floors: of several the leak above its own floor tells.
     """
     cases = []
     for by_seed in by_threat.values():
@@ -163,5 +164,8 @@ def worst_case(
         if interval:
             known = dict.fromkeys(n for records in by_seed.values() for n in records)
             most = max(known, key=names.count)
-            cases.append(WorstCase(attack=most, metric=metric, interval=interval))
-    return max(cases, key=lambda w: w.signed, default=None)
+            floors = _floor({metric}, [r for one in by_seed.values() for r in one.values()])
+            above = leak(interval.mean, floors[metric], metric) if metric in floors else 0.0
+            case = WorstCase(attack=most, metric=metric, interval=interval)
+            cases.append((above, case.signed, case))
+    return max(cases, key=lambda c: c[:2])[2] if cases else None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.errors import UserError
-from bench.metrics.named import sign_of
+from bench.metrics.named import leak, sign_of
 from bench.metrics.paired import ALPHA, Paired, SampleSize, paired, victims_needed
 from bench.records import AttackOutcome, AttackRecord, Row, TrainRecord
 from bench.report.entries import PENDING, taken, values_of
@@ -243,7 +243,10 @@ def _paired_leaks(
             f"{first.name} and {second.name} have no seed in which both have "
             f"{' or '.join(choices)} of {attack or 'an attack'} under the same threat."
         )
-    chosen = max(found, key=lambda s: max(_mean(s.first), _mean(s.second)))
+    chosen = max(
+        found,
+        key=lambda s: max(_leak(first, s.threat, s.metric, v) for v in (s.first, s.second)),
+    )
     _check_victims(first, second, chosen)
     return chosen
 
@@ -307,6 +310,15 @@ def _is_lost(found: Found, attack: str, seed: int) -> bool:
 
 def _mean(by_seed: Mapping[int, np.ndarray]) -> float:
     return float(np.concatenate(list(by_seed.values())).mean())
+
+
+def _leak(
+    row: Contender, threat: str, metric: str, values: Mapping[int, np.ndarray]
+) -> tuple[float, float]:
+    """What leaks, as numbers that grow with it, above the floor of the threat; then in itself."""
+    floors = {s: f[metric] for s in values if metric in (f := _floors(row, threat, s))}
+    mean = _mean(values)
+    return leak(sign_of(metric) * mean, _mean(floors), metric) if floors else 0.0, mean
 
 
 def _check_victims(first: Contender, second: Contender, shared: _Shared) -> None:
@@ -384,10 +396,14 @@ def _notes(
         where = ", ".join(str(s) for n, s in shared.left_out if n == name)
         yield f"Without {name} in seed {where}, where it gave nothing for one of the two."
     for row in () if attack else (first, second):
-        means = {t: _mean(w) for t in row.cells if (w := row.leaks(t, shared.metric))}
-        own = max(means, key=lambda t: means[t], default=shared.threat)
+        leaks = {
+            threat: _leak(row, threat, shared.metric, values)
+            for threat in row.cells
+            if (values := row.leaks(threat, shared.metric))
+        }
+        own = max(leaks, key=lambda t: leaks[t], default=shared.threat)
         if own != shared.threat:
-            value = sign_of(shared.metric) * means[own]
+            value = sign_of(shared.metric) * leaks[own][1]
             yield (
                 f"{row.name} leaks most under threat {own} ({shared.metric} {value:.3g}), whose "
                 "victims are others."

@@ -128,9 +128,10 @@ def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
     grown, similar = entry.convergence, entry.scores.get("ssim")
     if not grown or grown.converged:
         return False
-    if similar is None or row.ranking is None or row.ranking.metric != "ssim":
+    floor = entry.floor.get("ssim")
+    if similar is None or floor is None or row.leak is None:
         return True
-    return similar.mean + grown.gain > row.ranking.interval.mean
+    return leak(similar.mean + grown.gain, floor, "ssim") > row.leak
 
 
 def _of_anyone(row: Row) -> Iterator[Flag]:
@@ -198,7 +199,12 @@ def ranked(table: Sequence[Row], apart: Callable[[int, int], bool]) -> list[Row]
     if failed is not None:
         flag = Flag(code=FlagCode.CONTROL_FAILED, values={"leak": failed})
         table = [replace(r, flags=(*r.flags, flag)) for r in table]
-    leaks = {i: r.ranking.signed for i, r in enumerate(table) if r.ranking and has_use(r)}
+    # Above its own floor, which rows seen under other threats do not share; then by the score.
+    leaks = {
+        i: (r.leak or 0.0, r.ranking.signed)
+        for i, r in enumerate(table)
+        if r.ranking and has_use(r)
+    }
     out: list[Row] = []
     first, rank = 0, 0
     for place, i in enumerate(sorted(leaks, key=leaks.__getitem__), start=1):
