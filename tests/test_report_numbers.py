@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bench.metrics.named import leak
-from bench.report import boards, charts, entries, figures
+from bench.records import Convergence, FlagCode
+from bench.report import boards, charts, entries, figures, verdicts
 from tests.made_records import attacked
 from tests.made_rows import attack, interval, row, worst
 
@@ -96,6 +97,22 @@ def test_the_leak_is_the_way_from_the_floor_to_a_perfect_copy() -> None:
     assert found.leak == pytest.approx(0.25)  # of the choice, floor 0.2
     assert row(ssim=0.6).leak == pytest.approx(0.5)  # of the upper bound
     assert row(worst=None).leak is None
+
+
+@pytest.mark.parametrize(
+    ("score", "gain", "floor", "cut"),
+    [(0.4, 0.15, 0.2, True),  # a leak of .44, where the row shows .38
+     (0.4, 0.15, 0.5, False),  # a larger score than the row's, but of other victims: .1
+     (0.1, 0.05, 0.2, False)],
+)  # fmt: skip
+def test_an_attack_was_cut_short_where_its_gain_leaks_more_than_the_row(
+    score: float, gain: float, floor: float, cut: bool
+) -> None:
+    grown = Convergence(gain=gain, budget=5, converged=False)
+    slow = attack(score, convergence=grown, floor={"ssim": floor})
+    shown = row(attacks={"dlg": attack(0.5), "slow": slow})
+    codes = [f.code for f in verdicts.flags_of(shown, [])]
+    assert (FlagCode.CUT_SHORT in codes) == cut
 
 
 def record(name: str, rank: int, error: float, accuracy: float, floor: float = 1.0) -> Any:
