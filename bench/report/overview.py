@@ -21,7 +21,6 @@ LOSS = 0.05
 """The one that is shown first."""
 _NOT_RUN = "not run"
 _NOT_APPLICABLE = "n/a"
-_NO_USE, _LOSES = "no use", "−"
 _UNDONE = {
     FlagCode.TRAINING_FAILED: "failed",
     FlagCode.TRAINING_TIMEOUT: "failed",
@@ -73,6 +72,7 @@ class Verdict:
         first: Whether its rank is the best of several here: defenses that no paired test tells from
             the row of that rank share it.
         why: Why there is no row, in a few words.
+        refused: Whether it ran, and no setting has use and loses little enough.
     """
 
     row: Row | None = None
@@ -83,16 +83,12 @@ class Verdict:
     matched: bool = False
     first: bool = False
     why: str = ""
+    refused: bool = False
 
     @property
     def leak(self) -> float | None:
         """From 0 to 1; None without a row."""
         return None if self.row is None else self.row.leak
-
-    @property
-    def refused(self) -> bool:
-        """Whether it ran, and no setting has use and loses little enough."""
-        return self.row is None and (self.why == _NO_USE or self.why.startswith(_LOSES))
 
     @property
     def doubtful(self) -> bool:
@@ -253,7 +249,7 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     useful = [s for s in settings if s.row and has_use(s.row)]
     if not useful:
         apply = any(s.row and not _not_applicable(s.row) for s in settings)
-        return Verdict(why=_NO_USE if apply else _NOT_APPLICABLE)
+        return Verdict(why="no use" if apply else _NOT_APPLICABLE, refused=apply)
     known = [s for s in useful if s.leak is not None]
     if not known:
         flags = {f.code for s in useful if s.row for f in s.row.flags}
@@ -261,7 +257,7 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     allowed = [s for s in known if s.lost is None or at_most(s.lost, loss)]
     if not allowed:
         least = min(s.lost for s in known if s.lost is not None)
-        return Verdict(why=f"{_LOSES}{_points(least)}pt")
+        return Verdict(why=f"−{_points(least)}pt", refused=True)
     return min(allowed, key=lambda s: s.leak or 0.0)
 
 
