@@ -162,6 +162,15 @@ def test_a_leak_that_may_be_more_has_a_question_mark(code: FlagCode) -> None:
     assert ">0.12?" in page(doubtful, BARE)
 
 
+def test_no_setting_stands_for_its_defense_because_worse_answers_were_chosen() -> None:
+    """One attack alone leaks .9 on the setting whose choice leaks least: the other stands."""
+    told = flag(FlagCode.UNDERSTATED, "ridge", leak=0.9)
+    flattered = setting("a", 0.3, 0.9, flags=(told,), rank=1)
+    other = setting("b", 0.6, 0.9, rank=2)
+    assert texts(flattered, setting("a", 0.5, 0.9, rank=2), BARE)["a"] == ["0.37"]
+    assert texts(flattered, other, BARE) == {"b": ["0.50"], "a": ["0.90?"], "none": ["1.00"]}
+
+
 def test_without_an_undefended_row_any_setting_counts_with_a_doubt() -> None:
     assert texts(setting("a", 0.3, 0.1)) == {"a": ["0.12?"]}
     assert costs(setting("a", 0.3, 0.1))["a"]["accuracy lost"] == "–"

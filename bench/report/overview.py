@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from bench.records import FlagCode, Row
 from bench.report.columns import epsilon_text, refuted, shade
 from bench.report.tables import tables
-from bench.report.verdicts import UNDEFENDED, at_most, has_use, lost_accuracy, undefended
+from bench.report.verdicts import (
+    UNDEFENDED,
+    at_most,
+    has_use,
+    lost_accuracy,
+    undefended,
+    understated,
+)
 
 LOSSES = (0.01, 0.05, 0.1)
 """Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
@@ -87,8 +94,12 @@ class Verdict:
 
     @property
     def leak(self) -> float | None:
-        """From 0 to 1; None without a row."""
-        return None if self.row is None else self.row.leak
+        """From 0 to 1; None without a row. Where the answers that are chosen leak far less than one
+        attack alone it is that attack's, so that no setting stands for its defense because worse
+        answers were chosen."""
+        if self.row is None or self.row.leak is None:
+            return None
+        return max(self.row.leak, understated(self.row) or 0.0)
 
     @property
     def doubtful(self) -> bool:
@@ -219,7 +230,7 @@ def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[V
     bare = undefended(rows)
     found = [_verdict([*_settings(rows, name, bare)], loss) for name in defenses]
     ranks = [
-        v.row.rank if v.row and name != UNDEFENDED else None
+        v.row.rank if v.row and name != UNDEFENDED and not understated(v.row) else None
         for name, v in zip(defenses, found, strict=True)
     ]
     known = {r for r in ranks if r}
@@ -372,13 +383,13 @@ COSTS = (
 SIGNS = (
     "*: of the best rank, which defenses that no paired test tells from its row share; no star "
     "where all share it. ?: it may leak more: a training or attack failed, timed out, was cut "
-    "short or has not run, all attacks stay below the floor, one rebuilds more than was chosen, "
-    "whose image is whose is not known, or no undefended row is of the same seeds. "
-    "−7.3pt: its settings lose at least that much. no use: they do not learn, or attacks fail "
-    "there without a defense. n/a: the defense or every attack has nothing to act on. failed, "
-    "pending: no attack on it is done. –: not in the suite there. Beside the leaks the worst over "
-    "the tables, as multiples of the undefended run. Lines stand by their mean leak, 1 where no "
-    "setting can be used."
+    "short or has not run, all attacks stay below the floor, one alone leaks far more than was "
+    "chosen (its leak is shown), whose image is whose is not known, or no undefended row is of the "
+    "same seeds. −7.3pt: its settings lose at least that much. no use: they do not learn, or "
+    "attacks fail there without a defense. n/a: the defense or every attack has nothing to act on. "
+    "failed, pending: no attack on it is done. –: not in the suite there. Beside the leaks the "
+    "worst over the tables, as multiples of the undefended run. Lines stand by their mean leak, 1 "
+    "where no setting can be used."
 )
 """What the signs in an overview mean."""
 

@@ -226,6 +226,12 @@ def is_reference(row: Row) -> bool:
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
+def understated(row: Row) -> float | None:
+    """The leak of the one attack that leaks much more than the row shows; None without its flag."""
+    flags = (f.values for f in row.flags if f.code == FlagCode.UNDERSTATED)
+    return next((float(values["leak"]) for values in flags if "leak" in values), None)
+
+
 def has_use(row: Row) -> bool:
     """Whether anybody would deploy the row and its leak says something: no flag costs its rank."""
     return not any(f.costs_rank for f in row.flags)
