@@ -380,9 +380,9 @@ def test_images_of_which_nobody_knows_whose_they_are_flag_their_row(
     assert [(f.subject, f.values) for f in found] == [("dlg", {"ssim": anyone})] * flagged
 
 
-@pytest.mark.parametrize(("alone", "flagged"), [(0.9, True), (0.5, False)])
+@pytest.mark.parametrize(("alone", "flagged"), [(0.9, True), (0.5, True), (0.46, False)])
 def test_a_row_of_badly_chosen_answers_is_flagged(alone: float, flagged: bool) -> None:
-    """Where one attack alone leaks more than .2 more than what the judge preferred."""
+    """Where one attack alone leaks more than .1 more than what the judge preferred."""
     attacks = {"dlg": made_up.attack(0.4), "ridge": made_up.attack(alone)}
     made = made_up.row(attacks=attacks, ssim=0.4, accuracy=None)
     assert made.worst is not None

@@ -383,7 +383,7 @@ COSTS = (
 SIGNS = (
     "*: of the best rank, which defenses that no paired test tells from its row share; no star "
     "where all share it. ?: it may leak more: a training or attack failed, timed out, was cut "
-    "short or has not run, all attacks stay below the floor, one alone leaks far more than was "
+    "short or has not run, all attacks stay below the floor, one alone leaks .1 more than was "
     "chosen (its leak is shown), whose image is whose is not known, or no undefended row is of the "
     "same seeds. −7.3pt: its settings lose at least that much. no use: they do not learn, or "
     "attacks fail there without a defense. n/a: the defense or every attack has nothing to act on. "

@@ -28,6 +28,9 @@ UNDEFENDED = "none"
 _MORE, _MUCH = 0.2, 0.5
 """How much more than a row shows is much; and at least what leak above the floor given the labels
 the images of all clients together have where whose they are is not told."""
+_WORSE = 0.1
+"""How much less than one attack alone the chosen answers leak where they are called worse: more
+than the best of seven attacks has by chance over a handful of victims."""
 _ROUNDING = 1e-9
 _LEARNED_NOTHING = (FlagCode.DIVERGED, FlagCode.AT_CHANCE)
 _BY_BOUND = Flag(code=FlagCode.BY_BOUND)
@@ -153,7 +156,7 @@ def _of_anyone(row: Row) -> Iterator[Flag]:
 
 
 def _understated(row: Row) -> Iterator[Flag]:
-    """A flag for the attack that leaks most, where it alone leaks much more than what was chosen
+    """A flag for the attack that leaks most, where it alone leaks more than what was chosen
     among the answers of all: the judge preferred worse ones."""
     if row.choice is None or row.leak is None:
         return
@@ -164,7 +167,7 @@ def _understated(row: Row) -> Iterator[Flag]:
         if metric in entry.scores and metric in entry.floor
     ]
     most, name = max(found)
-    if most - row.leak > _MORE:
+    if most - row.leak > _WORSE:
         yield Flag(code=FlagCode.UNDERSTATED, subject=name, values={"leak": most})
 
 
@@ -227,7 +230,7 @@ def is_reference(row: Row) -> bool:
 
 
 def understated(row: Row) -> float | None:
-    """The leak of the one attack that leaks much more than the row shows; None without its flag."""
+    """The leak of the attack that alone leaks more than the row shows; None without its flag."""
     flags = (f.values for f in row.flags if f.code == FlagCode.UNDERSTATED)
     return next((float(values["leak"]) for values in flags if "leak" in values), None)
 
