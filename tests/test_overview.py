@@ -171,6 +171,11 @@ def test_no_setting_stands_for_its_defense_because_worse_answers_were_chosen() -
     assert texts(flattered, other, BARE) == {"b": ["0.50"], "a": ["0.90?"], "none": ["1.00"]}
 
 
+def test_images_count_whosever_they_are() -> None:
+    told = flag(FlagCode.WHOSE_UNKNOWN, "dlg", ssim=0.92)
+    assert texts(setting("a", 0.3, 0.9, flags=(told,)), BARE)["a"] == ["0.90?"]
+
+
 def test_without_an_undefended_row_any_setting_counts_with_a_doubt() -> None:
     assert texts(setting("a", 0.3, 0.1)) == {"a": ["0.12?"]}
     assert costs(setting("a", 0.3, 0.1))["a"]["accuracy lost"] == "–"

@@ -230,9 +230,16 @@ def is_reference(row: Row) -> bool:
 
 
 def understated(row: Row) -> float | None:
-    """The leak of the attack that alone leaks more than the row shows; None without its flag."""
-    flags = (f.values for f in row.flags if f.code == FlagCode.UNDERSTATED)
-    return next((float(values["leak"]) for values in flags if "leak" in values), None)
+    """What leaks where flags say that a row shows less: by one attack alone, or of the images of
+    all clients, whosever each is. None without such a flag."""
+    found = []
+    for flag in row.flags:
+        if flag.code == FlagCode.UNDERSTATED and "leak" in flag.values:
+            found.append(float(flag.values["leak"]))
+        if flag.code == FlagCode.WHOSE_UNKNOWN and "ssim" in flag.values:
+            floor = row.attacks[flag.subject].floor.get("ssim", 0.0)
+            found.append(leak(float(flag.values["ssim"]), floor, "ssim"))
+    return max(found, default=None)
 
 
 def has_use(row: Row) -> bool:
