@@ -194,11 +194,12 @@ def test_threats_of_other_floors_are_weighed_by_the_leak_above_them(tmp_path: Pa
     made.row("none", 0, {"dlg": [0.9] * 8, "ridge@batch": [0.9] * 8}, floors=floors)
     made.row("a", 0, {"dlg": [0.4] * 8, "ridge@batch": [0.2] * 8}, floors=floors)
     made.row("b", 0, {"dlg": [0.2] * 8, "ridge@batch": [0.42] * 8}, floors=floors)
+    made.row("c", 0, {"dlg": [0.05] * 8, "ridge@batch": [0.3] * 8}, floors=floors)
     rows = leaderboard.rows(made.done())
     assert [(r.defense, r.rank, r.ranking and r.ranking.attack) for r in rows] == [
-        ("b", 1, "dlg"), ("a", 2, "dlg"), ("none", 3, "dlg"),
+        ("c", 1, "dlg"), ("b", 2, "dlg"), ("a", 3, "dlg"), ("none", 4, "dlg"),
     ]  # fmt: skip
-    assert [round(r.leak or 0.0, 3) for r in rows] == [0.111, 0.333, 0.889]
+    assert [round(r.leak or 0.0, 3) for r in rows] == [0.0, 0.111, 0.333, 0.889]
     found = made.compared()
     assert found.threat == "server"
     assert found.notes == ()

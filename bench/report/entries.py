@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of
-from bench.metrics.named import FLOOR_SUFFIX, METRICS, leak, range_of, sign_of
+from bench.metrics.named import FLOOR_SUFFIX, METRICS, PERFECT, range_of, sign_of
 from bench.protocols.settings import ThreatSettings
 from bench.records import (
     CONVERGED,
@@ -165,7 +165,16 @@ def worst_case(
             known = dict.fromkeys(n for records in by_seed.values() for n in records)
             most = max(known, key=names.count)
             floors = _floor({metric}, [r for one in by_seed.values() for r in one.values()])
-            above = leak(interval.mean, floors[metric], metric) if metric in floors else 0.0
             case = WorstCase(attack=most, metric=metric, interval=interval)
-            cases.append((above, case.signed, case))
-    return max(cases, key=lambda c: c[:2])[2] if cases else None
+            cases.append((beyond(interval.mean, floors.get(metric), metric), case))
+    return max(cases, key=lambda c: c[0])[1] if cases else None
+
+
+def beyond(score: float, floor: float | None, metric: str) -> float:
+    """Which part of the way from its floor to a perfect copy a score is, as `leak`, but below 0
+    where it stays below the floor. Without a floor, as in old files, a number that grows with the
+    leak."""
+    if floor is None:
+        return sign_of(metric) * score
+    way = PERFECT.get(metric, 1.0) - floor
+    return (score - floor) / way if way else 0.0

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.errors import UserError
-from bench.metrics.named import leak, sign_of
+from bench.metrics.named import sign_of
 from bench.metrics.paired import ALPHA, Paired, SampleSize, paired, victims_needed
 from bench.records import AttackOutcome, AttackRecord, Row, TrainRecord
-from bench.report.entries import PENDING, taken, values_of
+from bench.report.entries import PENDING, beyond, taken, values_of
 
 CHOICE, BOUND = "attacker's choice", "upper bound"
 """What is compared where no single attack is asked for."""
@@ -245,7 +245,7 @@ def _paired_leaks(
         )
     chosen = max(
         found,
-        key=lambda s: max(_leak(first, s.threat, s.metric, v) for v in (s.first, s.second)),
+        key=lambda s: max(_beyond(first, s.threat, s.metric, v) for v in (s.first, s.second)),
     )
     _check_victims(first, second, chosen)
     return chosen
@@ -312,13 +312,11 @@ def _mean(by_seed: Mapping[int, np.ndarray]) -> float:
     return float(np.concatenate(list(by_seed.values())).mean())
 
 
-def _leak(
-    row: Contender, threat: str, metric: str, values: Mapping[int, np.ndarray]
-) -> tuple[float, float]:
-    """What leaks, as numbers that grow with it, above the floor of the threat; then in itself."""
+def _beyond(row: Contender, threat: str, metric: str, values: Mapping[int, np.ndarray]) -> float:
+    """What values that grow with the leak are in the mean, above the floor of the threat."""
     floors = {s: f[metric] for s in values if metric in (f := _floors(row, threat, s))}
-    mean = _mean(values)
-    return leak(sign_of(metric) * mean, _mean(floors), metric) if floors else 0.0, mean
+    floor = _mean(floors) if floors else None
+    return beyond(sign_of(metric) * _mean(values), floor, metric)
 
 
 def _check_victims(first: Contender, second: Contender, shared: _Shared) -> None:
@@ -396,14 +394,12 @@ def _notes(
         where = ", ".join(str(s) for n, s in shared.left_out if n == name)
         yield f"Without {name} in seed {where}, where it gave nothing for one of the two."
     for row in () if attack else (first, second):
-        leaks = {
-            threat: _leak(row, threat, shared.metric, values)
-            for threat in row.cells
-            if (values := row.leaks(threat, shared.metric))
-        }
-        own = max(leaks, key=lambda t: leaks[t], default=shared.threat)
+        leaks = {t: v for t in row.cells if (v := row.leaks(t, shared.metric))}
+        own = max(
+            leaks, key=lambda t: _beyond(row, t, shared.metric, leaks[t]), default=shared.threat
+        )
         if own != shared.threat:
-            value = sign_of(shared.metric) * leaks[own][1]
+            value = sign_of(shared.metric) * _mean(leaks[own])
             yield (
                 f"{row.name} leaks most under threat {own} ({shared.metric} {value:.3g}), whose "
                 "victims are others."

@@ -20,6 +20,7 @@ from bench.records import (
     WorstCase,
     canonical,
 )
+from bench.report.entries import beyond
 
 CONTROL = 0.2
 """Least leak of an undefended row from which its table says something about defenses."""
@@ -202,12 +203,7 @@ def ranked(table: Sequence[Row], apart: Callable[[int, int], bool]) -> list[Row]
     if failed is not None:
         flag = Flag(code=FlagCode.CONTROL_FAILED, values={"leak": failed})
         table = [replace(r, flags=(*r.flags, flag)) for r in table]
-    # Above its own floor, which rows seen under other threats do not share; then by the score.
-    leaks = {
-        i: (r.leak or 0.0, r.ranking.signed)
-        for i, r in enumerate(table)
-        if r.ranking and has_use(r)
-    }
+    leaks = {i: _beyond_floor(r) for i, r in enumerate(table) if r.ranking and has_use(r)}
     out: list[Row] = []
     first, rank = 0, 0
     for place, i in enumerate(sorted(leaks, key=leaks.__getitem__), start=1):
@@ -215,6 +211,13 @@ def ranked(table: Sequence[Row], apart: Callable[[int, int], bool]) -> list[Row]
             first, rank = i, place
         out.append(replace(table[i], rank=rank))
     return out + [replace(r, rank=None) for i, r in enumerate(table) if i not in leaks]
+
+
+def _beyond_floor(row: Row) -> float:
+    """By its own floor, which rows that leak most under other threats do not share."""
+    assert row.ranking is not None
+    case, entry = row.ranking, row.attacks[row.ranking.attack]
+    return beyond(case.interval.mean, entry.floor.get(case.metric), case.metric)
 
 
 def _failed_control(table: Sequence[Row]) -> float | None:
