@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from typer.testing import CliRunner
 
 import bench
@@ -144,6 +146,19 @@ def test_a_map_of_attacks_shows_each_leak_above_its_floor_with_the_choice_first(
     assert plots.attacks_map([board_row(attacks={"ilrg": attack(None)}, worst=None)]) is None
     with pytest.raises(UserError, match="nothing to draw"):
         figures.heat(None)
+
+
+def test_the_heads_of_a_wide_map_do_not_overlap() -> None:
+    found = plots.Heat(
+        lines=("secure_aggregation",),
+        columns=("mnist\nmlp_spm\ninit", "cifar10\nvit_small\nfinal") * 7,
+        leaks=((0.5,) * 14,),
+        texts=(("−9.9pt",) * 14,),
+    )
+    drawn = figures.heat(found)
+    FigureCanvasAgg(drawn).draw()
+    boxes = [head.get_window_extent() for head in drawn.axes[0].get_xticklabels()]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
 
 def test_the_overviews_map_has_its_texts() -> None:

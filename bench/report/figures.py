@@ -38,6 +38,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 _GREY: Mapping[str, Any] = {"color": "#888888", "linewidth": 0.8, "zorder": 0}
 _AXES_HEIGHT = 2.1
 _LINE_HEIGHT = 0.155
+_HEADS = 80
+"""Letters that the heads of a map have room for beside each other on a page."""
 EPSILONS = {"eps_record": "proven", "eps_claimed": "claimed"}
 """What epsilons there are, and the plots that show them."""
 
@@ -135,7 +137,8 @@ def heat(shown: Heat | None, *, width: str = "page") -> Figure:
     if shown is None or not shown.lines or not shown.columns:
         raise UserError("no attack of this table has a figure: nothing to draw.")
     lines = [textwrap.fill(name, 34) for name in shown.lines]
-    deep = max(len(name.splitlines()) for name in shown.columns)
+    names = [_head(name, _HEADS // len(shown.columns)) for name in shown.columns]
+    deep = max(len(name.splitlines()) for name in names)
     tall = [max(1.6, len(name.splitlines())) for name in lines]
     with styled():
         high = sum(tall) * _LINE_HEIGHT + deep * _LINE_HEIGHT + 0.5
@@ -151,13 +154,18 @@ def heat(shown: Heat | None, *, width: str = "page") -> Figure:
                 middle = (edges[y] + edges[y + 1]) / 2
                 axes.text(x + 0.5, middle, text, ha="center", va="center")
         axes.invert_yaxis()
-        names = [re.sub(r"(?<=\w{8}_)| ", "\n", name) for name in shown.columns]
         axes.set_xticks([x + 0.5 for x in range(len(names))], names)
         axes.set_yticks([(a + b) / 2 for a, b in itertools.pairwise(edges)], lines)
         axes.tick_params(length=0, labeltop=True, labelbottom=False)
         for spine in axes.spines.values():
             spine.set_visible(False)
     return figure
+
+
+def _head(name: str, most: int) -> str:
+    """A column's name on several lines; words of more than so many letters break at underscores."""
+    words = name.split()
+    return "\n".join(w if len(w) <= most else w.replace("_", "_\n") for w in words)
 
 
 def write_figures(
