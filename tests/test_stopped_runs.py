@@ -35,8 +35,8 @@ def finished(tiny: Callable[..., Path], run: Run) -> Store:
 
 
 def test_a_finished_run_says_nothing_of_it(finished: Store) -> None:
-    assert Files(finished.folder).pending is None
-    assert 'class="stopped"' not in Files(finished.folder).text("html")
+    assert Files(finished.folder).missing == []
+    assert 'class="missing"' not in Files(finished.folder).text("html")
 
 
 def test_an_attack_that_has_not_run_is_pending_and_not_failed(finished: Store) -> None:
@@ -55,13 +55,33 @@ def test_every_form_of_a_report_says_how_far_a_stopped_run_is(finished: Store) -
     _forget(finished, "train")
     jobs = len(list(finished.folder.glob("records/*/*.json")))
     words = f"3 of {jobs + 3} jobs have not run yet: the same command goes on with them."
-    assert Files(finished.folder).pending == words
+    assert Files(finished.folder).missing == [words]
     found = Files(finished.folder)
     assert words in found.text("html")
-    assert f"**Stopped**: {words}" in found.text("md")
+    assert f"**Missing**: {words}" in found.text("md")
     result = CliRunner().invoke(app, ["report", str(finished.folder)])
     assert result.exit_code == 0
     assert words in result.stdout
+
+
+def test_every_form_of_a_report_says_that_a_part_of_a_suite_was_run(
+    tiny: Callable[..., Path], run: Run
+) -> None:
+    """Seeds and tasks are named where some are not there; otherwise jobs alone are counted."""
+    split = '[[tasks]]\ndataset = "digits"\nmodel = "mlp_spm"\nprotocol = { rounds = 2 }\n'
+    suite = tiny(
+        **{"version = 1": "version = 1\nseeds = [0, 1]", "[[threats]]": f"{split}[[threats]]"}
+    )
+    folder = run(suite, only={"seed": 1, "task": 0})[0].folder
+    jobs = len(list(folder.glob("records/*/*.json")))
+    part = f"{jobs} of its {4 * jobs} jobs; seeds 1 of 0, 1; 1 of 2 tasks"
+    words = f"A part of suite tiny was run: {part}."
+    found = Files(folder)
+    assert found.missing == [words]
+    assert words in found.text("html")
+    assert f"**Missing**: {words}" in found.text("md")
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert words in " ".join(result.stdout.split())
 
 
 def test_published_results_are_not_called_stopped(finished: Store, tmp_path: Path) -> None:
@@ -71,4 +91,4 @@ def test_published_results_are_not_called_stopped(finished: Store, tmp_path: Pat
     for name in ("run.json", "leaderboard.json"):
         text = Files(finished.folder).text("json") if name != "run.json" else None
         (published / name).write_text(text or json.dumps(read_json(finished.folder / name)))
-    assert Files(published).pending is None
+    assert Files(published).missing == []

@@ -142,8 +142,9 @@ def publish(
         else:
             hint = f"Every row and attack: leakbench report {folder} --details"
             say(hint, style="dim")
-    if show and found.pending:
-        say(found.pending, style="yellow")
+    if show:
+        for sentence in found.missing:
+            say(sentence, style="yellow")
     if figures:
         from bench.report.figures import write_figures
 

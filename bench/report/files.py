@@ -39,9 +39,9 @@ class Files:
         return leaderboard.load(self.folder)
 
     @cached_property
-    def pending(self) -> str | None:
-        """See `leaderboard.pending_words`."""
-        return leaderboard.pending_words(self.folder, self.run)
+    def missing(self) -> list[str]:
+        """See `leaderboard.missing_words`."""
+        return leaderboard.missing_words(self.folder, self.run)
 
     @cached_property
     def pictures(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Files:
         if format_ == "csv":
             return text.to_csv(self.rows)
         if format_ == "md":
-            return text.markdown(self.rows, self.run, pending=self.pending)
+            return text.markdown(self.rows, self.run, missing=self.missing)
         return self.page_on(None)
 
     def page_on(self, subject: Subject | None) -> str:
@@ -77,5 +77,5 @@ class Files:
         rows = self.rows if subject is None else subject.rows_of(self.rows)
         return html.page(
             rows, self.run, self.pictures,
-            as_json=self._json, pending=self.pending, subject=subject,
+            as_json=self._json, missing=self.missing, subject=subject,
         )  # fmt: skip

@@ -50,7 +50,7 @@ def page(
     pictures: Pictures,
     *,
     as_json: str | None = None,
-    pending: str | None = None,
+    missing: Sequence[str] = (),
     subject: Subject | None = None,
 ) -> str:
     """The whole page as text.
@@ -60,7 +60,7 @@ def page(
         run: Where they come from.
         pictures: Of the run.
         as_json: The rows as leaderboard.json, where that is at hand.
-        pending: What is told of a run that was stopped.
+        missing: Sentences that say what is not there.
         subject: What of the run the page is about, and `rows` are; None: all of it.
     """
     as_json = as_json or text.to_leaderboard_json(rows)
@@ -86,7 +86,7 @@ def page(
             script=Markup(script),
             at_once=AT_ONCE,
             run=run,
-            pending=pending,
+            missing=missing,
             made_by=run.versions.get("leakbench", bench.__version__),
             digest=digest,
             boards=shown,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
+from bench.harness.plan import expand
 from bench.harness.store import Store, key_of
 from bench.metrics.intervals import Interval, interval_of, share_interval
 from bench.protocols.settings import Checkpoint, ThreatSettings, named_work
@@ -28,6 +29,7 @@ from bench.records import (
     PlannedTraining,
     Row,
     Run,
+    TrainJob,
     TrainOutcome,
     TrainRecord,
     Workings,
@@ -62,16 +64,43 @@ def load(folder: Path) -> list[Row]:
         raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
 
 
-def pending_words(folder: Path, run: Run) -> str | None:
-    """That a folder's run was stopped, and how far it is; None where every job has a record, and
-    of published results."""
+def missing_words(folder: Path, run: Run) -> list[str]:
+    """Sentences that say what readers may take to be there and is not: jobs of a run that was
+    stopped (published results have them all), and what else of its suite was not run."""
+    return [*_pending_words(folder, run), *_part_words(run)]
+
+
+def _pending_words(folder: Path, run: Run) -> Iterator[str]:
     if not (folder / "records").is_dir():
-        return None
+        return
     store, names = Store(folder), run.record_names
-    missing = sum(not store.path(kind, key).exists() for kind, key in names)
-    if not missing:
-        return None
-    return f"{missing} of {len(names)} jobs have not run yet: the same command goes on with them."
+    if left := sum(not store.path(kind, key).exists() for kind, key in names):
+        yield f"{left} of {len(names)} jobs have not run yet: the same command goes on with them."
+
+
+def _part_words(run: Run) -> Iterator[str]:
+    whole = expand(run.suite)
+    planned, there = len(whole.trainings) + len(whole.cells), len(run.record_names)
+    if there >= planned:
+        return
+    words = [f"{there:,} of its {planned:,} jobs"]
+    seeds = [s for s in run.suite.seeds if s in run.seeds]
+    if seeds != run.suite.seeds:
+        words.append(f"seeds {_listed(seeds)} of {_listed(run.suite.seeds)}")
+    tasks, known = _tasks(whole.trainings), _tasks(t.job for t in run.trainings)
+    if not tasks <= known:
+        words.append(f"{len(tasks & known)} of {len(tasks)} tasks")
+    yield f"A part of suite {run.suite.name} was run: {'; '.join(words)}."
+
+
+def _tasks(jobs: Iterable[TrainJob]) -> set[str]:
+    """Of trainings, each as text: two that differ in the protocol alone are two."""
+    facts = (job.inputs() for job in jobs)
+    return {canonical({k: found[k] for k in ("task", "protocol")}) for found in facts}
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def row_id(row: Row) -> str:

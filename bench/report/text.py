@@ -51,9 +51,8 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 # --- Markdown ---------------------------------------------------------------------------------
 
 
-def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> str:
-    """One section per table, and how the numbers were made; `pending` tells of a run that was
-    stopped."""
+def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
+    """One section per table, and how the numbers were made; `missing` says what is not there."""
     legends = [legend(rows), *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
     legends += [PERSONAL_LEGEND] if any_personalised(rows) else []
     lines = [
@@ -65,7 +64,7 @@ def markdown(rows: Sequence[Row], run: Run, *, pending: str | None = None) -> st
         f"Device: {markdown_text(run.device)}, seeds {run.seeds}  ",
         "Versions: " + ", ".join(markdown_text(f"{k} {v}") for k, v in run.versions.items()),
         "",
-        *([f"**Stopped**: {pending}", ""] if pending else []),
+        *(line for words in missing for line in (f"**Missing**: {markdown_text(words)}", "")),
         *_markdown_overview(rows),
         "## How to read the tables",
         "",
