@@ -214,6 +214,15 @@ def test_a_terminal_shows_all_tables_in_80_columns_and_cuts_no_word() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_terminal_shows_settings_that_name_the_same_things_as_one() -> None:
+    over = [("a", {"clip": 1, "sigma": 2.0}), ("b", {"clip": 1, "sigma": 4.0}), ("c", {"sigma": 8})]
+    rows = [row("gaussian", 1, 0.4, dataset=name, settings=given) for name, given in over]
+    rows += [row("none", 1, 1.0, dataset=name) for name, _ in over]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*terminal.overview(rows), sep="\n")
+    assert "clip=1, sigma=2|4; sigma=8" in " ".join(console.export_text().split())
+
+
 def test_the_page_opens_with_the_overview_and_leads_to_rows() -> None:
     text = page(setting("a", 0.3, 0.9), BARE)
     assert text.index('id="overview"') < text.index('class="filters')

@@ -20,10 +20,10 @@ from bench.files import sha256
 from bench.records.submitted import verified_beside
 from bench.registry import Registry, discover
 from bench.report import site
+from bench.report.files import Files
 from bench.report.leaderboard import load
 from bench.report.overview import overview
 from bench.report.subjects import subjects
-from bench.report.text import to_leaderboard_json
 
 RESULTS = Path(__file__).parents[1] / "results"
 BARE = json.dumps(json.loads((RESULTS / "quick" / "run.json").read_text()) | {"trainings": []})
@@ -41,30 +41,38 @@ def command(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site") / "site"
-    site.write(RESULTS, out)
-    return out
+    folder = tmp_path_factory.mktemp("site")
+    large = shutil.ignore_patterns("reference")  # which takes minutes and has no other page
+    source = Path(shutil.copytree(RESULTS, folder / "results", ignore=large))
+    site.write(source, folder / "site")
+    return folder / "site"
 
 
 def test_every_result_folder_has_its_report_and_files(published: Path) -> None:
-    folders = {p.parent for p in RESULTS.rglob("run.json")}
-    parts = {f for f in folders if folders & set(f.parents)}  # of a run that stands above them
-    names = {f.relative_to(RESULTS).as_posix() for f in folders - parts}
+    source = published.with_name("results")
+    names = {p.parent.relative_to(source).as_posix() for p in source.rglob("run.json")}
     front = (published / "index.html").read_text()
     for name in names:
         for file in ("report.html", *site.FILES):
             assert f'href="{name}/{file}"' in front
             assert (published / name / file).stat().st_size > 0
         ours = json.loads((published / name / "leaderboard.json").read_text())
-        theirs = RESULTS / name / "leaderboard.json"  # a part has none, but records
-        told = theirs.read_text() if theirs.is_file() else to_leaderboard_json(load(RESULTS / name))
-        assert ours == json.loads(told)
+        assert ours == json.loads((RESULTS / name / "leaderboard.json").read_text())
 
 
 def test_the_widest_board_comes_first(published: Path) -> None:
     front = (published / "index.html").read_text()
     shown = [int(n) for n in re.findall(r'<span class="dim">(\d+) rows', front)]
     assert shown == sorted(shown, reverse=True)
+    assert front.index('id="run-1"') < front.index('id="sweep-of-1"')
+
+
+def test_a_part_of_a_suite_says_so_on_the_front_page(tmp_path: Path) -> None:
+    part = "full_fedavg_mnist_mlp"
+    front = site.write(RESULTS / part, tmp_path / "part")[0].read_text()
+    assert f"<dt>Missing</dt><dd>{Files(RESULTS / part).missing[0]}</dd>" in front
+    front = site.write(RESULTS / "quick", tmp_path / "whole")[0].read_text()
+    assert "<dt>Missing</dt>" not in front
 
 
 def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(published: Path) -> None:
@@ -105,6 +113,8 @@ def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(published
     heads = re.findall(r'aria-label="What (.*?) means"', ridge)
     assert "ridge" in heads
     assert not {"dlg", "idlg", "decoder", "attacker&#39;s choice"} & set(heads)
+    drawn = set(re.findall(r'"attack": ?"([^"]*)"', ridge))  # pictures, beside what needs no leak
+    assert drawn == {"ridge", "prior_only"}
     assert set(re.findall(r'data-d="([^"]*)"', digits)) == {r.defense for r in rows}
     digest = hashlib.sha256((published / "quick" / "leaderboard.json").read_bytes()).hexdigest()
     assert all(digest in page for page in (of_spm, ridge, digits))  # what is cited is the whole
@@ -116,6 +126,18 @@ def test_what_is_not_installed_has_a_page_without_a_description() -> None:
     (gone,) = found["defense"]
     assert (gone.name, gone.file, gone.told) == ("gone", "defense/gone.html", ())
     assert gone.rows_of(rows) == rows
+
+
+def test_what_needs_no_leak_is_no_attack_where_it_is_not_applicable_either() -> None:
+    first, *rows = load(RESULTS / "quick")
+    silent = {
+        name: replace(entry, status="not_applicable", reason="nothing is sent", is_floor=False)
+        for name, entry in first.attacks.items()
+    }
+    without = replace(first, attacks=silent)
+    names = {s.name for s in subjects([without, *rows], discover())["attack"]}
+    assert "dlg" in names
+    assert "prior_only" not in names
 
 
 def test_two_names_never_come_to_one_file() -> None:

@@ -152,7 +152,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 course=suite.course,
             )
             mine = [
-                attack_job(job, suite, label, attack, checkpoint)
+                attack_job(job, suite, attacks, label, checkpoint)
                 for checkpoint in suite.checkpoints
                 for label, attack in attacks.items()
                 if checkpoint in (attack.checkpoints or suite.checkpoints)

@@ -251,7 +251,7 @@ def _planned(found: RunFile, place: Path) -> Iterable[PlannedTraining]:
                     f"{place} has a cell {cell.label} {cell.checkpoint} {cell.threat} that its "
                     "suite does not name."
                 )
-            made = attack_job(job, found.suite, cell.label, attack, cell.checkpoint)
+            made = attack_job(job, found.suite, known, cell.label, cell.checkpoint)
             cells.append(Cell(key=cell.key, train_key=entry.key, job=made))
         yield PlannedTraining(key=entry.key, job=job, cells=tuple(dict.fromkeys(cells)))
 
@@ -295,14 +295,19 @@ def labels(suite: Suite) -> dict[str, AttackSettings]:
 
 
 def attack_job(
-    train: TrainJob, suite: Suite, label: str, attack: AttackSettings, checkpoint: Checkpoint
+    train: TrainJob,
+    suite: Suite,
+    known: Mapping[str, AttackSettings],
+    label: str,
+    checkpoint: Checkpoint,
 ) -> AttackJob:
-    """The attack that a suite makes of its entry `attack`; `label` is its column."""
+    """The attack that a suite makes of its column `label`; `known` are all its `labels`."""
+    attack = known[label]
     first = suite.threats[0].name
     threat = attack.threat or first
     after = [
-        attack_job(train, suite, other, entry, checkpoint)
-        for other, entry in labels(suite).items()
+        attack_job(train, suite, known, other, checkpoint)
+        for other, entry in known.items()
         if entry.name in attack.after and (entry.threat or first) == threat
     ]
     return AttackJob(

@@ -109,8 +109,7 @@ def page(
 
 
 def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, Any]:
-    ids = [row_id(r) for r in board.rows]
-    own = _own(pictures, ids)
+    own = _own(pictures, board.rows)
     return {
         "board": board,
         "views": [*charts.telling(board, rows), *charts.course_views(board, rows)],
@@ -121,20 +120,24 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
     }
 
 
-def _own(pictures: Pictures, ids: Sequence[str]) -> dict[str, Any]:
-    """One table's pictures; rows are named by their place in it, sprites by theirs in its list."""
-    places = {name: i for i, name in enumerate(ids)}
+def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
+    """The pictures of what a table's rows show, an attack's page of that attack alone; rows are
+    named by their place in it, sprites by theirs in its list."""
+    places = {(row_id(r), attack): i for i, r in enumerate(rows) for attack in r.attacks}
     sprites: dict[str, int] = {}
 
     def place(number: int) -> int:
         return sprites.setdefault(pictures["sprites"][number], len(sprites))
 
+    def of_rows(listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        named = (((one["row"], one["attack"]), one) for one in listed)
+        return [{**one, "row": places[name]} for name, one in named if name in places]
+
     cells = [
-        {**c, "row": places[c["row"]], "truth": place(c["truth"]), "images": place(c["images"])}
-        for c in pictures["cells"]
-        if c["row"] in places
+        {**c, "truth": place(c["truth"]), "images": place(c["images"])}
+        for c in of_rows(pictures["cells"])
     ]
-    records = [{**r, "row": places[r["row"]]} for r in pictures["records"] if r["row"] in places]
+    records = of_rows(pictures["records"])
     return {"sprites": list(sprites), "cells": cells, "records": records}
 
 

@@ -43,6 +43,7 @@ class Published:
 
     Attributes:
         name: Its path below the results, which it keeps on the site.
+        missing: Sentences that say what of it is not there.
         files: Texts by their paths below that.
         subjects: What has a page of its own.
         submission: By whom, where it was submitted; such rows stand apart.
@@ -52,6 +53,7 @@ class Published:
     name: str
     run: Run
     rows: Sequence[Row]
+    missing: Sequence[str]
     files: Mapping[str, str]
     subjects: Mapping[SubjectKind, Sequence[Subject]]
     submission: Submission | None = None
@@ -105,6 +107,7 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
         name=folder.name if name == "." else name,
         run=found.run,
         rows=found.rows,
+        missing=found.missing,
         files={**texts, RUN: read_bytes(folder / RUN).decode()},
         subjects=about,
         submission=read_submission(folder) if submitted else None,

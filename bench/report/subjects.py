@@ -102,9 +102,10 @@ def _attack_of(column: str) -> str:
 
 def subjects(rows: Sequence[Row], registry: Registry) -> dict[SubjectKind, list[Subject]]:
     """Of each kind those that the rows name, by name. Undefended rows are on every page."""
+    floors = {n for r in rows for n, a in r.attacks.items() if a.is_floor}
     names: dict[SubjectKind, set[str]] = {
         "defense": {r.defense for r in rows} - {UNDEFENDED},
-        "attack": {_attack_of(n) for r in rows for n, a in r.attacks.items() if not a.is_floor},
+        "attack": {_attack_of(n) for r in rows for n in r.attacks if n not in floors},
         "data": {r.dataset for r in rows},
     }
     return {kind: list(_named(kind, sorted(found), registry)) for kind, found in names.items()}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bench.records import Row
+from bench.records import Row, short
 from bench.report import explain
 from bench.report import overview as overviews
 from bench.report.columns import Column, board_columns, floor_column, refuted, two_digits
@@ -93,9 +94,22 @@ def _costs(found: overviews.Overview) -> Table:
     table.add_column("settings", overflow="fold")
     for line in found.lines:
         if line.rows:
-            settings = ", ".join(s.removeprefix(line.defense).strip("()") for s in line.settings)
+            settings = _together([r.settings for r in line.rows])
             table.add_row(line.defense, *(c.of(line) for c in overviews.COSTS), settings)
     return table
+
+
+def _together(settings: Iterable[Mapping[str, Any]]) -> str:
+    """Settings of one defense, those that name the same things as one: bound=1, epsilon=2|4;
+    epsilon=8."""
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for one in settings:
+        alike.setdefault(tuple(one), []).append(one)
+    found = []
+    for names, several in alike.items():
+        values = {n: "|".join(dict.fromkeys(short(one[n]) for one in several)) for n in names}
+        found.append(", ".join(f"{name}={value}" for name, value in values.items()))
+    return "; ".join(found)
 
 
 def shown(rows: Sequence[Row]) -> list[Table]:
