@@ -33,7 +33,7 @@ def report(
         ),
     ] = False,
     figures: Annotated[
-        str, typer.Option("--figures", help="Figures for a paper, into DIR/figures: pdf,png.")
+        str, typer.Option("--figures", help="Figures for a paper, into DIR/figures: pdf,png,svg.")
     ] = "",
     publish_: Annotated[
         Path | None,

@@ -31,7 +31,7 @@ def sweep(
     data_dir: options.DataDir = None,
     download: options.Download = False,
     plugin: options.PluginFile = None,
-    figures: Annotated[str, typer.Option("--figures", help="Formats: pdf,png.")] = "png",
+    figures: Annotated[str, typer.Option("--figures", help="Formats: pdf,png,svg.")] = "png",
 ) -> None:
     """Run a suite once for every value of one key, and draw leakage over it.
 

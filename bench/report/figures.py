@@ -38,8 +38,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 _GREY: Mapping[str, Any] = {"color": "#888888", "linewidth": 0.8, "zorder": 0}
 _AXES_HEIGHT = 2.1
 _LINE_HEIGHT = 0.155
+_LETTER_WIDTH = 0.07
 _HEADS = 80
 """Letters that the heads of a map have room for beside each other on a page."""
+_UPRIGHT = 26
+"""Letters of a line of a head that stands upright: two lines are as wide as a column."""
 EPSILONS = {"eps_record": "proven", "eps_claimed": "claimed"}
 """What epsilons there are, and the plots that show them."""
 
@@ -137,11 +140,10 @@ def heat(shown: Heat | None, *, width: str = "page") -> Figure:
     if shown is None or not shown.lines or not shown.columns:
         raise UserError("no attack of this table has a figure: nothing to draw.")
     lines = [textwrap.fill(name, 34) for name in shown.lines]
-    names = [_head(name, _HEADS // len(shown.columns)) for name in shown.columns]
-    deep = max(len(name.splitlines()) for name in names)
+    names, deep, turned = _heads(shown.columns)
     tall = [max(1.6, len(name.splitlines())) for name in lines]
     with styled():
-        high = sum(tall) * _LINE_HEIGHT + deep * _LINE_HEIGHT + 0.5
+        high = sum(tall) * _LINE_HEIGHT + deep + 0.5
         figure = Paper(figsize=(inches(width), high), layout="constrained")
         axes = figure.subplots()
         edges = [0.0, *itertools.accumulate(tall)]
@@ -154,7 +156,7 @@ def heat(shown: Heat | None, *, width: str = "page") -> Figure:
                 middle = (edges[y] + edges[y + 1]) / 2
                 axes.text(x + 0.5, middle, text, ha="center", va="center")
         axes.invert_yaxis()
-        axes.set_xticks([x + 0.5 for x in range(len(names))], names)
+        axes.set_xticks([x + 0.5 for x in range(len(names))], names, rotation=turned)
         axes.set_yticks([(a + b) / 2 for a, b in itertools.pairwise(edges)], lines)
         axes.tick_params(length=0, labeltop=True, labelbottom=False)
         for spine in axes.spines.values():
@@ -162,10 +164,18 @@ def heat(shown: Heat | None, *, width: str = "page") -> Figure:
     return figure
 
 
-def _head(name: str, most: int) -> str:
-    """A column's name on several lines; words of more than so many letters break at underscores."""
-    words = name.split()
-    return "\n".join(w if len(w) <= most else w.replace("_", "_\n") for w in words)
+def _heads(columns: Sequence[str]) -> tuple[list[str], float, int]:
+    """Names of columns as they stand above a map, their height in inches and rotation in degrees: a
+    word per line, long words broken at underscores; upright where one is too wide for that."""
+    most = _HEADS // len(columns)
+    words = [name.split() for name in columns]
+    broken = [[w if len(w) <= most else w.replace("_", "_\n") for w in name] for name in words]
+    level = ["\n".join(name) for name in broken]
+    if all(len(line) <= most + 3 for name in level for line in name.splitlines()):
+        return level, max(len(name.splitlines()) for name in level) * _LINE_HEIGHT, 0
+    upright = [textwrap.fill(" ".join(name), _UPRIGHT) for name in words]
+    longest = max(len(line) for name in upright for line in name.splitlines())
+    return upright, longest * _LETTER_WIDTH, 90
 
 
 def write_figures(

@@ -17,7 +17,7 @@ from bench.names import did_you_mean
 
 WIDTHS: Mapping[str, float] = {"column": 3.3, "page": 6.9}
 """Inches."""
-FORMATS = ("pdf", "png")
+FORMATS = ("pdf", "png", "svg")
 _SIZES = (
     "font.size",
     "axes.labelsize",
@@ -37,6 +37,7 @@ _STYLE: dict[Any, Any] = dict.fromkeys(_SIZES, 8) | {
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
+    "svg.hashsalt": "leakbench",
     "text.usetex": False,
     "text.parse_math": False,
 }
@@ -79,14 +80,15 @@ def check_format(name: str) -> None:
 
 
 def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
-    """Write STEM.pdf, STEM.png; the same figure gives the same bytes.
+    """Write STEM.pdf, STEM.png, STEM.svg; the same figure gives the same bytes.
 
     Raises:
-        UserError: For a format that is neither, and if the folder cannot be written.
+        UserError: For another format, and if the folder cannot be written.
     """
     metadata: Mapping[str, dict[str, Any]] = {
         "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
         "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
     }
     paths = []
     for name in formats:
