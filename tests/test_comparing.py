@@ -72,7 +72,7 @@ class Folder:
             asked = AttackSettings(name=label, threat=threat or "server")
             self.attacks[label] = asked
             cell = f"{len(self.trainings) * 100 + len(cells) + 10**6:024x}"
-            made = attack_job(job, self.suite(), label, asked, "final")
+            made = attack_job(job, self.suite(), {label: asked}, label, "final")
             cells.append(Cell(key=cell, train_key=key, job=made))
             floor = floors[asked.threat] if isinstance(floors, Mapping) else floors
             self.store.write("attack", cell, self.record(label, given_values, floor, seed))

@@ -104,7 +104,7 @@ def toy_pictures(rows: list[Any]) -> Any:
             "scores": [0.31, 0.5], "truth": 0, "images": place + 1,
         })  # fmt: skip
     album["records"].append({
-        "row": leaderboard.row_id(rows[3]), "attack": "analytic", "samples": 1, "features": 30,
+        "row": leaderboard.row_id(rows[3]), "attack": "dlg", "samples": 1, "features": 30,
         "truth": [[1.5, -2.0]], "images": [[1.25, 0.5]], "scores": [0.125],
     })  # fmt: skip
     return album
