@@ -39,6 +39,7 @@ _GREY: Mapping[str, Any] = {"color": "#888888", "linewidth": 0.8, "zorder": 0}
 _AXES_HEIGHT = 2.1
 _LINE_HEIGHT = 0.155
 _LETTER_WIDTH = 0.07
+"""Inches of text of 8 points."""
 _HEADS = 80
 """Letters that the heads of a map have room for beside each other on a page."""
 _UPRIGHT = 26
@@ -171,6 +172,7 @@ def _heads(columns: Sequence[str]) -> tuple[list[str], float, int]:
     words = [name.split() for name in columns]
     broken = [[w if len(w) <= most else w.replace("_", "_\n") for w in name] for name in words]
     level = ["\n".join(name) for name in broken]
+    # Letters are narrower than _HEADS allows for: three more do not reach the next column's.
     if all(len(line) <= most + 3 for name in level for line in name.splitlines()):
         return level, max(len(name.splitlines()) for name in level) * _LINE_HEIGHT, 0
     upright = [textwrap.fill(" ".join(name), _UPRIGHT) for name in words]

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -123,21 +123,21 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
 def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
     """The pictures of what a table's rows show, an attack's page of that attack alone; rows are
     named by their place in it, sprites by theirs in its list."""
-    places = {(row_id(r), attack): i for i, r in enumerate(rows) for attack in r.attacks}
+    places = {row_id(r): i for i, r in enumerate(rows)}
     sprites: dict[str, int] = {}
 
     def place(number: int) -> int:
         return sprites.setdefault(pictures["sprites"][number], len(sprites))
 
-    def of_rows(listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        named = (((one["row"], one["attack"]), one) for one in listed)
-        return [{**one, "row": places[name]} for name, one in named if name in places]
+    def mine(one: Mapping[str, Any]) -> bool:
+        return one["row"] in places and one["attack"] in rows[places[one["row"]]].attacks
 
     cells = [
-        {**c, "truth": place(c["truth"]), "images": place(c["images"])}
-        for c in of_rows(pictures["cells"])
+        {**c, "row": places[c["row"]], "truth": place(c["truth"]), "images": place(c["images"])}
+        for c in pictures["cells"]
+        if mine(c)
     ]
-    records = of_rows(pictures["records"])
+    records = [{**r, "row": places[r["row"]]} for r in pictures["records"] if mine(r)]
     return {"sprites": list(sprites), "cells": cells, "records": records}
 
 
