@@ -159,7 +159,14 @@ def test_an_archive_of_no_records_is_empty(tmp_path: Path) -> None:
 BOARDS = [p.parent for p in sorted(RESULTS.rglob(LEADERBOARD)) if (p.parent / ARCHIVE).exists()]
 
 
-@pytest.mark.parametrize("folder", BOARDS, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(f, marks=pytest.mark.slow if f.name == "reference" else ())  # tens of seconds
+        for f in BOARDS
+    ],
+    ids=lambda p: p.name,
+)
 def test_committed_leaderboards_follow_from_the_records_beside_them(folder: Path) -> None:
     assert leaderboard.rows(folder) == leaderboard.load(folder)
 

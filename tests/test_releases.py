@@ -419,7 +419,9 @@ def test_labels_of_all_steps_are_read_off_the_features_gradient(digits: Dataset)
     assert float(doubt[:, :2].max()) < 1e-6  # the second step's head has moved
 
 
-@pytest.mark.parametrize("attack", [IDLG(), Ridge(rows=400)], ids=type)
+@pytest.mark.parametrize(
+    "attack", [pytest.param(IDLG(), marks=pytest.mark.slow), Ridge(rows=400)], ids=type
+)
 @pytest.mark.parametrize("labels", [pytest.param("private", marks=pytest.mark.slow), "shared"])
 def test_several_steps_and_epochs_hide_nothing_of_an_undefended_split(
     digits: Dataset, attack: Attack, labels: str
@@ -525,6 +527,7 @@ def trained_between(data: Dataset, defense: Defense, model: str, lr: float) -> t
     return released(federation, data, settings, 3, training=work, victims=2)
 
 
+@pytest.mark.slow
 def test_a_first_round_in_which_nothing_was_kept_tells_as_much_beside_others(
     digits: Dataset,
 ) -> None:

@@ -77,18 +77,25 @@ def test_softness_bounds_what_values_near_0_weigh() -> None:
     assert float(slope.abs().max()) < 100
 
 
-def test_perturbed_signs_of_a_trained_network_are_seen_through(digits: Dataset) -> None:
-    network = network_for(digits)
-    for defense in (
+@pytest.mark.parametrize(
+    "defense",
+    [
         SPM(epsilon=1.5, variant="sign_rr", target="gradient"),
-        SPM(epsilon=3.9, variant="unbiased"),
-        PNPM(epsilon=0.33, bound=0.01),  # factors from 1 to 11
-    ):
-        seen, truth = trained(digits, network, defense)
-        answer = IDLG().run(seen, context_for(digits, network, defense))
-        assert answer.labels is not None
-        assert answer.labels.equal(truth.y)
-        assert similarity(answer, truth) > 0.95
+        pytest.param(SPM(epsilon=3.9, variant="unbiased"), marks=pytest.mark.slow),
+        # Factors from 1 to 11.
+        pytest.param(PNPM(epsilon=0.33, bound=0.01), marks=pytest.mark.slow),
+    ],
+    ids=type,
+)
+def test_perturbed_signs_of_a_trained_network_are_seen_through(
+    digits: Dataset, defense: Defense
+) -> None:
+    network = network_for(digits)
+    seen, truth = trained(digits, network, defense)
+    answer = IDLG().run(seen, context_for(digits, network, defense))
+    assert answer.labels is not None
+    assert answer.labels.equal(truth.y)
+    assert similarity(answer, truth) > 0.95
 
 
 # --- sums -----------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ class Plan:
     cells: tuple[AttackJob, ...]
 
     def __post_init__(self) -> None:
-        planned = set(self.cells)
+        planned = {(c.train, c.checkpoint, c.label) for c in self.cells}
         for cell in self.cells:
-            if not planned.issuperset(cell.after):  # it would wait for ever
+            if any((a.train, a.checkpoint, a.label) not in planned for a in cell.after):
+                # It would wait for ever.
                 raise ValueError(f"{cell.name} is planned without what it goes after.")
 
     def by_training(self) -> dict[TrainJob, list[AttackJob]]:
@@ -121,7 +122,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     first = suite.threats[0].name
     attacks = labels(suite)
     only_attacks = not choices.keys().isdisjoint(("attack", "threat", "checkpoint"))
-    trainings = list[TrainJob]()
+    trainings = dict[TrainJob, None]()
     cells = list[AttackJob]()
     axes = itertools.product(enumerate(suite.tasks), suite.defenses, suite.seeds)
     for (place, task), defense, seed in axes:
@@ -151,6 +152,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 audit=suite.audit,
                 course=suite.course,
             )
+            if job in trainings:  # named twice by the suite of an older run
+                continue
             mine = [
                 attack_job(job, suite, attacks, label, checkpoint)
                 for checkpoint in suite.checkpoints
@@ -161,13 +164,13 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             ]
             attacked = suite.attacks and job.threats
             if mine or not (attacked or only_attacks):
-                trainings.append(job)
-                cells.extend(one for cell in mine for one in (*cell.before(), cell))
+                trainings[job] = None
+                # What several attacks go after is made once.
+                before = (one for cell in mine for one in (*cell.before(), cell))
+                cells.extend({(one.checkpoint, one.label): one for one in before}.values())
     if not trainings:
         raise UserError(
             f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "
             f"{suite.name}."
         )
-    # What several attacks go after, or the suite of an older run names twice, is made once.
-    once = tuple(dict.fromkeys(trainings)), tuple(dict.fromkeys(cells))
-    return Plan(suite=suite, trainings=once[0], cells=once[1])
+    return Plan(suite=suite, trainings=tuple(trainings), cells=tuple(cells))
