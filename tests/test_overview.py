@@ -162,9 +162,10 @@ def test_a_leak_that_may_be_more_has_a_question_mark(code: FlagCode) -> None:
     assert ">0.12?" in page(doubtful, BARE)
 
 
-def test_no_setting_stands_for_its_defense_because_worse_answers_were_chosen() -> None:
-    """One attack alone leaks .9 on the setting whose choice leaks least: the other stands."""
-    told = flag(FlagCode.UNDERSTATED, "ridge", leak=0.9)
+@pytest.mark.parametrize("code", [FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND])
+def test_no_setting_stands_for_its_defense_because_attacks_fell_short(code: FlagCode) -> None:
+    """One attack or round alone leaks .9 on the setting that shows least: the other stands."""
+    told = flag(code, "ridge", leak=0.9)
     flattered = setting("a", 0.3, 0.9, flags=(told,), rank=1)
     other = setting("b", 0.6, 0.9, rank=2)
     assert texts(flattered, setting("a", 0.5, 0.9, rank=2), BARE)["a"] == ["0.37"]

@@ -27,6 +27,7 @@ class FlagCode(StrEnum):
     BELOW_FLOOR = "below_floor"  # subject: the attack
     WHOSE_UNKNOWN = "whose_unknown"  # subject: the attack; values: ssim, whoever's image it is
     UNDERSTATED = "understated"  # subject: the attack; values: leak, its own
+    FIRST_ROUND = "first_round"  # subject: the attack; values: leak, its own in that round
     ATTACK_FAILED = "attack_failed"  # subject: the attack
     ATTACK_TIMEOUT = "attack_timeout"  # subject: the attack
     ATTACK_PENDING = "attack_pending"  # subject: the attack
@@ -47,6 +48,7 @@ _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.BELOW_FLOOR: "warn",
     FlagCode.WHOSE_UNKNOWN: "warn",
     FlagCode.UNDERSTATED: "warn",
+    FlagCode.FIRST_ROUND: "warn",
 }
 """Of all others: bad."""
 

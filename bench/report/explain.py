@@ -74,6 +74,7 @@ LETTERS = {
     "B": "an attack was cut short: undefended, twice its budget leaks more",
     "F": "strongest attack below its floor: too weak to judge by",
     "J": "one attack leaks much more than the answers that were chosen",
+    "R": "the first round alone leaks much more than the rounds together",
     "W": "the clients' images are rebuilt, but not whose each is",
     "V": "the audit refutes a claim or proof",
     "X": "something failed",
@@ -172,6 +173,14 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         " attack rebuilds of all victims: whoever trusts that attack gets more than the row"
         " shows.",
         letter="J",
+    ),
+    FlagCode.FIRST_ROUND: Meaning(
+        "first round leaks more",
+        "the first round alone leaks {leak:.2f} ({subject}), though it is one of those seen",
+        "Who sees several rounds can always look at the first alone, which was attacked in a row of"
+        " its own: the attacks get less from all of them together, so the row understates the"
+        " leak.",
+        letter="R",
     ),
     FlagCode.ATTACK_FAILED: Meaning(
         "{subject} failed",

@@ -39,7 +39,13 @@ from bench.records import (
 )
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.pairs import Contender, Found, apart
-from bench.report.verdicts import Trained, flags_of, ranked, with_bound_flag
+from bench.report.verdicts import (
+    Trained,
+    flags_of,
+    ranked,
+    with_bound_flag,
+    with_first_round,
+)
 
 Read = Callable[[Any, str], Any]
 """A store's way to read a record of a kind by its key."""
@@ -147,8 +153,15 @@ def rows_of(
     rows_ = []
     for settings in by_task.values():
         read = cache(records.read)  # until its task is done
-        for checkpoint in wanted:
-            rows_ += _table(run, settings, read, checkpoint)
+        tables = {c: _table(run, settings, read, c) for c in wanted}
+        first = {canonical([r.defense, r.settings]): r for r in tables.get("init", ())}
+        cells = [cell for members in settings for t in members for cell in t.cells]
+        threats = {cell.threat: cell.job.threat for cell in cells}
+        for checkpoint, table in tables.items():
+            for row in table:
+                setting = canonical([row.defense, row.settings])
+                same = None if checkpoint == "init" else first.get(setting)
+                rows_.append(row if same is None else with_first_round(row, same, threats))
     return rows_
 
 

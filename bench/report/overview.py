@@ -46,6 +46,7 @@ _DOUBTS = (
     FlagCode.BELOW_FLOOR,
     FlagCode.WHOSE_UNKNOWN,
     FlagCode.UNDERSTATED,
+    FlagCode.FIRST_ROUND,
 )
 
 
@@ -95,7 +96,8 @@ class Verdict:
     @property
     def leak(self) -> float | None:
         """From 0 to 1; None without a row. Where flags say that the row understates it, it is what
-        they tell, so that no setting stands for its defense because worse answers were chosen."""
+        they tell, so that no setting stands for its defense because worse answers were chosen or
+        attacks got less from all rounds than from one."""
         if self.row is None or self.row.leak is None:
             return None
         return max(self.row.leak, understated(self.row) or 0.0)
@@ -382,13 +384,13 @@ COSTS = (
 SIGNS = (
     "*: of the best rank, which defenses that no paired test tells from its row share; no star "
     "where all share it. ?: it may leak more: a training or attack failed, timed out, was cut "
-    "short or has not run, all attacks stay below the floor, one alone leaks .1 more than was "
-    "chosen, images are rebuilt but not whose they are (such leaks are shown), or no undefended "
-    "row is of the same seeds. −7.3pt: its settings lose at least that much. no use: they do not "
-    "learn, or attacks fail there without a defense. n/a: the defense or every attack has nothing "
-    "to act on. failed, pending: no attack on it is done. –: not in the suite there. Beside the "
-    "leaks the worst over the tables, as multiples of the undefended run. Lines stand by their "
-    "mean leak, 1 where no setting can be used."
+    "short or has not run, all attacks stay below the floor, one attack or the first round alone "
+    "leaks .1 more than was chosen, images are rebuilt but not whose they are (such leaks are "
+    "shown), or no undefended row is of the same seeds. −7.3pt: its settings lose at least that "
+    "much. no use: they do not learn, or attacks fail there without a defense. n/a: the defense or "
+    "every attack has nothing to act on. failed, pending: no attack on it is done. –: not in the "
+    "suite there. Beside the leaks the worst over the tables, as multiples of the undefended run. "
+    "Lines stand by their mean leak, 1 where no setting can be used."
 )
 """What the signs in an overview mean."""
 

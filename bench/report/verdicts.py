@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from bench.metrics.intervals import Interval, interval_of, share_interval
 from bench.metrics.named import FLOOR_SUFFIX, leak, sign_of
+from bench.protocols.settings import ThreatSettings
 from bench.records import (
     AttackEntry,
     AuditFailure,
@@ -30,8 +32,9 @@ _MORE, _MUCH = 0.2, 0.5
 """How much more than a row shows is much; and at least what leak above the floor given the labels
 the images of all clients together have where whose they are is not told."""
 _WORSE = 0.1
-"""How much less than one attack alone the chosen answers leak where they are called worse: more
-than the best of seven attacks has by chance over a handful of victims."""
+"""How much less than one attack alone, or than the first round alone, a row's chosen answers leak
+where they are called worse: more than the best of seven attacks has by chance over a handful of
+victims."""
 _ROUNDING = 1e-9
 _LEARNED_NOTHING = (FlagCode.DIVERGED, FlagCode.AT_CHANCE)
 _BY_BOUND = Flag(code=FlagCode.BY_BOUND)
@@ -161,15 +164,51 @@ def _understated(row: Row) -> Iterator[Flag]:
     among the answers of all: the judge preferred worse ones."""
     if row.choice is None or row.leak is None:
         return
-    metric = row.choice.metric
-    found = [
+    most, name = max(_alone(row, row.choice.metric))
+    if most - row.leak > _WORSE:
+        yield Flag(code=FlagCode.UNDERSTATED, subject=name, values={"leak": most})
+
+
+def _alone(row: Row, metric: str) -> list[tuple[float, str]]:
+    """What each attack leaks by itself, and its name."""
+    return [
         (leak(entry.scores[metric].mean, entry.floor[metric], metric), name)
         for name, entry in row.attacks.items()
         if metric in entry.scores and metric in entry.floor
     ]
-    most, name = max(found)
-    if most - row.leak > _WORSE:
-        yield Flag(code=FlagCode.UNDERSTATED, subject=name, values={"leak": most})
+
+
+def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]) -> Row:
+    """A row with a flag for the attack that leaks most in the first round, where that is more than
+    the row shows, though several rounds were seen, and this one among them: who sees more can
+    always look at that alone, so the attacks on all of them were too weak.
+
+    Args:
+        row: At the checkpoint after training.
+        first: The same setting at the first one.
+        threats: By name. Those of one round tell what another shows in its first round if both
+            have the same work and grants.
+    """
+    if row.leak is None or row.ranking is None:
+        return row
+    used = [threats[name] for name in {e.threat for e in row.attacks.values()}]
+    several = [_work_and_grants(t) for t in used if t.rounds > 1]
+    alike = {n for n, t in threats.items() if t.rounds == 1 and _work_and_grants(t) in several}
+    found = [
+        (leaks, name)
+        for leaks, name in _alone(first, row.ranking.metric)
+        if first.attacks[name].threat in alike
+    ]
+    most, name = max(found, default=(0.0, ""))
+    if most - row.leak <= _WORSE:
+        return row
+    flag = Flag(code=FlagCode.FIRST_ROUND, subject=name, values={"leak": most})
+    return replace(row, flags=(*row.flags, flag))
+
+
+def _work_and_grants(threat: ThreatSettings) -> dict[str, Any]:
+    """All of a threat but its name and how many victims and rounds it has."""
+    return threat.model_dump(exclude={"name", "victims", "rounds"})
 
 
 def at_chance(row: Row, done: Sequence[Trained]) -> bool:
@@ -233,11 +272,11 @@ def is_reference(row: Row) -> bool:
 
 
 def understated(row: Row) -> float | None:
-    """What leaks where flags say that a row shows less: by one attack alone, or of the images of
-    all clients, whosever each is. None without such a flag."""
+    """What leaks where flags say that a row shows less: by one attack alone, in the first round
+    alone, or of the images of all clients, whosever each is. None without such a flag."""
     found = []
     for flag in row.flags:
-        if flag.code == FlagCode.UNDERSTATED and "leak" in flag.values:
+        if flag.code in (FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND) and "leak" in flag.values:
             found.append(float(flag.values["leak"]))
         if flag.code == FlagCode.WHOSE_UNKNOWN and "ssim" in flag.values:
             floor = row.attacks[flag.subject].floor.get("ssim", 0.0)
