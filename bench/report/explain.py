@@ -178,8 +178,8 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "first round leaks more",
         "the first round alone leaks {leak:.2f} ({subject}), though it is one of those seen",
         "Who sees several rounds can always look at the first alone, which was attacked in a row of"
-        " its own: the attacks get less from all of them together, so the row understates the"
-        " leak.",
+        " its own: the attacks get less from all of them together, or its victims are easier ones,"
+        " so the row may understate the leak.",
         letter="R",
     ),
     FlagCode.ATTACK_FAILED: Meaning(

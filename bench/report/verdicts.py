@@ -181,7 +181,8 @@ def _alone(row: Row, metric: str) -> list[tuple[float, str]]:
 def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]) -> Row:
     """A row with a flag for the attack that leaks most in the first round, where that is more than
     the row shows, though several rounds were seen, and this one among them: who sees more can
-    always look at that alone, so the attacks on all of them were too weak.
+    always look at that alone, so the attacks on all of them were too weak, or the victims, which
+    are others, harder.
 
     Args:
         row: At the checkpoint after training.
