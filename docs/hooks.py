@@ -10,7 +10,9 @@ fact that has no line, or a line that belongs to none, ends the build.
     flags                letters of the terminal's last column; lines `letter | meaning`
     ledger               the command in its line, run while the site is built, with what it printed
     results SUITE NAME.. rows of a reference run's last round, beside the undefended one
-    overview SUITE       its overview: leaks of defenses by tables, shaded, and what they cost
+    scores SUITE         columns of its tables, one in each line, of all its rows
+    overview SUITE NAME  its overview: leaks of defenses by tables, shaded, and what they cost; or
+                         only the named ones beside the undefended one, without its legend
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     printed PAPER TABLE  a table of a paper beside what its reference run measured
     commands             every command with its arguments and options
@@ -389,24 +391,46 @@ def results(names: Sequence[str], _: str) -> str:
     return "\n".join(parts)
 
 
+def scores(names: Sequence[str], body: str) -> str:
+    from bench.report import tables, text
+
+    (suite,) = names
+    columns = ["defense", *body.splitlines()]
+    seeds = list(reference(suite)[0].seeds)
+    parts = [f"From the run `results/{suite}` (seeds {seeds}); mean [95 % interval].", ""]
+    unknown = set(columns)
+    for title, rows in tables.tables(reference(suite)):
+        header, cells = text.cells(rows)
+        kept = [c for c in columns if c in header]
+        unknown -= set(kept)
+        lines = [[marked(line[header.index(c)]) for c in kept] for line in cells]
+        parts += [f"**{title}**", "", table(kept, lines)]
+    if unknown:
+        raise ValueError(f"no table of results/{suite} has a column {sorted(unknown)}.")
+    return "\n".join(parts)
+
+
 def overview(names: Sequence[str], _: str) -> str:
     from bench.report import overview as overviews
 
-    (suite,) = names
+    suite, *defenses = names
     parts = []
     for found in overviews.by_protocol(reference(suite)):
         heads = [" ".join(h.words) for h in found.heads]
+        kept = [x for x in found.lines if not defenses or x.defense in {*defenses, "none"}]
+        if all(line.defense == "none" for line in kept):
+            continue
         lines = [
             [
                 f"**{line.defense}**",
                 *(f'<span class="leak {v.style}">{v.text}</span>' for v in line.verdicts),
                 *(cost.of(line) for cost in overviews.COSTS),
             ]
-            for line in found.lines
+            for line in kept
         ]
         first = f"under {found.protocol}"
         parts.append(table([first, *heads, *(c.name for c in overviews.COSTS)], lines))
-    return "\n\n".join([*parts, overviews.legend()])
+    return "\n\n".join([*parts, *([] if defenses else [overviews.legend()])])
 
 
 def board(names: Sequence[str], _: str) -> str:
@@ -495,6 +519,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "ledger": ledger,
     "others": others,
     "results": results,
+    "scores": scores,
     "overview": overview,
     "board": board,
     "printed": printed,

@@ -159,6 +159,7 @@ def test_every_table_of_a_suite_is_documented() -> None:
         ("facts\nparameters | x\n", "'rounds' is not described"),
         ("settings nope\n", "no defense or attack is named 'nope'"),
         ("results quick nope\n", "no row of nope"),
+        ("scores quick\nnope\n", "has a column \\['nope'\\]"),
         ("ledger\nleakbench ledger nope\n", "ended with 2"),
     ],
 )

@@ -1,0 +1,102 @@
+"""What docs/findings.md says in words holds in the results whose figures it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from bench.records import Row, read_rows
+from bench.report.overview import by_protocol
+from bench.report.tables import tables
+from bench.report.verdicts import lost_accuracy, undefended
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@cache
+def rows(name: str) -> list[Row]:
+    return read_rows(RESULTS / name / "leaderboard.json")
+
+
+def some(name: str, **wanted: str) -> list[Row]:
+    """Rows of a finding's run by their defense, model, dataset and checkpoint."""
+    found = [
+        r
+        for r in rows(f"findings/{name}")
+        if all(getattr(r, key) == value for key, value in wanted.items())
+    ]
+    assert found
+    return found
+
+
+def ssim(row: Row, attack: str) -> float:
+    return row.attacks[attack].scores["ssim"].mean
+
+
+def leaks(defense: str) -> Iterator[float]:
+    """On the board of `reference` under fedavg, of all settings that do not lose too much."""
+    (found,) = (o for o in by_protocol(rows("reference")) if o.protocol == "fedavg")
+    (line,) = (one for one in found.lines if one.defense == defense)
+    return (v.leak for v in line.verdicts if v.leak is not None)
+
+
+def test_spm_hides_no_single_sample_but_eight_where_nothing_is_learned() -> None:
+    assert min(leaks("spm")) > 0.75
+    for row in some("budgets", defense="spm", checkpoint="init"):
+        assert ssim(row, "idlg@one") > 0.9
+        most = max(ssim(row, "idlg@eight"), ssim(row, "dlg@eight"))
+        assert most < 0.6 if row.settings["variant"] == "unbiased" else most > 0.7
+
+
+@pytest.mark.parametrize("defense", ["dp_sl", "dp_mixsl", "splitfed_dp"])
+def test_noise_hides_smashed_data_and_not_the_updates_beside_them(defense: str) -> None:
+    for row in some("smashed", defense=defense):
+        assert max(ssim(row, "ridge"), ssim(row, "decoder")) < 0.85
+        assert ssim(row, "idlg") > 0.95
+
+
+@pytest.mark.parametrize("defense", ["fedml_he", "mask_crypt", "selective_shield"])
+def test_ten_clients_hide_no_more_of_lenet_than_four(defense: str) -> None:
+    for row in some("sums", defense=defense, model="lenet"):
+        assert ssim(row, "idlg@ten") > max(0.6, ssim(row, "idlg@four") - 0.1)
+
+
+def test_half_of_a_perceptron_chosen_by_mask_crypt_hides_most_of_a_sample() -> None:
+    for row in some("sums", defense="mask_crypt", model="mlp_spm"):
+        assert ssim(row, "idlg@four") < 0.4
+
+
+def test_signs_show_one_sample_and_most_of_eight() -> None:
+    for row in some("compressed", defense="quantise"):
+        assert min(ssim(row, "idlg@one"), ssim(row, "dlg@one")) > 0.95
+        assert 0.5 < ssim(row, "dlg@eight") < 0.8
+    first, last = (some("compressed", defense="top_k", checkpoint=c) for c in ("init", "final"))
+    assert max(ssim(r, "idlg@one") for r in first) > 0.9
+    assert max(ssim(r, "idlg@one") for r in last) < 0.6
+
+
+def test_training_alone_wins_where_labels_are_skewed_and_loses_where_not() -> None:
+    lost = {}
+    for _, members in tables(rows("findings/alone")):
+        (alone,) = (r for r in members if r.defense == "standalone")
+        bare = undefended(members)
+        assert bare is not None
+        told = alone.protocol_settings
+        skew = told.alpha if told.partition == "dirichlet" else None
+        lost[alone.dataset, skew] = lost_accuracy(alone, bare) or 0.0
+    for dataset in ("mnist", "adult"):
+        assert lost[dataset, 0.1] < 0 < lost[dataset, None]
+        assert lost[dataset, 0.1] < lost[dataset, 0.5] < lost[dataset, None]
+
+
+def test_a_late_noised_round_shows_more_of_dp_fedavg_alone() -> None:
+    for dataset in ("mnist", "cifar10"):
+        for defense in ("dp_fedavg", "gaussian"):
+            first, last = (
+                ssim(some("rounds", dataset=dataset, defense=defense, checkpoint=c)[0], "idlg@one")
+                for c in ("init", "final")
+            )
+            assert (last - first > 0.05) == (defense == "dp_fedavg")
