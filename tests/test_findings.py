@@ -100,3 +100,9 @@ def test_a_late_noised_round_shows_more_of_dp_fedavg_alone() -> None:
                 for c in ("init", "final")
             )
             assert (last - first > 0.05) == (defense == "dp_fedavg")
+
+
+@pytest.mark.parametrize("defense", ["gaussian", "laplace", "dp_fedavg"])
+def test_three_noised_rounds_show_more_than_the_last_alone(defense: str) -> None:
+    for row in some("rounds", defense=defense, checkpoint="final"):
+        assert ssim(row, "idlg@three") > ssim(row, "idlg@one") + 0.1
