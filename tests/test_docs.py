@@ -168,6 +168,15 @@ def test_a_block_that_does_not_fit_the_code_ends_the_build(block: str, problem: 
         hooks.rendered(f"```{block}```\n")
 
 
+def test_named_defenses_of_an_overview_stand_beside_the_undefended_one_alone() -> None:
+    shown = hooks.rendered("```overview quick spm\n```\n")
+    whole = hooks.rendered("```overview quick\n```\n")
+    assert "**gaussian**" in whole
+    assert "under splitfed" in whole
+    assert [line.split("**")[1] for line in shown.splitlines() if "**" in line] == ["spm", "none"]
+    assert "under splitfed" not in shown
+
+
 def test_a_new_option_or_command_appears_by_itself() -> None:
     page = hooks.rendered((DOCS / "cli.md").read_text())
     for name, command in COMMANDS.items():
