@@ -306,7 +306,11 @@ def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
     assert torch.allclose(apart, together, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("attack", [Ridge(rows=200), Decoder(rows=200)], ids=["ridge", "decoder"])
+@pytest.mark.parametrize(
+    "attack",
+    [Ridge(rows=200), pytest.param(Decoder(rows=200), marks=pytest.mark.slow)],
+    ids=["ridge", "decoder"],
+)
 def test_absent_patches_are_filled_in_from_those_around(
     digits: Dataset, attack: Ridge | Decoder
 ) -> None:

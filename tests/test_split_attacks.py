@@ -256,7 +256,9 @@ def test_an_update_made_under_drawn_masks_is_not_taken_for_one_of_the_mean_weigh
     assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.65
 
 
-@pytest.mark.parametrize("defense", [SplitFedPM(), PMSFL(lr_scale=10_000.0)])
+@pytest.mark.parametrize(
+    "defense", [SplitFedPM(), pytest.param(PMSFL(lr_scale=10_000.0), marks=pytest.mark.slow)]
+)
 def test_under_drawn_masks_the_judge_knows_the_true_images(
     digits: Dataset, defense: Defense
 ) -> None:

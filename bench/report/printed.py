@@ -10,6 +10,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -274,6 +275,7 @@ def papers() -> list[str]:
     return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
+@cache
 def read_paper(name: str) -> PrintedPaper:
     """A paper's tables. Raises UserError if there is no such paper."""
     if name not in papers():
