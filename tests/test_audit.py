@@ -181,7 +181,6 @@ def test_an_unprotected_release_shows_all_that_its_draws_can() -> None:
     assert found.verdict_proof == "no proof"
 
 
-@pytest.mark.slow
 def test_dp_cutmixs_label_is_told_apart_beyond_the_printed_claim(registry: Registry) -> None:
     """Eq. 6 scales the label's term by lambda^2, but a client uploads its label unscaled
     (CLAIMS section 3). Printed epsilon: 1.81."""

@@ -203,7 +203,6 @@ def test_images_that_a_sum_tells_go_to_those_whose_messages_they_suit(digits: Da
 
 
 # --- signs ----------------------------------------------------------------------------------------
-@pytest.mark.slow
 def test_an_image_that_sends_almost_nothing_explains_no_signs(digits: Dataset) -> None:
     network, defense = network_for(digits, "mlp_spm"), Quantise(how="sign")
     seen, truth = seen_under(digits, network, defense)
