@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -90,23 +91,20 @@ def _part_words(run: Run) -> Iterator[str]:
     if there >= planned:
         return
     words = [f"{there:,} of its {planned:,} jobs"]
-    seeds = [s for s in run.suite.seeds if s in run.seeds]
-    if seeds != run.suite.seeds:
-        words.append(f"seeds {_listed(seeds)} of {_listed(run.suite.seeds)}")
     tasks, known = _tasks(whole.trainings), _tasks(t.job for t in run.trainings)
-    if not tasks <= known:
-        words.append(f"{len(tasks & known)} of {len(tasks)} tasks")
+    for seed in run.suite.seeds:
+        if known[seed] != tasks[seed]:
+            words.append(f"seed {seed} on {len(known[seed])} of {len(tasks[seed])} tasks")
     yield f"A part of suite {run.suite.name} was run: {'; '.join(words)}."
 
 
-def _tasks(jobs: Iterable[TrainJob]) -> set[str]:
-    """Of trainings, each as text: two that differ in the protocol alone are two."""
-    facts = (job.inputs() for job in jobs)
-    return {canonical({k: found[k] for k in ("task", "protocol")}) for found in facts}
-
-
-def _listed(values: Iterable[int]) -> str:
-    return ", ".join(map(str, values))
+def _tasks(jobs: Iterable[TrainJob]) -> Mapping[int, set[str]]:
+    """Each seed's tasks, as text: two that differ in the protocol alone are two."""
+    tasks = defaultdict[int, set[str]](set)
+    for job in jobs:
+        found = job.inputs()
+        tasks[job.seed].add(canonical({k: found[k] for k in ("task", "protocol")}))
+    return tasks
 
 
 def row_id(row: Row) -> str:
