@@ -44,7 +44,8 @@ def leaks(defense: str) -> Iterator[float]:
 
 
 def test_spm_hides_no_single_sample_but_eight_where_nothing_is_learned() -> None:
-    assert min(leaks("spm")) > 0.75
+    for found, undefended_leak in zip(leaks("spm"), leaks("none"), strict=True):
+        assert found > max(0.7, undefended_leak - 0.15)
     for row in some("budgets", defense="spm", checkpoint="init"):
         assert ssim(row, "idlg@one") > 0.9
         most = max(ssim(row, "idlg@eight"), ssim(row, "dlg@eight"))
