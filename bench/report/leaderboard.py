@@ -98,7 +98,7 @@ def _part_words(run: Run) -> Iterator[str]:
     yield f"A part of suite {run.suite.name} was run: {'; '.join(words)}."
 
 
-def _tasks(jobs: Iterable[TrainJob]) -> Mapping[int, set[str]]:
+def _tasks(jobs: Iterable[TrainJob]) -> defaultdict[int, set[str]]:
     """Each seed's tasks, as text: two that differ in the protocol alone are two."""
     tasks = defaultdict[int, set[str]](set)
     for job in jobs:
