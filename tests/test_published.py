@@ -17,7 +17,17 @@ import bench
 from bench.cli import app
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import ARCHIVE, LEADERBOARD, SUMS, NoResult, Run, packed, sums, unpacked
+from bench.records import (
+    ARCHIVE,
+    LEADERBOARD,
+    SUMS,
+    NoResult,
+    Run,
+    check_sum,
+    packed,
+    sums,
+    unpacked,
+)
 from bench.report import contenders, leaderboard, pictures
 from bench.report.publishing import write_published
 from tests.conftest import Run as Runs
@@ -169,6 +179,14 @@ BOARDS = [p.parent for p in sorted(RESULTS.rglob(LEADERBOARD)) if (p.parent / AR
 )
 def test_committed_leaderboards_follow_from_the_records_beside_them(folder: Path) -> None:
     assert leaderboard.rows(folder) == leaderboard.load(folder)
+
+
+def test_committed_files_are_those_that_were_published() -> None:
+    folders = [p.parent for p in RESULTS.rglob(SUMS)]
+    assert RESULTS / "reference" in folders
+    for folder in folders:
+        for line in (folder / SUMS).read_text().splitlines():
+            check_sum(folder, line.partition("  ")[2])
 
 
 def verify(folder: Path, *more: str) -> tuple[int, str]:
