@@ -229,7 +229,7 @@ def _standardised(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
 
 def _candidates(seen: Seen, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
     """What the gradient can have been; two tensors where signs are perturbed."""
-    unlike = [m for m in mechanisms_of(seen) if not m.faithful]
+    unlike = [m for m in mechanisms_of(seen, name) if not m.faithful]
     if not unlike:
         return (estimate,)
     return unlike[-1].candidates(estimate, base=seen.before[name].to(estimate), step=_step(seen))
@@ -252,7 +252,7 @@ def _variance(seen: Seen, name: str, estimate: Tensor, *, decided: bool) -> Tens
 
     decided: whether a perturbed gradient's sign counts as known."""
     base, total = seen.before[name].to(estimate), torch.zeros_like(estimate)
-    for mechanism in mechanisms_of(seen):
+    for mechanism in mechanisms_of(seen, name):
         total = total + mechanism.gradient_variance(
             estimate, base=base, step=_step(seen), decided=decided
         )

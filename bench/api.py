@@ -19,9 +19,11 @@ from bench.contract.defense import (
     Local,
     Loss,
     Mixture,
+    ModelFormer,
     Party,
     Server,
     Strength,
+    Submodel,
     fresh,
 )
 from bench.contract.events import (
@@ -59,6 +61,7 @@ from bench.contract.mechanisms import (
 )
 from bench.contract.messages import (
     EVERYONE,
+    FORMER,
     SERVER,
     SUM,
     UPLOAD_KINDS,
@@ -78,6 +81,7 @@ from bench.contract.network import (
 
 __all__ = [
     "EVERYONE",
+    "FORMER",
     "SERVER",
     "SUM",
     "UPLOAD_KINDS",
@@ -107,6 +111,7 @@ __all__ = [
     "Mechanism",
     "Message",
     "Mixture",
+    "ModelFormer",
     "NetworkView",
     "Part",
     "Party",
@@ -125,6 +130,7 @@ __all__ = [
     "Stage",
     "State",
     "Strength",
+    "Submodel",
     "Summed",
     "TwoPoint",
     "Unit",

@@ -1,9 +1,15 @@
 """PM-SFL: clients train mask probabilities over frozen random weights and upload sampled masks.
 
-A client receives theta, trains scores s = sigma^-1(theta) of the network w_b * M with a fresh
-M ~ Bernoulli(sigma(s)) per step, and uploads one more fresh mask, one bit per parameter. The
-server averages the masks (Eq. 5, 7). This is the headline method, which adds no noise; Theorems
-2 and 3 are about noised variants, which are in `defenses/pm_sfl_noised.py`.
+The masks cover the bottom submodel, up to the deepest cut, and the server's copies of those of its
+layers that a client with an early cut lacks (Sec. 4.1, 4.3). A client receives theta, trains scores
+s = sigma^-1(theta) of the submodel w_b * M with a fresh M ~ Bernoulli(sigma(s)) per step, and
+uploads one more fresh mask, one bit per parameter. The server averages the masks (Eq. 5, 7). This
+is the headline method, which adds no noise; Theorems 2 and 3 are about noised variants, which are
+in `defenses/pm_sfl_noised.py`.
+
+The paper splits a network in two and sends labels to the server, or keeps them (Sec. 2.1) without
+saying who then computes the loss. Private labels are our extension: the head stays on the clients,
+who train and upload it as ordinary weights, which nothing protects.
 
 Departures: theta is clipped to [clip, 1 - clip] before the scores are taken, since Eq. 5 reaches
 0 and 1; a coordinate that nobody sends keeps its theta (Eq. 7 is 0/0 there); tensors of one
@@ -11,13 +17,13 @@ dimension keep their initial values as w_b. The paper trains with Adam at 1e-3 (
 everything moves with the protocol's SGD, the scores `lr_scale` times as far, or the scores alone
 with Adam (`optimizer`). The paper does not say whether Adam's moments outlive a round: here they
 begin at 0 in every round, since a client that is seldom sampled would bring moments of an old
-theta.
+theta. Accuracy is that of the mean mask, w_b * theta; the paper does not say which mask it tests.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -37,9 +43,11 @@ from bench.api import (
     Mechanism,
     Message,
     Part,
+    Round,
     Server,
     State,
     Strength,
+    Submodel,
     Unprotected,
     as_kind,
 )
@@ -48,6 +56,7 @@ from bench.toolkit.vectors import gaussian_like, showing, uniform_like
 
 Variant = Literal["corrected", "printed"]
 Optimizer = Literal["sgd", "adam"]
+Masks = Literal["bottom", "all"]
 
 INDICATOR = "indicator"
 PERSONAL = "personal."
@@ -71,6 +80,9 @@ class PMSFL(Defense):
         personal: Final share of masks that a client keeps to itself, in [0, 1].
         agreement_rounds: Rounds before the first personal mask, >= 0.
         growth_rounds: Rounds until the share is reached, >= 1.
+        masks: What the masks cover: `bottom`, the bottom submodel (PM-SFL), or `all` that clients
+            train, a head or a whole network included. `all` is not PM-SFL: under fedavg it is
+            FedPM's training (Isik et al., arXiv:2209.15328).
 
     Source: PM-SFL, Sec. 4, Algorithm 1.
     """
@@ -89,6 +101,7 @@ class PMSFL(Defense):
         personal: float = 0.0,
         agreement_rounds: int = 5,
         growth_rounds: int = 10,
+        masks: Masks = "bottom",
     ) -> None:
         if not 0 < clip < 0.5:
             raise ValueError(f"clip must lie in (0, 0.5) (c of [c, 1 - c]), got {clip}.")
@@ -106,7 +119,12 @@ class PMSFL(Defense):
             raise ValueError(f"agreement_rounds must be >= 0, got {agreement_rounds}.")
         if growth_rounds < 1:
             raise ValueError(f"growth_rounds must be >= 1, got {growth_rounds}.")
+        if masks not in ("bottom", "all"):
+            raise ValueError(f"masks must be bottom or all, got '{masks}'.")
         self.clip = clip
+        self.masks: Masks = masks
+        if masks == "bottom":
+            self.requires = frozenset({"cut"})
         self._variant: Variant = variant
         self.lr_scale = lr_scale
         self.optimizer: Optimizer = optimizer
@@ -121,12 +139,13 @@ class PMSFL(Defense):
 
     # --- masks over frozen weights --------------------------------------------------------
     def variables(
-        self, params: State, on_clients: Sequence[str], rng: torch.Generator
+        self, params: State, on_clients: Mapping[str, Submodel], rng: torch.Generator
     ) -> tuple[State, State]:
-        """theta = .5 and frozen weights for what clients hold; the server's part as it is."""
+        """theta = .5 and frozen weights for what the masks cover; all else as it is."""
         const = {
             n: kaiming_normal(params[n], rng=rng) if params[n].dim() > 1 else params[n]
-            for n in on_clients
+            for n, submodel in on_clients.items()
+            if self.masks == "all" or submodel == "bottom"
         }
         return {n: torch.full_like(p, 0.5) if n in const else p for n, p in params.items()}, const
 
@@ -283,7 +302,25 @@ class PMSFL(Defense):
 
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (BernoulliMask(of="weights", clip=self.clip),)
+        return self.mechanisms_in(Round())
+
+    def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
+        return (self.bits(round),)
+
+    def bits(self, round: Round) -> BernoulliMask:
+        """Bits, of the tensors that have frozen weights; a head is sent as it is."""
+        tensors = tuple(round.constants) or None
+        return BernoulliMask(of="weights", tensors=tensors, clip=self.clip)
+
+    def masked(self, facts: Facts) -> int:
+        """Parameters that the masks cover."""
+        return facts.parameters - (facts.head if self.masks == "bottom" else 0)
+
+    def of_head(self, facts: Facts) -> tuple[Event, ...]:
+        """The event of a head that is sent as ordinary weights, if clients hold one."""
+        if self.masked(facts) == facts.parameters:
+            return ()
+        return (Unprotected(what="the head's update", why="it is sent as ordinary weights"),)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         return (
@@ -292,10 +329,11 @@ class PMSFL(Defense):
                 why="their probabilities are a deterministic function of the data and are clipped "
                 "only before training, so one bit can tell two data sets apart",
             ),
+            *self.of_head(facts),
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        d, clients = facts.parameters, facts.sampled
+        d, clients = self.masked(facts), facts.sampled
         return {
             "c": self.clip,
             "gradient_factor_at_half": 0.25 if self._variant == "corrected" else 0.125,
@@ -319,7 +357,7 @@ class PMSFL(Defense):
             Formula(
                 name="bound on the squared error of the mean mask",
                 equation="Eq. 6",
-                value=facts.parameters / (4 * facts.sampled),
+                value=self.masked(facts) / (4 * facts.sampled),
                 holds="It holds.",
             ),
         )

@@ -6,6 +6,7 @@ The plugin `pm_sfl` is this class: with noise `none`, its default, it is the pap
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -34,7 +35,7 @@ from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import record_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
-from defenses.pm_sfl import PMSFL, Optimizer, Variant
+from defenses.pm_sfl import PMSFL, Masks, Optimizer, Variant
 
 Noise = Literal["none", "local", "mask", "smashed"]
 
@@ -53,6 +54,7 @@ class NoisedPMSFL(PMSFL):
         personal: See `PMSFL`.
         agreement_rounds: See `PMSFL`.
         growth_rounds: See `PMSFL`.
+        masks: See `PMSFL`.
         noise: none; `local`, on every score gradient (Theorem 3a); `mask`, on theta before the
             upload is drawn (Theorem 3b): printed, of Eq. 69's std before the clip, corrected,
             after a clip and sqrt(d) times as strong; `smashed`, Laplace on smashed data
@@ -76,6 +78,7 @@ class NoisedPMSFL(PMSFL):
         personal: float = 0.0,
         agreement_rounds: int = 5,
         growth_rounds: int = 10,
+        masks: Masks = "bottom",
         noise: Noise = "none",
         epsilon: float | None = None,
         delta: float = 1e-5,
@@ -90,6 +93,7 @@ class NoisedPMSFL(PMSFL):
             personal=personal,
             agreement_rounds=agreement_rounds,
             growth_rounds=growth_rounds,
+            masks=masks,
         )
         if noise not in ("none", "local", "mask", "smashed"):
             raise ValueError(f"noise must be none, local, mask or smashed, got '{noise}'.")
@@ -118,7 +122,7 @@ class NoisedPMSFL(PMSFL):
         if noise == "local":
             self.owns = self.owns | {"gradient"}
         if noise == "smashed":
-            self.requires = frozenset({"smashed"})
+            self.requires = self.requires | {"smashed"}
 
     # --- Theorem 2: smashed data --------------------------------------------------------------
     @property
@@ -184,32 +188,25 @@ class NoisedPMSFL(PMSFL):
         return std if self._variant == "printed" else std * math.sqrt(d)
 
     # --- what is known and what is proven -------------------------------------------------------
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return self.mechanisms_in(Round())
-
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
-        """Bits of noised probabilities. Noise `local` is told as what a round's steps add to
-        every score; how it turns the gradients of later steps is in no law. That samples were
-        clipped is in `gradient`."""
-        if self.noise == "smashed":
-            return (
-                Clip(of="smashed", norm=self.clip_norm, order=1),
-                LaplaceNoise(of="smashed", scale=self.smashed_scale),
-                *super().mechanisms(),
-            )
+        """Noise on smashed data, and bits. That samples were clipped is in `gradient`."""
+        if self.noise != "smashed":
+            return (self.bits(round),)
+        clip = Clip(of="smashed", norm=self.clip_norm, order=1)
+        return (clip, LaplaceNoise(of="smashed", scale=self.smashed_scale), self.bits(round))
+
+    def bits(self, round: Round) -> BernoulliMask:
+        """Bits of noised probabilities. Noise `local` counts as what a round's steps add to every
+        score; how it turns the gradients of later steps is in no law."""
+        bits = super().bits(round)
         if self.noise == "local":
             step = round.lr * self.lr_scale * self._step_multiplier() * self.clip_norm / round.batch
-            std = step * math.sqrt(round.local_steps)
-            return (BernoulliMask(of="weights", clip=self.clip, score_std=std),)
+            return replace(bits, score_std=step * math.sqrt(round.local_steps))
         if self.noise == "mask":
-            told = BernoulliMask(
-                of="weights",
-                clip=self.clip,
-                theta_std=self._mask_std(round.parameters),
-                theta_clipped=self._variant == "corrected",
-            )
-            return (told,)
-        return super().mechanisms()
+            std = self._mask_std(sum(round.constants.values()) or round.parameters)
+            corrected = self._variant == "corrected"
+            return replace(bits, theta_std=std, theta_clipped=corrected)
+        return bits
 
     def claim(self, facts: Facts) -> tuple[float, float, str] | None:
         """Theorem 2 or 3 for one release, Theorem 3 with Sec. 5's closing bound; none of them
@@ -217,13 +214,13 @@ class NoisedPMSFL(PMSFL):
         if self.noise == "none":
             return None
         if self.noise == "smashed":
-            gain = amplification_gain(self.epsilon, c=self.clip, d=facts.parameters)
+            gain = amplification_gain(self.epsilon, c=self.clip, d=self.masked(facts))
             return self.epsilon - gain, 0.0, "record"
         return min(self.epsilon, self._closing_bound(facts)), self.delta, "record"
 
     def _closing_bound(self, facts: Facts) -> float:
         """Pure epsilon of a mask of bits whose chances lie in [c, 1 - c] (Sec. 5's closing)."""
-        return facts.parameters * bernoulli_epsilon(self.clip)
+        return self.masked(facts) * bernoulli_epsilon(self.clip)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record, over all releases; smashed data only under noise `smashed`."""
@@ -237,9 +234,10 @@ class NoisedPMSFL(PMSFL):
             case "smashed":
                 return (self._laplace(facts), *super().guarantee(facts))
             case "local":
-                return (self._steps(facts),)
+                return (self._steps(facts), *self.of_head(facts))
             case "mask":
-                return (self._bits(facts), *([pattern] if self.personal else []))
+                kept = [pattern] if self.personal else []
+                return (self._bits(facts), *kept, *self.of_head(facts))
 
     def _laplace(self, facts: Facts) -> Event:
         return Laplace(
@@ -264,7 +262,7 @@ class NoisedPMSFL(PMSFL):
         """The better of the noise on theta and of sampling bits whose chances lie in [c, 1 - c]."""
         bits = RandomisedResponse(
             epsilon=bernoulli_epsilon(self.clip),
-            coordinates=facts.parameters,
+            coordinates=self.masked(facts),
             covers="mask bits",
             unit="record",
             count=facts.releases,
@@ -277,8 +275,8 @@ class NoisedPMSFL(PMSFL):
         """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""
         width = 1.0 if self._variant == "printed" else 1 - 2 * self.clip
         return Gaussian(
-            sensitivity=math.sqrt(facts.parameters) * width,
-            std=self._mask_std(facts.parameters),
+            sensitivity=math.sqrt(self.masked(facts)) * width,
+            std=self._mask_std(self.masked(facts)),
             unit="record",
             count=facts.releases,
         )
@@ -297,7 +295,7 @@ class NoisedPMSFL(PMSFL):
             case "mask":
                 found |= {
                     "masks": "noised",
-                    "noise_std": self._mask_std(facts.parameters),
+                    "noise_std": self._mask_std(self.masked(facts)),
                     "eps_one_round": self._mask_epsilon(facts),
                 }
             case "smashed":
@@ -305,7 +303,7 @@ class NoisedPMSFL(PMSFL):
                     "smashed_data": "noised",
                     "noise_scale": self.smashed_scale,
                     "eps_amplification_gain": amplification_gain(
-                        self.epsilon, c=self.clip, d=facts.parameters
+                        self.epsilon, c=self.clip, d=self.masked(facts)
                     ),
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
                 }
@@ -334,7 +332,7 @@ class NoisedPMSFL(PMSFL):
         found: tuple[Formula, ...] = ()
         match self.noise:
             case "smashed":
-                gain = amplification_gain(self.epsilon, c=self.clip, d=facts.parameters)
+                gain = amplification_gain(self.epsilon, c=self.clip, d=self.masked(facts))
                 found = (
                     Formula(
                         name="epsilon of one sample's smashed data, amplified",
@@ -370,7 +368,7 @@ class NoisedPMSFL(PMSFL):
                         name="std of the noise on theta",
                         equation="Eq. 69",
                         value=self._mask_std(1),
-                        really=self._mask_std(facts.parameters),
+                        really=self._mask_std(self.masked(facts)),
                         holds="Its sensitivity 1 - 2c is that of one coordinate; the other number "
                         "is the std in use.",
                     ),

@@ -22,6 +22,7 @@ from bench.api import (
     Mechanism,
     Message,
     Part,
+    Round,
     Strength,
     Unprotected,
 )
@@ -29,7 +30,7 @@ from bench.privacy.gaussian import classic_gaussian_std
 from bench.privacy.ledger import record_epsilon
 from bench.toolkit.vectors import clip_rows_l1, laplace_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
-from defenses.pm_sfl import PMSFL, Optimizer, Variant
+from defenses.pm_sfl import PMSFL, Masks, Optimizer, Variant
 
 
 class SplitFedDP(Defense):
@@ -168,6 +169,7 @@ class SplitFedPM(PMSFL):
         variant: See `PMSFL`.
         lr_scale: See `PMSFL`.
         optimizer: See `PMSFL`.
+        masks: See `PMSFL`.
         sends: `probabilities`, as the paper says of this baseline (32 bits each), or `bits`,
             PM-SFL's fresh masks.
 
@@ -183,9 +185,12 @@ class SplitFedPM(PMSFL):
         variant: Variant = "corrected",
         lr_scale: float = 1.0,
         optimizer: Optimizer = "sgd",
+        masks: Masks = "bottom",
         sends: Literal["probabilities", "bits"] = "probabilities",
     ) -> None:
-        super().__init__(clip=clip, variant=variant, lr_scale=lr_scale, optimizer=optimizer)
+        super().__init__(
+            clip=clip, variant=variant, lr_scale=lr_scale, optimizer=optimizer, masks=masks
+        )
         if sends not in ("probabilities", "bits"):
             raise ValueError(f"sends must be probabilities or bits, got '{sends}'.")
         self.sends = sends
@@ -198,8 +203,8 @@ class SplitFedPM(PMSFL):
     def _clients_weight(self, holders: int, joined: int) -> float:
         return float(holders > 0)
 
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (BernoulliMask(of="weights", clip=self.clip, sampled=self.sends == "bits"),)
+    def bits(self, round: Round) -> BernoulliMask:
+        return replace(super().bits(round), sampled=self.sends == "bits")
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         if self.sends == "bits":
@@ -209,6 +214,7 @@ class SplitFedPM(PMSFL):
                 what="the uploaded probabilities",
                 why="they are a deterministic function of the data, given the masks of training",
             ),
+            *self.of_head(facts),
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:

@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bench.contract.defense import Server
+from attacks.engine.observation import gradient_estimate
+from bench.contract.defense import Server, unmet
 from bench.contract.events import Facts
+from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import Message, Part, State
+from bench.data.dataset import Dataset
 from bench.seeding import generator
 from defenses.pm_sfl import (
     PMSFL,
@@ -24,6 +27,7 @@ from defenses.pm_sfl import (
     rank_changes,
 )
 from defenses.pm_sfl_noised import NoisedPMSFL
+from tests.conftest import network_for, seen_under
 from tests.oracle import pm_sfl as oracle
 from tests.pm_sfl_clients import _upload
 
@@ -266,8 +270,8 @@ def test_realisations_are_the_same_under_vmap() -> None:
 
 def test_frozen_weights_are_kaiming_normal_and_reproducible() -> None:
     params = {"a.weight": torch.zeros(400, 50, 3, 3), "a.bias": torch.full((400,), 0.3)}
-    state, const = PMSFL().variables(params, list(params), generator(1, "v"))
-    again = PMSFL().variables(params, list(params), generator(1, "v"))[1]
+    state, const = PMSFL().variables(params, dict.fromkeys(params, "bottom"), generator(1, "v"))
+    again = PMSFL().variables(params, dict.fromkeys(params, "bottom"), generator(1, "v"))[1]
     assert torch.equal(const["a.weight"], again["a.weight"])
     values, std = const["a.weight"], math.sqrt(2 / 450)
     assert abs(float(values.mean())) < 5 * std / math.sqrt(values.numel())
@@ -282,7 +286,7 @@ def test_parameters_of_the_server_pass_through_every_hook_unchanged() -> None:
     for noise in ("none", "local", "mask"):
         epsilon = None if noise == "none" else 1.0
         defense = NoisedPMSFL(noise=noise, epsilon=epsilon, personal=0.5, agreement_rounds=0)  # type: ignore[arg-type]
-        state, const = defense.variables(params, ["low.weight"], generator(0, "v"))
+        state, const = defense.variables(params, {"low.weight": "bottom"}, generator(0, "v"))
         assert list(state) == list(params)
         assert set(const) == {"low.weight"}
         top = params["top.weight"]
@@ -308,6 +312,46 @@ def test_parameters_of_the_server_pass_through_every_hook_unchanged() -> None:
         assert torch.allclose(sent.parts["top.weight"].values, top)
         assert sent.parts["top.weight"].bits == 32
         assert sent.parts["low.weight"].bits == 1
+
+
+def test_masks_cover_the_bottom_submodel_and_never_a_head_unless_told(digits: Dataset) -> None:
+    """Private labels: the client's head is trained, and sent as ordinary weights of 32 bits."""
+    split = {"cut": "block1", "labels": "private"}
+    for masks in ("bottom", "all"):
+        defense = PMSFL(lr_scale=300.0, masks=masks)
+        seen, _ = seen_under(
+            digits, network_for(digits), defense, protocol="splitfed", split=split, clients=2
+        )
+        bits = {n for n, p in seen.of("client-0", "weights")[0].parts.items() if p.bits == 1}
+        head = {n for n in seen.before if n.startswith("head.")}
+        bottom = {n for n in seen.before if n.startswith("block1.")}
+        assert bits == set(seen.const) == (bottom if masks == "bottom" else bottom | head)
+        (law,) = (Mechanism.from_dict(m) for m in seen.known["mechanisms"])
+        assert {n for n in seen.before if law.covers(n)} == bits
+        for name in head - bits:
+            part = seen.of("client-0", "weights")[0].parts[name]
+            assert bool(torch.equal(seen.before[name], seen.initial[name]))
+            assert not torch.equal(part.values, seen.before[name])
+            # One step of the sample's gradient, which the engine reads off as it was sent.
+            estimate = gradient_estimate(seen).values[name][seen.clients.index("client-0")]
+            expected = (seen.before[name] - part.values).double() / seen.known["lr"]
+            torch.testing.assert_close(estimate, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_shared_labels_leave_clients_no_head(digits: Dataset) -> None:
+    split = {"cut": "block1", "labels": "shared"}
+    seen, _ = seen_under(
+        digits, network_for(digits), PMSFL(), protocol="splitfed", split=split, clients=2
+    )
+    sent = seen.of("client-0", "weights")[0].parts
+    assert set(sent) == set(seen.const) == {n for n in seen.before if n.startswith("block1.")}
+
+
+def test_a_network_that_is_not_cut_has_no_bottom_submodel() -> None:
+    reason = "the network is not cut, so there is no bottom submodel"
+    assert unmet(PMSFL(), cut=False) == reason
+    assert unmet(PMSFL(), cut=True) is None
+    assert unmet(PMSFL(masks="all"), cut=False) is None
 
 
 # --- the upload ---------------------------------------------------------------------------------

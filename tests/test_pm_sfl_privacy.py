@@ -177,7 +177,7 @@ def test_local_noise_clips_each_sample_and_adds_the_theorems_std() -> None:
 
 def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
     defense = NoisedPMSFL(noise="smashed", epsilon=1e6, clip_norm=3.0)
-    assert defense.requires == {"smashed"}
+    assert defense.requires == {"cut", "smashed"}
     q = torch.randn(6, 4, 5, generator=generator(0, "q"), requires_grad=True)
     part = defense.smashed(q, make_client("smashed"))
     assert bool((part.values.flatten(1).abs().sum(dim=1) <= 3.0 + 1e-3).all())

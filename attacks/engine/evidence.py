@@ -135,6 +135,9 @@ class Evidence:
             self.spread = self.clients.spread(self.view, ctx.aux_x, least=_EXACT)
         self.bounds = None if zone else bounds_of(seen)
         names = None if self.returned is None else set(self.returned.start)
+        if self.noise is not None and self.noise.tensors is not None and distance == "likelihood":
+            covered = set(self.noise.tensors)  # what is sent without noise has no place in its law
+            names = covered if names is None else names & covered
         kind = kind_of(mechanisms[-1]) if mechanisms else "gradient"
         observation = self._observed(kind, zone, names)
         if observation is not None and self._resolves_no_noise(observation):

@@ -62,11 +62,12 @@ def same_state(one: Seen, other: Seen) -> bool:
 
 
 # --- public mechanisms ------------------------------------------------------------------------
-def mechanisms_of(seen: Seen) -> list[Mechanism]:
-    """The public mechanisms that act on uploads, in the order in which they do. One by which
-    scores are sent as they are does not: `observe` reads the scores."""
+def mechanisms_of(seen: Seen, name: str | None = None) -> list[Mechanism]:
+    """The public mechanisms that act on uploads (name: on that tensor of them), in the order in
+    which they do. One by which scores are sent as they are does not: `observe` reads the scores."""
     plain = _plain_scores(seen)
-    return [m for m in _mechanisms(seen) if m.of in UPLOAD_KINDS and m != plain]
+    acting = [m for m in _mechanisms(seen) if m.of in UPLOAD_KINDS and m != plain]
+    return [m for m in acting if name is None or m.covers(name)]
 
 
 def kind_of(mechanism: Mechanism) -> Kind:
@@ -166,9 +167,12 @@ def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> Obse
         return observe(seen, "gradient", dtype=dtype)
     mechanism = unlike[-1]
     sent = observe(seen, kind_of(mechanism), dtype=dtype)
+    plain = observe(seen, "gradient", dtype=dtype)
     step = float(seen.known["lr"]) * int(seen.known["local_steps"])
     values = {
         name: mechanism.gradient(value, base=seen.before[name].to(dtype), step=step)
+        if mechanism.covers(name)
+        else plain.values[name]
         for name, value in sent.values.items()
     }
     return ObservedUploads(kind="gradient", values=values, present=sent.present)

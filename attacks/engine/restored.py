@@ -180,6 +180,8 @@ def _computed(
         if not (mechanism.random or mechanism.tells_interval) or mechanism.reads_absent:
             continue
         for place, name in enumerate(seen.network["head"]):
+            if not mechanism.covers(name):
+                continue
             base = seen.before[name].double()
             value = shown[place] if mechanism.of == "gradient" else -step * shown[place]
             value = value + base if mechanism.of == "weights" else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +45,10 @@ class Composed(Defense):
         self.requires = frozenset().union(*(m.requires for m in self.members.values()))
         self.owns = frozenset(owners)
         self.only_sums = any(m.only_sums for m in self.members.values())
+        self.forms_model = next(
+            (m.forms_model for m in self.members.values() if m.forms_model != "server"), "server"
+        )
+        self.cycle = math.lcm(*(m.cycle for m in self.members.values()))
         self.together = max(m.together for m in self.members.values())
         self.source = " + ".join(m.source for m in self.members.values() if m.source)
 

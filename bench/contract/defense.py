@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import AfterValidator, AllowInfNan
@@ -27,6 +27,9 @@ def _not_nan(value: float) -> float:
     return value
 
 
+Submodel = Literal["bottom", "head"]
+"""What a parameter on clients belongs to."""
+ModelFormer = Literal["server", "key_server", "clients"]
 FloatOrInf = Annotated[float, AllowInfNan(True), AfterValidator(_not_nan)]
 """Annotation of a setting that may be infinite, such as a clip that cuts nothing; a setting that is
 a plain float is finite."""
@@ -88,6 +91,7 @@ class Client:
         x: Samples [N, ...].
         y: Labels, int64 [N].
         rng: Random streams "joins", "batch" and "defense"; using one never moves another.
+        number: Its place among the clients, from 0, by which settings are dealt.
         cut: The last stage that it holds under split protocols.
         memory: The defense's own notes, kept across rounds.
         plan: What was agreed in this round, set by `hear` from messages alone.
@@ -101,6 +105,7 @@ class Client:
     x: Tensor
     y: Tensor
     rng: Mapping[str, torch.Generator]
+    number: int = 0
     cut: str | None = None
     memory: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +124,9 @@ class Server:
         lr: Local learning rate.
         trained: The variables that the server trained itself (split protocols), with its copies
             of layers that only some clients hold.
-        ask: `ask(message)` puts a question to a third party and returns its answers to the server.
+        ask: `ask(message)` puts a question to a third party and returns its answers. Those that it
+            addresses to `FORMER` the server does not see: `aggregate` then computes what the party
+            computes that forms the model.
     """
 
     state: State
@@ -190,7 +197,7 @@ class Defense:
     """
 
     requires: frozenset[str] = frozenset()
-    """What the protocol must offer, such as {"smashed"}; else its cells are not applicable."""
+    """What the protocol must offer, {"smashed"} or {"cut"}; else its cells are not applicable."""
     owns: frozenset[str] = frozenset()
     """The roles it takes alone: variables, gradient, direction, joins, batch, mix or aggregate."""
     together: int = 1
@@ -199,6 +206,12 @@ class Defense:
     """Whether the server reads no client's upload but the mean of all, which `aggregate` notes as a
     message from `SUM` to the server. An observation then has one victim with the samples of all,
     but under split protocols, where clients send more than uploads."""
+    forms_model: ModelFormer = "server"
+    """Who forms the new model from a round's uploads. Where it is not the server, the server does
+    not learn the model after a round, unless a threat lets it hear every broadcast."""
+    cycle: int = 1
+    """Settings are dealt to clients in turn and begin anew after so many. Clients with the first
+    are observed."""
     is_reference: bool = False
     """True for the undefended protocol: attacks' convergence is measured on it."""
     zero_strength: Mapping[str, Any] | None = None
@@ -235,7 +248,7 @@ class Defense:
         return {}
 
     def variables(
-        self, params: State, on_clients: Sequence[str], rng: torch.Generator
+        self, params: State, on_clients: Mapping[str, Submodel], rng: torch.Generator
     ) -> tuple[State, State]:
         """Split initial parameters into (trained state, public constants). Role: variables.
 
@@ -243,8 +256,10 @@ class Defense:
 
         Args:
             params: The initial parameters.
-            on_clients: Names of those that clients train. The others are the server's and belong to
-                the state as they are.
+            on_clients: Names of those that clients train, each with its submodel: `bottom`, up to
+                the deepest cut (the whole network where it is not cut), or `head`, where private
+                labels keep the last stage on clients. The other parameters are the server's and
+                belong to the state as they are.
             rng: A public stream, for constants that are drawn once.
         """
         return params, {}
@@ -398,6 +413,18 @@ class Defense:
     def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
         """The paper's own formulas at these settings and facts, and what holds of them."""
         return ()
+
+
+def unmet(defense: Defense, *, cut: bool) -> str | None:
+    """What the defense requires and a protocol lacks, as one clause, or None.
+
+    Args:
+        cut: Whether the protocol cuts the network, so that smashed data is sent.
+    """
+    missing = sorted(defense.requires - ({"cut", "smashed"} if cut else set()))
+    if "cut" in missing:
+        return "the network is not cut, so there is no bottom submodel"
+    return f"no {', '.join(missing)} data leaves the client" if missing else None
 
 
 def fresh(defense: Defense) -> Defense:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from bench.errors import UserError
@@ -18,6 +19,7 @@ class Facts:
 
     Attributes:
         parameters: Trained coordinates that a client uploads per round.
+        head: Those of them that belong to a head on the client (split protocols, private labels).
         rounds: Rounds played.
         clients: Number of clients.
         participation: Fraction of the clients that is sampled per round.
@@ -28,7 +30,7 @@ class Facts:
         fewest: Clients in the step that the fewest took, others having finished theirs; None means
             those of a round.
         split: Whether smashed data was sent too.
-        broadcast: Whether the server learns the state after a round.
+        broadcast: Whether the server hears every broadcast, also of a model that it does not form.
         delta: The delta at which epsilon is told.
 
     Raises:
@@ -36,6 +38,7 @@ class Facts:
     """
 
     parameters: int
+    head: int = 0
     rounds: int = 1
     clients: int = 1
     participation: float = 1.0
@@ -45,7 +48,7 @@ class Facts:
     participations: int | None = None
     fewest: int | None = None
     split: bool = False
-    broadcast: bool = True
+    broadcast: bool = False
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -62,6 +65,10 @@ class Facts:
         if self.fewest is not None and not 1 <= self.fewest <= self.clients:
             raise UserError(
                 f"fact fewest must lie in [1, clients={self.clients}], got {self.fewest}."
+            )
+        if not 0 <= self.head <= self.parameters:
+            raise UserError(
+                f"fact head must lie in [0, parameters={self.parameters}], got {self.head}."
             )
         if not 0 < self.participation <= 1:
             raise UserError(f"fact participation must lie in (0, 1], got {self.participation}.")
@@ -219,6 +226,8 @@ class Round:
         lr: Learning rate of a local step.
         parameters: Values that one client uploads.
         uploads: Most uploads that one of them sent in earlier rounds.
+        constants: Sizes of the public constants that the defense drew, by the trained tensor that
+            each belongs to.
     """
 
     clients: int = 1
@@ -227,3 +236,4 @@ class Round:
     lr: float = 1.0
     parameters: int = 1
     uploads: int = 0
+    constants: Mapping[str, int] = field(default_factory=dict)

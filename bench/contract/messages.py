@@ -16,6 +16,9 @@ Kind = Literal["weights", "update", "gradient"]
 Absent = Literal["kept", "zero"]
 SERVER = "server"
 EVERYONE = "all"
+FORMER = "model_former"
+"""Receiver of what only the party learns that forms the new model, where that is not the server:
+the key server, or every client for itself (see `Defense.forms_model`). It is not traffic."""
 SUM = "sum"
 """Sender of the mean update that the server reads where it gets no client's own."""
 UPLOAD_KINDS: tuple[Kind, ...] = ("weights", "update", "gradient")

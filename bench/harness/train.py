@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Defense
+from bench.contract.defense import Defense, unmet
 from bench.contract.events import Facts
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
@@ -39,7 +39,13 @@ from bench.protocols.export import earlier_path, save_release, save_truth
 from bench.protocols.federation import UPLOADED, Federation, RoundSeconds
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
-from bench.protocols.settings import Checkpoint, ThreatSettings, evenly, rounds_before
+from bench.protocols.settings import (
+    Checkpoint,
+    ProtocolSettings,
+    ThreatSettings,
+    evenly,
+    rounds_before,
+)
 from bench.protocols.split import start_federation
 from bench.records import (
     AuditFailure,
@@ -99,9 +105,9 @@ def _train(work: Training) -> TrainOutcome:
     defense = registry_for(env.plugins).defense(job.defense, job.settings)
     device = torch.device(env.device)
     protocol = job.protocol
-    missing = defense.requires - ({"smashed"} if protocol.cuts else set())
-    if missing:
-        return not_applicable(f"no {', '.join(sorted(missing))} data leaves the client")
+    lack = unmet(defense, cut=bool(protocol.cuts))
+    if lack is not None:
+        return not_applicable(lack)
     if "mix" in defense.owns and len(set(protocol.cuts)) > 1:
         return not_applicable("clients that are cut at different places cannot be mixed")
     shares = _shares(job, dataset)
@@ -150,6 +156,7 @@ def _train(work: Training) -> TrainOutcome:
                 sum(federation.state[n].numel() for n in federation.held(c))
                 for c in federation.clients
             ),
+            head=sum(federation.state[n].numel() for n in federation.head),
             rounds=rounds,
             clients=protocol.clients,
             participation=protocol.participation,
@@ -159,7 +166,7 @@ def _train(work: Training) -> TrainOutcome:
             participations=max(federation.uploads.values(), default=0),
             fewest=federation.fewest,
             split=bool(protocol.cuts),
-            broadcast=not job.threats or any(t.hears_broadcast for t in job.threats),
+            broadcast=any(t.hears == "every_broadcast" for t in job.threats),
             delta=job.delta,
         )
 
@@ -181,7 +188,7 @@ def _train(work: Training) -> TrainOutcome:
     norm_before = _norm(federation.state)
     look(0)
     for _ in range(protocol.rounds):
-        result = federation.play(local, _sample(federation, protocol.participants, sampling))
+        result = federation.play(local, _sample(federation, protocol, sampling))
         rounds += 1
         up += result.wire.bytes_up
         down += result.wire.bytes_down
@@ -281,8 +288,13 @@ def check_company(job: TrainJob, defense: Defense) -> None:
     """Raises UserError if fewer clients take part, or are observed, than the defense needs to
     act together."""
     protocol = job.protocol
-    if "smashed" in defense.requires and not protocol.cuts:
+    if unmet(defense, cut=bool(protocol.cuts)):
         return  # not applicable, which is no error
+    if protocol.sampling == "poisson" and defense.together > 1:
+        raise UserError(
+            f"{job.defense} needs {defense.together} clients in every round, which sampling "
+            '"poisson" does not promise; use "fixed".'
+        )
     if protocol.participants < defense.together:
         raise UserError(
             f"{job.defense} needs {defense.together} clients in every round, but "
@@ -297,10 +309,14 @@ def check_company(job: TrainJob, defense: Defense) -> None:
             )
 
 
-def _sample(federation: Federation, count: int, rng: torch.Generator) -> list[str]:
-    """The round's clients, drawn without replacement."""
+def _sample(federation: Federation, protocol: ProtocolSettings, rng: torch.Generator) -> list[str]:
+    """The round's clients: so many, drawn without replacement, or each by itself."""
     ids = [c.id for c in federation.clients]
-    return [ids[i] for i in torch.randperm(len(ids), generator=rng)[:count].sort().values]
+    if protocol.sampling == "poisson":
+        drawn = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
+        return [client for client, joins in zip(ids, drawn.tolist(), strict=True) if joins]
+    chosen = torch.randperm(len(ids), generator=rng)[: protocol.participants]
+    return [ids[i] for i in chosen.sort().values]
 
 
 def _norm(state: State) -> float:

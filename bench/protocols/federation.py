@@ -14,8 +14,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Client, Defense, Local, Party, Server, fresh
-from bench.contract.messages import SERVER, Message, Part, Stage, State, detached
+from bench.contract.defense import Client, Defense, Local, Party, Server, Submodel, fresh
+from bench.contract.messages import FORMER, SERVER, Message, Part, Stage, State, detached
 from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.local_training import LocalTraining, LocalWork
@@ -128,9 +128,9 @@ class Federation(LocalTraining):
         own = generator(seed, "extra parameters")
         params |= {
             n: v.to(device)
-            for n, v in defense.extra_parameters(network, params, stages, own).items()
+            for n, v in defense.extra_parameters(network, params, list(stages), own).items()
         }
-        held = names_in(stages, params)
+        held = {n: stages[n.partition(".")[0]] for n in names_in(stages, params)}
         state, const = defense.variables(params, held, generator(seed, "variables"))
         clients = [
             Client(
@@ -138,6 +138,7 @@ class Federation(LocalTraining):
                 x=x.to(device),
                 y=y.to(device),
                 rng={s: generator(seed, "client", i, s) for s in STREAMS},
+                number=i,
             )
             for i, (x, y) in enumerate(data)
         ]
@@ -155,9 +156,9 @@ class Federation(LocalTraining):
         )
 
     @classmethod
-    def client_stages(cls, network: Network) -> Sequence[str]:
-        """The stages that any client trains: here, all."""
-        return network.stages
+    def client_stages(cls, network: Network) -> Mapping[str, Submodel]:
+        """The stages that any client trains, with the submodel of each: here, all."""
+        return dict.fromkeys(network.stages, "bottom")
 
     def fork(self, *names: str | int) -> Self:
         """A copy with fresh randomness named by `names`; data and network are shared."""
@@ -256,6 +257,11 @@ class Federation(LocalTraining):
         """The server's own variables before each step of the last observed round."""
         return ()
 
+    @property
+    def head(self) -> list[str]:
+        """Names of a head that clients hold apart from the stages before a cut: here, none."""
+        return []
+
     # --- what a split protocol does otherwise -------------------------------------------------
     def _open_round(self) -> None:
         """What happens when a round begins."""
@@ -329,7 +335,7 @@ class Federation(LocalTraining):
     def _aggregate(self, wire: Wire, work: LocalWork) -> State:
         def ask(message: Message) -> list[Message]:
             wire.send([message])
-            return wire.collect(SERVER)
+            return wire.collect(SERVER) + wire.collect(FORMER)
 
         server = Server(
             state=self.state,
@@ -363,7 +369,7 @@ def _uploaded(messages: Sequence[Message], local: Local) -> Tensor:
     return torch.stack([clear + whole, sealed, total - whole - clear - sealed])
 
 
-def names_in(stages: Sequence[str], names: Iterable[str]) -> list[str]:
+def names_in(stages: Iterable[str], names: Iterable[str]) -> list[str]:
     """Those of the parameter names that belong to one of the stages."""
     prefixes = tuple(f"{stage}." for stage in stages)
     return [n for n in names if n.startswith(prefixes)]

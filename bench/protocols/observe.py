@@ -117,6 +117,7 @@ def observe(
         lr=protocol.lr,
         parameters=_uploaded(messages),
         uploads=max((federation.uploads.get(v, 0) for v in present), default=0),
+        constants={n: v.numel() for n, v in copy.const.items() if n in copy.state},
     )
     known: dict[str, Any] = {
         "batch": victims.batch,
@@ -134,6 +135,7 @@ def observe(
     elif federation.defense.only_sums:
         victims_seen, truth = (SUM,), _as_one(truth, victims.batch)
         known |= _of_sum(known, federation.defense.mechanisms_in(known_round), len(present))
+    learns = federation.defense.forms_model == "server" or threat.hears == "every_broadcast"
     if threat.labels:
         known["truth_labels"] = truth.y.tolist()
     seen = Seen(
@@ -146,7 +148,7 @@ def observe(
         const=detached(copy.const),
         buffers=detached(copy.buffers),
         before=detached(result.before),
-        after=detached(copy.state) if threat.hears_broadcast else None,
+        after=detached(copy.state) if learns else None,
         messages=messages,
         clients=victims_seen,
         known=known,
@@ -184,7 +186,8 @@ def _chosen(
     streams: tuple[str, ...],
 ) -> Victims:
     """The victims that a threat observes, and their work."""
-    here = [c for c in federation.clients if c.cut == place]
+    turn = federation.defense.cycle
+    here = [c for c in federation.clients if c.cut == place and c.number % turn == 0]
     need = batch = threat.batch
     if threat.work == "single":
         need = threat.batch * threat.local_steps
@@ -194,6 +197,7 @@ def _chosen(
     able = [c for c in here if len(c.y) >= need]
     if len(able) < threat.victims:
         where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
+        where += " and have the first of the settings dealt" if turn > 1 else ""
         raise UserError(
             f"threat {threat.name} observes {threat.victims} clients with {need} distinct "
             f"samples each, but only {len(able)} of {len(federation.clients)} hold so many{where}."

@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationInfo,
+    model_validator,
+)
 
 from bench.errors import UserError
 from bench.names import GivenName
@@ -98,7 +106,9 @@ class ProtocolSettings(BaseModel):
             update is uploaded) or "splitfed" (the first stages on the clients, the others on the
             server).
         clients: Number of clients.
-        participation: Fraction of them that is sampled per round, at least one client.
+        participation: Fraction of them that is sampled per round.
+        sampling: "fixed" (that share of the clients, at least one) or "poisson" (every client by
+            itself with that probability; a round may be empty).
         rounds: Number of rounds.
         local_steps: Steps of every client per round. Exactly one of `local_steps` and
             `local_epochs` is given, but none for fedsgd.
@@ -121,6 +131,7 @@ class ProtocolSettings(BaseModel):
     name: Literal["fedsgd", "fedavg", "splitfed"] = "fedavg"
     clients: int = Field(10, ge=1, le=MOST)
     participation: float = Field(1.0, gt=0, le=1)
+    sampling: Literal["fixed", "poisson"] = "fixed"
     rounds: int = Field(20, ge=1, le=MOST)
     local_steps: int | None = Field(None, ge=1, le=MOST)
     local_epochs: float | None = Field(None, gt=0, le=MOST)
@@ -134,7 +145,7 @@ class ProtocolSettings(BaseModel):
 
     @property
     def participants(self) -> int:
-        """Clients that the server samples per round."""
+        """Clients that the server samples per round, under Poisson sampling on average."""
         return max(1, round(self.participation * self.clients))
 
     @property
@@ -184,8 +195,9 @@ class ThreatSettings(BaseModel):
         labels: Whether the private labels are granted.
         mode: How the network normalises in that round; eval uses statistics of public data.
         aux: Number of public samples, None for all.
-        hears_broadcast: Whether the server learns the state after the round, also where it
-            aggregated ciphertexts that only a key server can open.
+        hears: What the server learns of models: "addressed", what the protocol tells it (the model
+            of every observed round, and the next one where it forms it), or "every_broadcast", the
+            next one also where a key server or the clients form it.
     """
 
     model_config = STRICT
@@ -200,7 +212,16 @@ class ThreatSettings(BaseModel):
     labels: bool = False
     mode: Literal["train", "eval"] = "eval"
     aux: int | None = Field(None, ge=1, le=MOST)
-    hears_broadcast: bool = True
+    hears: Literal["addressed", "every_broadcast"] = "addressed"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recorded_earlier(cls, value: Any, info: ValidationInfo) -> Any:
+        """Runs before version 0.3 had a switch in place of `hears`."""
+        if not info.context or not isinstance(value, Mapping) or "hears_broadcast" not in value:
+            return value
+        heard = "every_broadcast" if value["hears_broadcast"] else "addressed"
+        return {n: v for n, v in value.items() if n != "hears_broadcast"} | {"hears": heard}
 
     @model_validator(mode="after")
     def _one_source_of_work(self) -> ThreatSettings:
@@ -235,7 +256,7 @@ class ThreatSettings(BaseModel):
         """One line for a report's row."""
         labels = "labels granted" if self.labels else "labels unknown"
         aux = "all public data" if self.aux is None else f"{self.aux} public samples"
-        unheard = "" if self.hears_broadcast else ", the new state unheard"
+        heard = "" if self.hears == "addressed" else ", every broadcast heard"
         rounds = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         work = f"batch {self.batch}, {self.local_steps} step(s)"
         if self.local_epochs > 1:
@@ -244,5 +265,5 @@ class ThreatSettings(BaseModel):
             work = "batch and steps of the training"
         return (
             f"{self.name}: {rounds} of {self.victims} clients, {work}, "
-            f"{self.mode} mode, {labels}, {aux}{unheard}"
+            f"{self.mode} mode, {labels}, {aux}{heard}"
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from bench.contract.defense import Client, Mixture
+from bench.contract.defense import Client, Mixture, Submodel
 from bench.contract.messages import SERVER, Message, Part, State, detached
 from bench.errors import UserError
 from bench.models import Network
@@ -126,13 +126,20 @@ class SplitFederation(Federation):
         self.clients = [replace(c, cut=cuts[i % len(cuts)]) for i, c in enumerate(self.clients)]
 
     @classmethod
-    def client_stages(cls, network: Network, **more: Split) -> Sequence[str]:
+    def client_stages(cls, network: Network, **more: Split) -> Mapping[str, Submodel]:
         split = more["split"]
-        return split.held(max(split.cuts, key=network.stages.index))
+        held = split.held(max(split.cuts, key=network.stages.index))
+        head = network.stages[-1]
+        return {stage: "head" if stage == head else "bottom" for stage in held}
 
     def held(self, client: Client) -> list[str]:
         assert client.cut is not None
         return names_in(self.split.held(client.cut), self.state)
+
+    @property
+    def head(self) -> list[str]:
+        last = () if self.split.labels == "shared" else self.network.stages[-1:]
+        return names_in(last, self.state)
 
     def _open_round(self) -> None:
         stages = self.network.stages

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from bench.contract.defense import Party
-from bench.contract.messages import EVERYONE, SERVER, Message, Part
+from bench.contract.messages import EVERYONE, FORMER, SERVER, Message, Part
 
 FEATURES, SMASHED_GRADIENT = "features", "smashed_gradient"
 """Kinds of what the server of a split protocol computes and sends to one client."""
@@ -33,7 +33,7 @@ class Wire:
         self.clients = list(clients)
         self._among = frozenset(self.clients)
         self.log: list[Message] = []
-        self.inbox: dict[str, list[Message]] = {name: [] for name in [*self.clients, SERVER]}
+        self.inbox: dict[str, list[Message]] = {n: [] for n in [*self.clients, SERVER, FORMER]}
         self.bytes_up = 0
         self.bytes_down = 0
         self.party_seconds = 0.0

@@ -289,7 +289,7 @@ def _federation_pairs(defense: Defense, size: int, seed: int) -> Iterator[Neighb
     if defense.requires:
         yield Skipped(
             channel="coordination",
-            why=f"whole rounds are played without {', '.join(sorted(defense.requires))}.",
+            why="whole rounds are played without a cut.",
         )
         return
     inputs = max(1, (size - 2) // 2)

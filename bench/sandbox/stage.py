@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from bench.contract.defense import Client, Defense, Local
+from bench.contract.defense import Client, Defense, Local, Submodel
 from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage, State
 from bench.protocols.federation import STREAMS, Federation, RoundResult
 from bench.protocols.local_training import LocalWork
@@ -61,7 +61,8 @@ class Uploader:
     @classmethod
     def of(cls, defense: Defense, params: State, seed: int) -> Self:
         """From initial parameters, all of which the client trains."""
-        state, const = defense.variables(params, list(params), generator(seed, "variables"))
+        held: dict[str, Submodel] = dict.fromkeys(params, "bottom")
+        state, const = defense.variables(params, held, generator(seed, "variables"))
         return cls(defense=defense, received=defense.receive(state, const), const=const)
 
     def training(self, update: State) -> tuple[Message, Local]:

@@ -57,9 +57,11 @@ class Mechanism:
 
     Attributes:
         of: What it acts on.
+        tensors: Names of the tensors of an upload that it covers; None: all.
     """
 
     of: Literal["weights", "update", "gradient", "smashed", "labels"]
+    tensors: tuple[str, ...] | None = None
     kinds: ClassVar[dict[str, type[Mechanism]]] = {}
     anneals: ClassVar[bool] = False
     """Whether a descent should begin with more softness than it ends with (see `softness`)."""
@@ -81,7 +83,12 @@ class Mechanism:
 
     def to_dict(self) -> dict[str, Any]:
         """The mechanism as JSON can hold it."""
-        return {"kind": type(self).__name__, **asdict(self)}
+        fields_ = {"kind": type(self).__name__, **asdict(self)}
+        return {n: v for n, v in fields_.items() if n != "tensors" or v is not None}
+
+    def covers(self, name: str) -> bool:
+        """Whether it acts on the tensor `name`."""
+        return self.tensors is None or name in self.tensors
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Mechanism:
@@ -96,7 +103,10 @@ class Mechanism:
                 f"unknown mechanism '{data.get('kind')}'; known: {', '.join(Mechanism.kinds)}."
             )
         names = {f.name for f in fields(kind)}
-        return kind(**{k: v for k, v in data.items() if k in names})
+        values = {k: v for k, v in data.items() if k in names}
+        if values.get("tensors") is not None:
+            values["tensors"] = tuple(values["tensors"])
+        return kind(**values)
 
     # --- what is drawn ----------------------------------------------------------------------
     @property

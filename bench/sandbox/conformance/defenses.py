@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from bench.contract.compose import Composed
-from bench.contract.defense import Defense, fresh
+from bench.contract.defense import Defense, fresh, unmet
 from bench.contract.events import Event, Facts, Gaussian, Laplace, RandomisedResponse, Round
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS
@@ -74,7 +74,6 @@ def check_defense(
 def _run_everywhere(own: Examination) -> None:
     """Play every protocol that the defense is for; state, arguments and generators are watched."""
     before = attributes(own.defense, Defense)
-    needs = own.defense.requires
     begin_check("first rounds")
     try:
         cut = fitting(own.defense)
@@ -84,9 +83,9 @@ def _run_everywhere(own: Examination) -> None:
     kept: str | None = None
     for ground in grounds(cut):
         name = f"runs under {ground.name}"
-        if needs and not ground.cut:
-            why = f"not applicable: no {', '.join(sorted(needs))} data leaves the client"
-            own.findings.append(skipped(name, why))
+        lack = unmet(own.defense, cut=bool(ground.cut))
+        if lack is not None:
+            own.findings.append(skipped(name, f"not applicable: {lack}"))
             continue
         own.add(name, partial(_run, own, ground, watch))
         if ground in own.played:
