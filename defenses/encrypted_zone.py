@@ -1,7 +1,11 @@
 """What defenses share that send a part of every update as CKKS ciphertexts.
 
 Three parties: clients, who hold the public key; the aggregation server (the protocol's server),
-who adds ciphertexts and cannot open them; and the key server, a third party that opens sums.
+who adds ciphertexts and cannot open them; and the key holder, who opens sums. In SelectiveShield
+that is a key server, which forms the new model and sends it to the clients (Sec. 4.5). In FedML-HE
+(arXiv:2303.10837, Sec. 2.3) and MaskCrypt the clients have the private key: each decrypts the sum
+that the server returns. In none of them does the server learn the sum of the encrypted part, nor
+two consecutive models, whose difference would tell it.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ from torch import Tensor
 
 from bench.api import (
     EVERYONE,
+    FORMER,
     SERVER,
     UPLOAD_KINDS,
     Client,
     Defense,
     Local,
     Message,
+    ModelFormer,
     Part,
     Party,
     Sealed,
@@ -56,7 +62,8 @@ class _Plain:
 
 
 class KeyHolder(Party):
-    """Makes the key pair, gives the public key to each client once, opens sums for the server.
+    """Makes the key pair, gives the public key to each client once, opens sums for whoever forms
+    the model: a key server for itself, or, where clients hold the private key, each of them.
 
     That it opens nothing but sums, and does not collude with the server, is assumed.
     """
@@ -87,7 +94,7 @@ class KeyHolder(Party):
         answer = Message(
             kind=_SUM,
             sender=KEY_SERVER,
-            receiver=message.sender,
+            receiver=FORMER,
             round=message.round,
             parts={_SUM: Part(values=values, bits=64)},
         )
@@ -109,14 +116,15 @@ class EncryptedZone(Defense):
     """Base: clients agree on coordinates to encrypt (`agree`) from the masks that each proposes
     (`propose`) in plain sight, and `protect` their updates.
 
-    The server adds ciphertexts, asks the key server for the sum, and divides it by the number of
-    clients.
+    The server adds ciphertexts, and whoever forms the model opens the sum and divides it by the
+    number of clients.
 
     Args:
         parameters: Of CKKS, `additive` (`ckks.ADDITIVE`) or `standard` (`ckks.STANDARD`).
     """
 
     owns = frozenset({"aggregate"})
+    forms_model: ModelFormer = "clients"
 
     def __init__(self, *, parameters: str = "additive") -> None:
         if parameters not in ("additive", "standard"):
@@ -166,11 +174,13 @@ class EncryptedZone(Defense):
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         return [
-            self.protect(as_kind(m, "update", base=local.broadcast, lr=local.lr), client)
-            if m.kind in UPLOAD_KINDS
-            else m
+            self.protect(self.update(m, local), client) if m.kind in UPLOAD_KINDS else m
             for m in messages
         ]
+
+    def update(self, message: Message, local: Local) -> Message:
+        """The update that is protected and sent."""
+        return as_kind(message, "update", base=local.broadcast, lr=local.lr)
 
     def protect(self, update: Message, client: Client) -> Message:
         """What of an update is sent: the encrypted zone sealed, all else as it is."""
@@ -227,8 +237,8 @@ class EncryptedZone(Defense):
         self, server: Server, messages: Sequence[Message], *, over: Literal["count", "all"]
     ) -> State:
         """The state plus, per coordinate, the mean update: of what was sent in the open the sum
-        over the clients that sent it (`count`) or all clients; of the encrypted zone the key
-        server's sum over all clients."""
+        over the clients that sent it (`count`) or all clients; of the encrypted zone the opened
+        sum over all clients."""
         uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
         state = {**server.state, **(server.trained or {})}
         sent = {n for m in uploads for n in m.parts}
@@ -261,7 +271,11 @@ class EncryptedZone(Defense):
         sealed = Sealed(
             n_bytes=sum(map(len, added)), covers=torch.ones(length, dtype=torch.bool), box=added
         )
-        (answer,) = server.ask(replace(question, kind=_OPEN, sealed={CIPHERTEXT: sealed}))
+        returned = replace(question, sealed={CIPHERTEXT: sealed})
+        if self.forms_model == "clients":
+            for message in uploads:
+                server.ask(replace(returned, kind=_SUM, receiver=message.sender))
+        (answer,) = server.ask(replace(returned, kind=_OPEN))
         pieces = answer.parts[_SUM].values.split([int(c.sum()) for c in covers.values()])
         return dict(zip(covers, pieces, strict=True))
 

@@ -55,21 +55,34 @@ TOLERANCE = 1e-9
 """Slack of rho: .1 * 30 > 3 in floating point."""
 
 
+def listed(name: str, value: float | list[float]) -> tuple[float, ...]:
+    """A setting that is one for all clients, or a list dealt to them in turn, as a tuple."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not values:
+        raise ValueError(f"{name} must be a number or a list of at least one, got an empty list.")
+    return values
+
+
 class SelectiveShield(EncryptedZone):
     """Three zones per client: encrypted, personal, noised.
 
     Args:
-        tau: Threshold of the normalised scores, in [0, 1].
+        tau: Threshold of the normalised scores, in [0, 1]; a list is dealt to clients in turn
+            (Eq. 14 has one per client).
         rho: Share of clients that must agree, in [0, 1]; 0 encrypts everything.
         score: `eq12`, `eq3` or `update` (Algorithm 1: the squared mean gradient of the local
             training). Under split protocols a client cannot compute the loss of its data alone,
             so `update` is what is used.
         noise_multiplier: sigma, >= 0.
-        clip_norm: C, L2 norm of the noised zone's update, > 0.
+        clip_norm: C, L2 norm of the noised zone's update, > 0; a list is dealt to clients in turn
+            (Sec. 4.4 has one per client).
         noise_scale: The noise's std is C sigma times sqrt(|K|) (`times_K`, Eq. 21 as printed),
             1 (`plain`) or 1/sqrt(|K|) (`div_K`), |K| being the clients of the round.
         average: Sums of the noised zone by `count`, the clients that sent the coordinate, or
             `all`, |K| (Eq. 26 as printed).
+        update_from: What an update is measured from: `broadcast`, the received model, so that a
+            coordinate that was personal before brings the client's offset with it; `start`, where
+            its training began (Algorithm 1 as printed: LocalTrain(theta_n^{t-1}, D_n)).
         parameters: See `EncryptedZone`.
         public_masks: Whether the ledger may take the masks for public: granted, not true of
             masks that are computed from the data.
@@ -77,24 +90,27 @@ class SelectiveShield(EncryptedZone):
     Source: SelectiveShield, Algorithm 1, Eq. 12-27.
     """
 
+    forms_model = "key_server"
     strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     source = "SelectiveShield, Algorithm 1"
 
     def __init__(
         self,
         *,
-        tau: float = 0.3,
+        tau: float | list[float] = 0.3,
         rho: float = 1.0,
         score: Score = "eq12",
         noise_multiplier: float = 1.0,
-        clip_norm: float = 1.0,
+        clip_norm: float | list[float] = 1.0,
         noise_scale: NoiseScale = "times_K",
         average: Literal["count", "all"] = "count",
+        update_from: Literal["broadcast", "start"] = "broadcast",
         parameters: str = "additive",
         public_masks: bool = False,
     ) -> None:
         super().__init__(parameters=parameters)
-        for name, value in (("tau", tau), ("rho", rho)):
+        self.taus, self.clips = listed("tau", tau), listed("clip_norm", clip_norm)
+        for name, value in (*(("tau", t) for t in self.taus), ("rho", rho)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {value}.")
         if score not in ("eq12", "eq3", "update"):
@@ -103,18 +119,24 @@ class SelectiveShield(EncryptedZone):
             raise ValueError(
                 f"noise_multiplier must be >= 0 and finite (sigma), got {noise_multiplier}."
             )
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(
-                f"clip_norm must be > 0 and finite (L2 norm of the noised zone's update), "
-                f"got {clip_norm}."
-            )
+        for value in self.clips:
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"clip_norm must be > 0 and finite (L2 norm of the noised zone's update), "
+                    f"got {value}."
+                )
         if noise_scale not in ("times_K", "plain", "div_K"):
             raise ValueError(f"noise_scale must be times_K, plain or div_K, got '{noise_scale}'.")
         if average not in ("count", "all"):
             raise ValueError(f"average must be count or all, got '{average}'.")
+        if update_from not in ("broadcast", "start"):
+            raise ValueError(f"update_from must be broadcast or start, got '{update_from}'.")
         self.tau, self.rho, self.score = tau, rho, score
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+        self._norm = max(self.clips)  # epsilon is the same for all, since noise is in units of it
         self.noise_scale, self.average, self.public_masks = noise_scale, average, public_masks
+        self.update_from = update_from
+        self.cycle = math.lcm(len(self.taus), len(self.clips))
 
     @property
     def variant(self) -> str:
@@ -143,7 +165,7 @@ class SelectiveShield(EncryptedZone):
         else:
             held = {n: sums[n] for n in local.broadcast}
             scores = fisher_scores(held, samples=len(client.y), score=self.score)
-        return sensitive(scores, tau=self.tau)
+        return sensitive(scores, tau=self.taus[client.number % len(self.taus)])
 
     # --- negotiate ------------------------------------------------------------------------------
     def agree(self, masks: Sequence[Masks]) -> Masks:
@@ -151,6 +173,16 @@ class SelectiveShield(EncryptedZone):
         return consensus(masks, rho=self.rho)
 
     # --- encrypt, keep, noise -------------------------------------------------------------------
+    def update(self, message: Message, local: Local) -> Message:
+        """The update, measured from what `update_from` says."""
+        update = super().update(message, local)
+        if self.update_from == "broadcast":
+            return update
+        offset = {n: local.start[n] - local.broadcast[n] for n in update.parts}
+        return update.with_parts(
+            {n: replace(p, values=p.values - offset[n]) for n, p in update.parts.items()}
+        )
+
     def protect(self, update: Message, client: Client) -> Message:
         """What of an update is sent, in three zones."""
         zone = client.plan["encrypted"]
@@ -163,22 +195,23 @@ class SelectiveShield(EncryptedZone):
         """The noised zone: clipped as one vector (Eq. 20) and noised (Eq. 21)."""
         if not any(bool(p.presence().any()) for p in parts.values()):
             return dict(parts)
-        std, rng = self.std(client.plan["company"]), client.rng["defense"]
-        out = {}
-        for name, part in clip(parts, norm=self.clip_norm).items():
+        norm, rng = self.clips[client.number % len(self.clips)], client.rng["defense"]
+        std, out = self.std(client.plan["company"], norm), {}
+        for name, part in clip(parts, norm=norm).items():
             noised = part.values + gaussian_like(part.values, std=std, rng=rng)
             out[name] = Part(values=torch.where(part.presence(), noised, 0.0), present=part.present)
         return out
 
-    def std(self, clients: int) -> float:
-        """The noise's standard deviation per coordinate in a round of so many clients."""
+    def std(self, clients: int, norm: float) -> float:
+        """The noise's standard deviation per coordinate, of a client with this clip norm in a round
+        of so many clients."""
         power = {"times_K": 0.5, "plain": 0.0, "div_K": -0.5}[self.noise_scale]
-        return self.clip_norm * self.noise_multiplier * max(1, clients) ** power
+        return norm * self.noise_multiplier * max(1, clients) ** power
 
     # --- aggregate ------------------------------------------------------------------------------
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
-        """The server adds ciphertexts (Eq. 23) and noised values (Eq. 24), the key server opens
-        the former's sum (Eq. 25), and the model moves by the mean, eta_g = 1 (Eq. 26)."""
+        """The server adds ciphertexts (Eq. 23) and noised values (Eq. 24); the key server opens the
+        former's sum (Eq. 25) and moves the model by the mean, eta_g = 1 (Eq. 26)."""
         return self.moved(server, messages, over=self.average)
 
     def rehearsed(self, mask: Masks) -> dict[str, Any]:
@@ -190,8 +223,8 @@ class SelectiveShield(EncryptedZone):
 
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
         return (
-            Clip(of="update", norm=self.clip_norm),
-            GaussianNoise(of="update", std=self.std(round.clients)),
+            Clip(of="update", norm=self.clips[0]),
+            GaussianNoise(of="update", std=self.std(round.clients, self.clips[0])),
         )
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
@@ -199,8 +232,8 @@ class SelectiveShield(EncryptedZone):
         and the exact sum of the encrypted ones, are not noised at all."""
         events: list[Event] = [
             Gaussian(
-                sensitivity=2 * self.clip_norm,
-                std=self.std(facts.sampled),
+                sensitivity=2 * self._norm,
+                std=self.std(facts.sampled, self._norm),
                 unit="record",
                 count=facts.releases,
             ),
@@ -234,12 +267,12 @@ class SelectiveShield(EncryptedZone):
         return best_renyi_epsilon(slope, facts.delta)[0]
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        std = self.std(facts.sampled)
+        std = self.std(facts.sampled, self._norm)
         return {
             "noise_std": std,
             "noise_norm_rms": std * math.sqrt(facts.parameters),
             "noise_std_of_mean": std / math.sqrt(facts.sampled),
-            "sensitivity_replace": 2 * self.clip_norm,
+            "sensitivity_replace": 2 * self._norm,
             "ckks_security_bits": float(self._ckks.security_bits),
             "ckks_resolution": self._ckks.resolution / GAIN,
         }
@@ -252,15 +285,15 @@ class SelectiveShield(EncryptedZone):
             Formula(
                 name=f"std of the noise per coordinate, |K| = {clients}",
                 equation="Eq. 21",
-                value=self.clip_norm * sigma * math.sqrt(clients),
-                really=self.std(clients),
+                value=self._norm * sigma * math.sqrt(clients),
+                really=self.std(clients, self._norm),
                 holds="The other number is the std in use, by `noise_scale`.",
             ),
             Formula(
                 name="std of the mean update's noise per coordinate",
                 equation="Eq. 26",
-                value=self.clip_norm * sigma,
-                really=self.std(clients) / math.sqrt(clients),
+                value=self._norm * sigma,
+                really=self.std(clients, self._norm) / math.sqrt(clients),
                 holds="With eta_g = 1, which is FedAvg; the paper says |K|.",
             ),
             Formula(
@@ -284,7 +317,7 @@ class SelectiveShield(EncryptedZone):
     def upload_rdp(self, alpha: float, *, clients: int, moved: float = 2.0) -> float:
         """Renyi divergence of order alpha of one upload as the server gets it; moved: by how
         many C a record moves it, 2 when it is replaced and 1 when it is added or removed."""
-        return alpha * (moved * self.clip_norm / self.std(clients)) ** 2 / 2
+        return alpha * (moved * self._norm / self.std(clients, self._norm)) ** 2 / 2
 
 
 def fisher_scores(sums: State, *, samples: int, score: Score) -> dict[str, Tensor]:

@@ -446,7 +446,6 @@ def test_the_server_reads_how_many_sent_the_upper_value_and_nobodys_upload(
 ) -> None:
     seen, truth = seen_under(
         digits, network_for(digits, "mlp_spm"), shuffled(), clients=3, batch=2,
-        hears_broadcast=False,
     )  # fmt: skip
     assert seen.clients == (SUM,)
     assert truth.x.shape[:2] == (1, 6)

@@ -53,7 +53,7 @@ def test_fedml_he_tells_the_server_the_mask_and_no_map(digits: Dataset) -> None:
     run = federation_of(digits, network_for(digits), FedMLHE(share=0.2))
     result = play(run)
     seen = result.wire.seen_by(SERVER)
-    assert {m.kind for m in seen} == {MASK, "update", "public_key", "sum"}
+    assert {m.kind for m in seen} == {MASK, "update", "public_key"}
     (mask,) = (m for m in seen if m.kind == MASK)
     assert mask.sender == KEY_SERVER
     again = play(run)

@@ -20,11 +20,14 @@ from bench.contract.events import Round
 from bench.contract.mechanisms import GaussianNoise
 from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage
 from bench.data.dataset import Dataset
+from bench.errors import UserError
 from bench.protocols.export import load_seen, save_seen
 from bench.registry import Registry
 from bench.seeding import generator
 from defenses import ckks, encrypted_zone
 from defenses.encrypted_zone import CIPHERTEXT, GAIN, KEY_SERVER, MASK, EncryptedZone, KeyHolder
+from defenses.fedml_he import FedMLHE
+from defenses.mask_crypt import MaskCrypt
 from defenses.selective_shield import (
     SelectiveShield,
     consensus,
@@ -213,7 +216,7 @@ def test_the_noised_zone_is_clipped_as_the_oracle_says_and_noised_per_number_of_
         _, messages, _ = a_round(loud, torch.zeros(clients, size))
         noise = torch.cat([m.parts["w"].values for m in messages])
         std = 2.0 * 3.0 * factor
-        assert loud.std(clients) == std
+        assert loud.std(clients, loud.clips[0]) == std
         assert abs(float(noise.std()) / std - 1) < 5 / math.sqrt(2 * len(noise))
         assert GaussianNoise(of="update", std=std) in loud.mechanisms_in(Round(clients=clients))
 
@@ -304,7 +307,7 @@ def test_what_the_server_sees_is_noised_values_masks_and_sizes(
     save_seen(seen, tmp_path / "seen")
     seen = load_seen(tmp_path / "seen")
     kinds = [m.kind for m in seen.messages]
-    assert set(kinds) == {MASK, "update", "public_key", "sum"}
+    assert set(kinds) == {MASK, "update", "public_key"}
     masks = [m for m in seen.messages if m.kind == MASK]
     assert all(m.receiver == EVERYONE for m in masks)
     zone = consensus([{n: p.values for n, p in m.parts.items()} for m in masks], rho=0.5)
@@ -332,12 +335,71 @@ def test_bytes_count_masks_once_up_and_ciphertexts_whole(digits: Dataset) -> Non
     assert update.n_bytes == 4 * shown + update.sealed[CIPHERTEXT].n_bytes
 
 
-def test_threats_say_whether_the_server_hears_the_broadcast(digits: Dataset) -> None:
-    for hears in (True, False):
-        seen, _ = seen_under(
-            digits, network_for(digits), SelectiveShield(), victims=3, hears_broadcast=hears
-        )
-        assert (seen.after is not None) == hears
+@pytest.mark.parametrize("defense", [SelectiveShield(), FedMLHE(), MaskCrypt()])
+def test_the_server_learns_the_next_model_only_where_it_hears_every_broadcast(
+    digits: Dataset, defense: EncryptedZone
+) -> None:
+    """A key server or the clients form the model, so neither it nor the opened sum is seen."""
+    for hears in ("addressed", "every_broadcast"):
+        seen, _ = seen_under(digits, network_for(digits), defense, victims=3, hears=hears)
+        assert (seen.after is not None) == (hears == "every_broadcast")
+        assert "sum" not in {m.kind for m in seen.messages}
+    seen, _ = seen_under(digits, network_for(digits), Defense(), victims=3)
+    assert seen.after is not None
+
+
+def test_clients_that_open_the_sum_themselves_download_its_ciphertexts(digits: Dataset) -> None:
+    network = network_for(digits)
+    plain = play(federation_of(digits, network, Defense(), clients=2))
+    shield = play(federation_of(digits, network, SelectiveShield(tau=0.0, rho=0.0), clients=2))
+    own = play(federation_of(digits, network, MaskCrypt(share=1.0), clients=2))
+    model = plain.wire.bytes_down
+    sums = [m for m in own.wire.log if m.kind == "sum" and m.sender == SERVER]
+    keys = sum(m.n_bytes for m in own.wire.log if m.kind == "public_key" and m.sealed)
+    masks = sum(m.n_bytes for m in own.wire.log if m.kind == MASK)
+    assert sorted(m.receiver for m in sums) == ["client-0", "client-1"]
+    keys_of_clients = keys * 2 / 3  # the third went to the server
+    assert own.wire.bytes_down == model + sum(m.n_bytes for m in sums) + keys_of_clients + masks
+    assert not any(m.kind == "sum" and m.sender == SERVER for m in shield.wire.log)
+
+
+def test_settings_given_as_lists_are_dealt_to_clients_in_turn(digits: Dataset) -> None:
+    """Client 0 marks everything above 0, client 1 nothing; each is clipped to its own norm."""
+    shield = SelectiveShield(
+        tau=[0.0, 1.0], clip_norm=[1e-3, 2e-3, 3e-3], rho=1.0, noise_multiplier=0.0
+    )
+    run = federation_of(digits, network_for(digits), shield, clients=6)
+    log = play(run).wire.log
+    for client in run.clients:
+        mask = next(m for m in log if m.kind == MASK and m.sender == client.id)
+        marked = sum(int(p.values.sum()) for p in mask.parts.values())
+        assert (marked == 0) == (client.number % 2 == 1)
+        update = next(m for m in log if m.kind == "update" and m.sender == client.id)
+        norm = torch.cat([p.values[p.presence()] for p in update.parts.values()]).norm()
+        if marked == 0:
+            assert float(norm) == pytest.approx([1e-3, 2e-3, 3e-3][client.number % 3], rel=1e-4)
+    assert shield.cycle == 6
+    seen, _ = seen_under(digits, network_for(digits), shield, clients=8, victims=2)
+    assert set(seen.clients) == {"client-0", "client-6"}
+    with pytest.raises(UserError, match="first of the settings dealt"):
+        seen_under(digits, network_for(digits), shield, clients=8, victims=3)
+    with pytest.raises(ValueError, match=r"tau must lie in \[0, 1\], got 1.5"):
+        SelectiveShield(tau=[0.5, 1.5])
+    with pytest.raises(ValueError, match="got an empty list"):
+        SelectiveShield(tau=[])
+
+
+def test_an_update_is_measured_from_the_broadcast_or_from_where_training_began() -> None:
+    ones = {"w": torch.ones(2)}
+    local = Local(
+        broadcast=ones, start={"w": torch.tensor([1.0, 5.0])}, end={"w": torch.tensor([2.0, 4.0])},
+        const={}, grad_sum={"w": torch.tensor([-1.0, 1.0])}, lr=1.0, steps=1,
+    )  # fmt: skip
+    sent = {"w": Part(values=torch.tensor([1.0, 3.0]))}
+    message = Message(kind="update", sender="c", receiver=SERVER, round=0, parts=sent)
+    for update_from, expected in (("broadcast", [1.0, 3.0]), ("start", [1.0, -1.0])):
+        shield = SelectiveShield(update_from=update_from)
+        assert shield.update(message, local).parts["w"].values.tolist() == expected
 
 
 def test_one_clients_encrypted_zone_is_read_off_the_broadcast(
@@ -346,20 +408,18 @@ def test_one_clients_encrypted_zone_is_read_off_the_broadcast(
     """The mean of one is its update: the worst case that a threat with one victim shows."""
     network = network_for(digits)
     results = {}
-    for hears in (True, False):
+    for hears in ("addressed", "every_broadcast"):
         defense = SelectiveShield(tau=0.5, rho=0.0)
-        seen, truth = seen_under(
-            digits, network, defense, victims=1, clients=4, hears_broadcast=hears
-        )
+        seen, truth = seen_under(digits, network, defense, victims=1, clients=4, hears=hears)
         answer = registry.attack("idlg", {}).applies(seen)
-        if not hears:
+        if hears == "addressed":
             assert answer is not None
             continue
         assert answer is None
         found = registry.attack("idlg", {}).run(seen, context_for(digits, network, defense))
         assert found.images is not None
         results[hears] = float((found.images - truth.x).square().mean())
-    assert results[True] < 0.01
+    assert results["every_broadcast"] < 0.01
 
 
 def test_a_rehearsal_keeps_what_was_agreed(digits: Dataset) -> None:
