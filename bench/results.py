@@ -482,7 +482,8 @@ class Results:
             f"<p>{html.escape(protocol)}</p>{frame.to_html(index=False, escape=True)}"
             for protocol, frame in frames.overview_tables(self._files.rows, LOSS)
         )
-        return f"<p>{html.escape(repr(self))}</p>{body}<p>{html.escape(legend(LOSS))}</p>"
+        below = html.escape(legend(self._files.rows, LOSS))
+        return f"<p>{html.escape(repr(self))}</p>{body}<p>{below}</p>"
 
 
 def _suite(

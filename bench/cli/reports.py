@@ -136,7 +136,7 @@ def publish(
         _write(folder / "pictures.json", to_json(found.pictures) + "\n")
     rows = found.rows
     if show and rows:
-        _print(terminal.overview(rows, loss / 100), legend(loss / 100))
+        _print(terminal.overview(rows, loss / 100), legend(rows, loss / 100))
         if details:
             _print(terminal.shown(rows), terminal.legend(rows))
         else:

@@ -32,6 +32,7 @@ class FlagCode(StrEnum):
     ATTACK_TIMEOUT = "attack_timeout"  # subject: the attack
     ATTACK_PENDING = "attack_pending"  # subject: the attack
     BY_BOUND = "by_bound"
+    NOT_AS_PUBLISHED = "not_as_published"  # values: reason
     CONTROL_FAILED = "control_failed"  # values: leak, of the undefended row
     OTHER = "other"  # values: text, of an older version
 
@@ -49,6 +50,7 @@ _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.WHOSE_UNKNOWN: "warn",
     FlagCode.UNDERSTATED: "warn",
     FlagCode.FIRST_ROUND: "warn",
+    FlagCode.NOT_AS_PUBLISHED: "warn",
 }
 """Of all others: bad."""
 

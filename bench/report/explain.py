@@ -76,6 +76,7 @@ LETTERS = {
     "J": "one attack leaks much more than the answers that were chosen",
     "R": "the first round alone leaks much more than the rounds together",
     "W": "the clients' images are rebuilt, but not whose each is",
+    "M": "not the paper's own method, as the report says",
     "V": "the audit refutes a claim or proof",
     "X": "something failed",
     "T": "over the time limit",
@@ -207,6 +208,13 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "What an attacker would choose among the attacks' answers is not known, so the best by the"
         " truth ranks the row: the attacker may do worse.",
         letter="U",
+    ),
+    FlagCode.NOT_AS_PUBLISHED: Meaning(
+        "not the paper's method",
+        "not the paper's own method: {reason}",
+        "The row was published before this was found, and stays as it was measured. Do not cite it"
+        " for the paper's method.",
+        letter="M",
     ),
     FlagCode.CONTROL_FAILED: Meaning(
         "control failed",

@@ -101,7 +101,7 @@ def page(
             trade=charts.trade_view(rows) if overall else None,
             overviews=overview.choices(rows) if overall else [],
             costs=overview.COSTS,
-            signs=overview.SIGNS,
+            signs=overview.explain_signs(rows),
             loss=overview.LOSS,
             pictures=pictures,
         )

@@ -39,6 +39,7 @@ from bench.records import (
     read_rows,
 )
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
+from bench.report.errata import with_errata
 from bench.report.pairs import Contender, Found, apart
 from bench.report.verdicts import (
     Trained,
@@ -54,11 +55,16 @@ Read = Callable[[Any, str], Any]
 
 def load(folder: Path) -> list[Row]:
     """Rows made from the folder's records, or, of published results, as their leaderboard.json has
-    them, with its ranks; a part of some, which has none, has records.
+    them, with its ranks; a part of some, which has none, has records. Rows that the folder's
+    errata list are flagged.
 
     Raises:
         UserError: If it has neither, or a file that is not what it should be.
     """
+    return with_errata(_load(folder), folder)
+
+
+def _load(folder: Path) -> list[Row]:
     if (folder / "records").is_dir():
         return rows(folder)
     try:

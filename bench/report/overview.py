@@ -7,7 +7,7 @@ much accuracy the one that leaks least. Nothing here draws; terminal, text, page
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.records import FlagCode, Row
@@ -48,6 +48,14 @@ _DOUBTS = (
     FlagCode.UNDERSTATED,
     FlagCode.FIRST_ROUND,
 )
+
+
+DAGGER = "†"
+
+
+def disputed(rows: Iterable[Row | None]) -> bool:
+    """Whether one of the rows is listed as not the paper's own method."""
+    return any(f.code is FlagCode.NOT_AS_PUBLISHED for r in rows if r is not None for f in r.flags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +125,13 @@ class Verdict:
         there is none."""
         if self.leak is None:
             return "–" if self.why == _NOT_RUN else self.why
-        return f"{self.leak:.2f}{'?' if self.doubtful else ''}{'*' if self.first else ''}"
+        return f"{self.leak:.2f}{self.signs}{'*' if self.first else ''}"
+
+    @property
+    def signs(self) -> str:
+        """A question mark where the leak may be more, a dagger where the row is not the paper's
+        method."""
+        return f"{'?' if self.doubtful else ''}{DAGGER if disputed([self.row]) else ''}"
 
     @property
     def style(self) -> str:
@@ -395,10 +409,17 @@ SIGNS = (
 """What the signs in an overview mean."""
 
 
-def legend(loss: float = LOSS) -> str:
-    """How to read the overview of settings that lose at most so much accuracy."""
+def explain_signs(rows: Iterable[Row]) -> str:
+    """What the signs in the overview of these rows mean."""
+    return SIGNS + (
+        f" {DAGGER}: not the paper's own method (see the row)." if disputed(rows) else ""
+    )
+
+
+def legend(rows: Iterable[Row], loss: float = LOSS) -> str:
+    """How to read the overview of these rows' settings that lose at most so much accuracy."""
     return (
         "Leak of the setting that leaks least of those that lose at most "
         f"{100 * loss:g} points of accuracy: 0 what needs no leak, 1 a perfect copy, by the "
-        f"attacker's choice among all attacks. {SIGNS}"
+        f"attacker's choice among all attacks. {explain_signs(rows)}"
     )

@@ -27,7 +27,7 @@ from bench.report import curves as curves_
 from bench.report import files as reports
 from bench.report import html, tables
 from bench.report.charts import View
-from bench.report.overview import COSTS, LOSS, SIGNS, Overview, choices
+from bench.report.overview import COSTS, LOSS, Overview, choices, explain_signs
 from bench.report.subjects import KINDS, Subject, SubjectKind, subjects
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
@@ -167,7 +167,7 @@ def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
             kinds=KINDS,
             beside=FILES,
             costs=COSTS,
-            signs=SIGNS,
+            signs=explain_signs(row for entry in entries for row in entry.rows),
             loss=LOSS,
             version=bench.__version__,
         )

@@ -97,7 +97,7 @@ def _commands(run: Run) -> list[str]:
 def _markdown_overview(rows: Sequence[Row]) -> list[str]:
     """Lines of the overview: for each protocol leaks of defenses by tables, costs, and the settings
     that stand in it."""
-    lines = ["## Overview", "", overviews.legend(), ""] if rows else []
+    lines = ["## Overview", "", overviews.legend(rows), ""] if rows else []
     for found in overviews.by_protocol(rows):
         heads = ["defense", *(h.title for h in found.heads), *(c.name for c in overviews.COSTS)]
         heads.append("settings")
@@ -200,15 +200,15 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
     Returns:
         LaTeX that needs `\\usepackage{booktabs}`.
     """
-    return "\n".join(map(_latex_overview, overviews.by_protocol(rows, loss)))
+    return "\n".join(_latex_overview(o, rows) for o in overviews.by_protocol(rows, loss))
 
 
-def _latex_overview(found: overviews.Overview) -> str:
+def _latex_overview(found: overviews.Overview, rows: Sequence[Row]) -> str:
     titles = "; ".join(f"{head.number}: {head.title}" for head in found.heads)
     numbers = [str(head.number) for head in found.heads]
     heads = ["defense", *numbers, *(cost.name for cost in overviews.COSTS)]
     return _environment(
-        f"Leak of each defense. {overviews.legend(found.loss)} Tables: {titles}",
+        f"Leak of each defense. {overviews.legend(rows, found.loss)} Tables: {titles}",
         f"overview-{found.protocol}",
         "l" + "r" * (len(heads) - 1),
         [list(map(latex, line)) for line in (heads, *found.cells)],

@@ -1,0 +1,71 @@
+"""Rows of a published folder that later turned out wrong, as its errata.toml lists them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel, TypeAdapter
+
+from bench.errors import UserError
+from bench.files import read_bytes
+from bench.protocols.settings import STRICT
+from bench.records import Flag, FlagCode, Row
+from bench.records.files import checked
+
+ERRATA = "errata.toml"
+
+
+class Erratum(BaseModel):
+    """Rows that are not the paper's own method, and why.
+
+    Attributes:
+        defense: Their defense, or one of the members of `a+b`.
+        protocol: Their protocol; None: any.
+        reason: What differs, a clause.
+    """
+
+    model_config = STRICT
+
+    defense: str
+    protocol: str | None = None
+    reason: str
+
+    def concerns(self, row: Row) -> bool:
+        """Whether it is about this row."""
+        named = self.defense in row.defense.split("+")
+        return named and self.protocol in (None, row.protocol)
+
+
+class Errata(BaseModel):
+    """An errata.toml."""
+
+    model_config = STRICT
+
+    rows: list[Erratum]
+
+
+def with_errata(rows: Iterable[Row], folder: Path) -> list[Row]:
+    """Rows with a flag for each erratum of their folder.
+
+    Raises:
+        UserError: If errata.toml is none.
+    """
+    place = folder / ERRATA
+    if not place.is_file():
+        return list(rows)
+    try:
+        value = tomllib.loads(read_bytes(place).decode())
+    except ValueError as error:
+        raise UserError(f"{place} is no readable TOML ({error}).") from error
+    listed = checked(TypeAdapter(Errata), value, place).rows
+
+    def flags(row: Row) -> tuple[Flag, ...]:
+        reasons = (e.reason for e in listed if e.concerns(row))
+        return tuple(
+            Flag(code=FlagCode.NOT_AS_PUBLISHED, values={"reason": reason}) for reason in reasons
+        )
+
+    return [replace(row, flags=(*row.flags, *flags(row))) for row in rows]

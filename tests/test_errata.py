@@ -1,0 +1,67 @@
+"""Rows of a published folder that are not their paper's method, as its errata.toml lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UserError
+from bench.records import FlagCode
+from bench.report.errata import ERRATA, with_errata
+from bench.report.explain import letters, sentence
+from bench.report.overview import legend, overview
+from tests.made_rows import interval, row
+
+TEXT = '[[rows]]\ndefense = "b"\nprotocol = "fedavg"\nreason = "its masks covered the classifier too"\n'
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def test_listed_rows_are_flagged_and_marked_and_no_others(tmp_path: Path) -> None:
+    rows = [
+        row(name, 1, 0.4, accuracy=interval(0.9), settings={"own": name})
+        for name in ("a", "b", "a+b")
+    ]
+    bare = row("none", 9, 1.0, accuracy=interval(0.9))
+    assert with_errata(rows, tmp_path) == rows
+    (tmp_path / ERRATA).write_text(TEXT)
+    flagged = with_errata([*rows, bare], tmp_path)
+    assert [letters(r.flags) for r in flagged] == ["", "M", "M", ""]
+    (flag,) = flagged[1].flags
+    assert sentence(flag) == "not the paper's own method: its masks covered the classifier too"
+    cells = {line.defense: line.verdicts[0].text for line in overview(flagged).lines}
+    assert cells == {"a": "0.25", "b": "0.25†", "a+b": "0.25†", "none": "1.00"}
+    assert "†" in legend(flagged)
+    assert "†" not in legend([*rows, bare])
+    split = row("b", 1, 0.4, protocol="splitfed")
+    assert with_errata([split], tmp_path) == [split]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows = 3", "errata.toml: .*rows"),
+        ('[[rows]]\ndefense = "b"\nwhy = ""', "errata.toml: .*"),
+        ("[[rows", "errata.toml is no readable TOML"),
+    ],
+)
+def test_a_file_that_is_no_list_of_rows_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / ERRATA).write_text(text)
+    with pytest.raises(UserError, match=message):
+        with_errata([row()], tmp_path)
+
+
+@pytest.mark.parametrize("place", sorted(RESULTS.rglob(ERRATA)), ids=lambda p: p.parent.name)
+def test_committed_errata_are_readable_and_their_rows_exist(place: Path) -> None:
+    from bench.report import leaderboard
+
+    rows = leaderboard.load(place.parent)
+    reasons = {
+        flag.values["reason"]
+        for r in rows
+        for flag in r.flags
+        if flag.code is FlagCode.NOT_AS_PUBLISHED
+    }
+    assert len(reasons) > 0
