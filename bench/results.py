@@ -371,61 +371,6 @@ class Results:
         rows = self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
         return text.to_latex(rows, intervals=intervals)
 
-    def to_mlflow(
-        self,
-        *,
-        tracking_uri: str | Path | None = None,
-        experiment: str | None = None,
-        checkpoint: str | None = None,
-        dataset: str | None = None,
-        defense: str | None = None,
-    ) -> list[str]:
-        """Send the finished rows to MLflow, one run each, and give the runs' ids.
-
-        A run's parameters are the row's suite, protocol, dataset, model, defense, checkpoint and
-        all their settings; its metrics the numbers of `leaderboard()` by their columns (with / for
-        the @ of an attack under two threats); its tags the texts of these columns, the row's key,
-        seeds, the command, the device and every version. A row that the experiment has already, by
-        its key, is brought up to date. tracking_uri: a server, a database or a folder; None:
-        MLflow's own choice. experiment: by default the suite, quick v8. Raises UserError without
-        the package mlflow, for what MLflow refuses, and where nothing is finished."""
-        from bench.report import trackers
-
-        rows = self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
-        return trackers.to_mlflow(
-            trackers.tracked(rows, self._run),
-            experiment=experiment or self._run.label,
-            tracking_uri=tracking_uri,
-        )
-
-    def to_wandb(
-        self,
-        *,
-        project: str = "leakbench",
-        entity: str | None = None,
-        folder: str | Path | None = None,
-        checkpoint: str | None = None,
-        dataset: str | None = None,
-        defense: str | None = None,
-    ) -> list[str]:
-        """Send the finished rows to W&B, one run each, and give the runs' ids, which are the rows'
-        keys.
-
-        A run's config are the parameters of `to_mlflow`, and its tags under `tags`; its summary the
-        metrics by their columns; its group the suite. A row that the project has already is brought
-        up to date. folder: where W&B keeps its files, None for its own choice; with
-        WANDB_MODE=offline all stays there. Raises UserError without the package wandb, for what W&B
-        refuses, and where nothing is finished."""
-        from bench.report import trackers
-
-        rows = self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
-        return trackers.to_wandb(
-            trackers.tracked(rows, self._run),
-            project=project,
-            entity=entity,
-            folder=None if folder is None else Path(folder),
-        )
-
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
         paths = []

@@ -346,7 +346,7 @@ def test_a_table_whose_undefended_row_leaks_nothing_ranks_nothing(tmp_path: Path
     assert all(r.rank for r in leaderboard.rows(made.done()))
 
 
-def test_p_values_are_adjusted_within_a_table_and_too_few_victims_are_told(tmp_path: Path) -> None:
+def test_p_values_are_adjusted_within_a_table(tmp_path: Path) -> None:
     made = Folder(tmp_path)
     for i in range(8):
         made.row("spm", 0, {"dlg": [i / 10 + v / 1000 for v in range(8)]}, epsilon=float(i))
@@ -354,13 +354,9 @@ def test_p_values_are_adjusted_within_a_table_and_too_few_victims_are_told(tmp_p
     assert [c.difference.p for c in ladder.comparisons] == pytest.approx([2 / 2**8] * 7)
     assert [c.p_holm for c in ladder.comparisons] == pytest.approx([7 * 2 / 2**8] * 7)
     assert {c.verdict for c in ladder.comparisons} == {"not separated"}
-    assert ladder.resolution is not None
-    assert "8 victims among 7 pairs cannot get p below 0.055" in ladder.resolution
     alone = made.compared("spm:epsilon=0", "spm:epsilon=1")
     assert alone.p_holm == pytest.approx(2 / 2**8)
     assert alone.verdict == "separated here"
-    (every,) = comparison.ladders(contenders.read(made.folder), every=True)
-    assert len(every.comparisons) == 28
 
 
 def test_separated_needs_seeds_that_agree(tmp_path: Path) -> None:
@@ -382,10 +378,6 @@ def test_separated_needs_seeds_that_agree(tmp_path: Path) -> None:
     assert share is not None
     assert share.seed_share is not None
     assert share.seed_share > 0.9
-    assert wavering.plan is not None
-    assert wavering.plan.blocked
-    assert wavering.plan.victims is None
-    assert wavering.plan.seeds is not None
 
 
 def test_sixty_rows_of_three_seeds_take_seconds_and_each_record_is_read_once(
@@ -433,13 +425,13 @@ def test_the_command_prints_within_80_columns_and_as_strict_json(tmp_path: Path)
             attacks = {"dlg": values, "ilrg": {"lnacc": values}}
             made.row(name, seed, attacks, **given_settings)
     out = str(made.done())
-    code, text = compare(out, "--power")
+    code, text = compare(out)
     assert code == 0, text
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
     assert "upper bound SSIM · 8 victims in each of 3 seeds" in flat
     assert re.search(r"1 spm epsilon=1\.5 0\.[45]\d\d -0\.\d+ \[.* < 0.001 .* separated", flat)
-    code, text = compare(out, "none", "spm", "--power")
+    code, text = compare(out, "none", "spm")
     assert code == 0, text
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
@@ -447,7 +439,6 @@ def test_the_command_prints_within_80_columns_and_as_strict_json(tmp_path: Path)
     assert ": the first leaks more" in flat
     assert "8 victims in each of 3 seeds (0, 1, 2), threat server" in flat
     assert "verdict separated" in flat
-    assert "or 2 seeds for the observed difference" in flat
     code, text = compare(out, "none", "spm", "--attack", "ilrg", "--json", "--only", "seed=1")
     assert code == 0, text
     (found,) = json.loads(text)[0]["comparisons"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bench import suite
-from bench.cli import app, remembered
+from bench.cli import app
 from bench.data import load_dataset
 from bench.data.dataset import Dataset, carve_clients, checked, from_features
 from bench.data.partition import Dealing
@@ -83,10 +83,9 @@ def test_a_packages_data_set_loads_by_its_name_with_its_own_settings(install: In
 
 
 def test_the_list_names_packages_data_sets_broken_ones_with_the_reason_and_taken_names(
-    install: Install, monkeypatch: pytest.MonkeyPatch
+    install: Install,
 ) -> None:
     install(mine="my_data:load", digits="my_data:load", absent="my_data:none", nowhere="no_such:x")
-    monkeypatch.setattr("bench.cli.catalogue.remembered", lambda make: make())
     text = " ".join(
         CliRunner().invoke(app, ["list", "datasets"], env={"COLUMNS": "400"}).stdout.split()
     )
@@ -210,12 +209,6 @@ def test_a_packages_loader_and_its_files_decide_a_trainings_key_and_no_other(
     (tmp_path / "mine" / "records.csv").write_text("1,2\n")
     assert keys()[0] != before[0]
     assert keys()[1] == without
-
-
-def test_what_the_list_remembers_depends_on_packages_with_data_sets(install: Install) -> None:
-    before = remembered._fingerprint()
-    install()
-    assert remembered._fingerprint() != before
 
 
 # --- publishers' files ----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from bench.cli.options import AsJson, PluginFile, announce, console, open_table, plain_errors
-from bench.cli.remembered import Listing, remembered
 from bench.errors import UserError
 
 LISTS = ("defenses", "attacks", "datasets", "models", "suites")
@@ -30,8 +29,7 @@ def list_(
             raise UserError(did_you_mean("list", what, LISTS))
         files = tuple(p.resolve() for p in plugin or ())
         announce(plugin or ())
-        listing = _listing(files) if files else remembered(lambda: _listing(()))
-        chosen = {k: v for k, v in listing.items() if what in (None, k)}
+        chosen = {k: v for k, v in _listing(files).items() if what in (None, k)}
     if as_json:
         typer.echo(json.dumps(chosen, indent=1))
         return
@@ -46,7 +44,7 @@ def list_(
         console.print()
 
 
-def _listing(files: tuple[Path, ...]) -> Listing:
+def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
     import inspect
 
     from bench import data, models, suite

@@ -16,7 +16,6 @@ from bench.metrics.named import TITLES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bench.metrics.paired import SampleSize
     from bench.report.comparison import Ladder
     from bench.report.pairs import Accuracy, RowComparison
 
@@ -45,9 +44,6 @@ def compare(
         list[str] | None,
         typer.Option("--only", help="Keep key=value: protocol, dataset, model, defense, seed."),
     ] = None,
-    power: Annotated[
-        bool, typer.Option("--power", help="Victims or seeds that would tell the rows apart.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare rows of a leaderboard on the same victims: A with B, or each row with the next."""
@@ -70,12 +66,12 @@ def compare(
         return
     for ladder in made:
         console.print()
-        for block in _rows(ladder, power) if one is None else _pair(ladder, power):
+        for block in _rows(ladder) if one is None else _pair(ladder):
             console.print(block, highlight=False)
     found_any = [c for m in made for c in m.comparisons]
     if found_any:
         console.print()
-        legend = _legend(found_any, power, one is None)
+        legend = _legend(found_any, one is None)
         console.print(legend, style="dim", highlight=False, markup=False)
 
 
@@ -86,7 +82,7 @@ _ROW = 20
 """Width of a row's name, so that a table fits 80 columns."""
 
 
-def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
+def _rows(ladder: Ladder) -> Iterator[RenderableType]:
     from rich.text import Text
 
     from bench.report.terminal import folded
@@ -99,7 +95,7 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
     shown.add_column("row", no_wrap=True)
     for name in ("score", "minus next [95 %]", "p", "accuracy"):
         shown.add_column(name, justify="right", no_wrap=name in ("score", "p"))
-    shown.add_column("verdict,\n80 % power" if power else "verdict", min_width=15 if power else 9)
+    shown.add_column("verdict", min_width=9)
     for row in (c for c in ladder.table.rows if c.rank is not None):
         found, last = made.get(id(row)), before.get(id(row))
         # Wrapped between settings, not within one.
@@ -111,8 +107,6 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
             continue
         cells += [_number(found.means[0], found.metric), Text(_gap(found)), _p(found.p_holm)]
         verdict = Text(found.verdict, style=_STYLES[found.verdict])
-        if power:
-            verdict.append(f"\n{_range(found)}", style="default")
         shown.add_row(*cells, _accuracy(found.accuracy), verdict)
     if made:
         yield shown
@@ -121,8 +115,6 @@ def _rows(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
     for c in ladder.comparisons:
         yield from (Text(f"{c.first.rank}-{c.second.rank}: {n}", style="dim") for n in c.notes)
     yield from (Text(f"Left out: {reason}", style="dim") for reason in ladder.skipped)
-    if ladder.resolution:
-        yield Text(ladder.resolution, style="yellow")
 
 
 def _what(found: Sequence[RowComparison]) -> str:
@@ -140,7 +132,7 @@ def _samples(found: RowComparison) -> str:
 # --- two rows ---------------------------------------------------------------------------------
 
 
-def _pair(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
+def _pair(ladder: Ladder) -> Iterator[RenderableType]:
     from rich.text import Text
 
     for found in ladder.comparisons:
@@ -148,15 +140,13 @@ def _pair(ladder: Ladder, power: bool) -> Iterator[RenderableType]:
         shown = open_table(show_header=False)
         shown.add_column(style="bold", no_wrap=True)
         shown.add_column(overflow="fold")
-        for name, text in _facts(found, power):
+        for name, text in _facts(found):
             shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
         yield shown
         yield from (Text(note, style="dim") for note in found.notes)
-    if ladder.resolution:
-        yield Text(ladder.resolution, style="yellow")
 
 
-def _facts(found: RowComparison, power: bool) -> Iterator[tuple[str, str]]:
+def _facts(found: RowComparison) -> Iterator[tuple[str, str]]:
     metric, paired = found.metric, found.difference
     for name, row, mean in zip(
         ("first", "second"), (found.first, found.second), found.means, strict=True
@@ -181,8 +171,6 @@ def _facts(found: RowComparison, power: bool) -> Iterator[tuple[str, str]]:
         )
     yield "accuracy", _accuracy_sentence(found.accuracy)
     yield "verdict", found.verdict
-    if power:
-        yield "80 % power", _power_sentence(found)
 
 
 def _seeds(found: RowComparison) -> str:
@@ -202,42 +190,7 @@ def _accuracy_sentence(found: Accuracy | None) -> str:
     return f"{found.mean:+.3f} ({whose}over seeds from {lo:+.3f} to {hi:+.3f})"
 
 
-def _power_sentence(found: RowComparison) -> str:
-    if found.plan is None:
-        return "no number: no difference was seen, or too few victims to judge its spread"
-    text = f"{_need(found.plan, found)} for the observed difference"
-    if found.plan.blocked:
-        text += " (the spread between seeds alone hides it: more victims cannot help)"
-    if found.cautious_plan is None:
-        return f"{text}; the interval holds 0, so that no number is enough for sure"
-    return f"{text}, {_need(found.cautious_plan, found)} for the interval's end nearer to 0"
-
-
-def _need(plan: SampleSize, found: RowComparison) -> str:
-    each = " per seed" if len(found.seeds) > 1 else ""
-    ways = [f"{plan.victims} victims{each}"] if plan.victims else []
-    ways += [f"{plan.seeds} seeds"] if plan.seeds else []
-    return " or ".join(ways) or "over a million of either"
-
-
 # --- numbers ----------------------------------------------------------------------------------
-
-
-def _range(found: RowComparison) -> str:
-    """34-120 victims; 34+ where the interval holds 0."""
-    plan, cautious = found.plan, found.cautious_plan
-    if plan is None:
-        return "no number"
-    each = "/seed" if len(found.seeds) > 1 else ""
-    ways = []
-    for low, high, unit in (
-        (plan.victims, cautious and cautious.victims, f" victims{each}"),
-        (plan.seeds, cautious and cautious.seeds, " seeds"),
-    ):
-        if low:
-            end = "+" if not high else ("" if high == low else f"-{high}")
-            ways.append(f"{low}{end}{unit}")
-    return "\nor ".join(ways) or "> a million"
 
 
 def _gap(found: RowComparison) -> str:
@@ -271,7 +224,7 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
-def _legend(found: Sequence[RowComparison], power: bool, many: bool) -> str:
+def _legend(found: Sequence[RowComparison], many: bool) -> str:
     verdicts = {c.verdict for c in found}
     several = any(len(c.seeds) > 1 for c in found)
     over = "seeds and victims" if several else "victims"
@@ -291,11 +244,4 @@ def _legend(found: Sequence[RowComparison], power: bool, many: bool) -> str:
         parts.append("separated here: on the victims of these trainings; others may differ.")
     if verdicts - {"not separated"}:
         parts.append("Neither says that the difference is large enough to matter.")
-    if power:
-        parts.append(
-            "80 % power: rough, from the observed difference"
-            + (" to its interval's end nearer to 0 (+: there no number is enough)" if many else "")
-            + "; for the two rows alone at 5 %, "
-            + ("over seeds." if several else "on victims of this training.")
-        )
     return " ".join(parts)

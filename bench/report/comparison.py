@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.metrics.named import METRICS
-from bench.metrics.paired import holm, least_victims
+from bench.metrics.paired import holm
 from bench.names import did_you_mean
 from bench.records import short
 from bench.report.choosing import check_wanted
@@ -27,27 +27,11 @@ class Ladder:
     comparisons: list[RowComparison]
     skipped: list[str] = field(default_factory=list)
 
-    @property
-    def resolution(self) -> str | None:
-        """That some pair has fewer victims than Holm's first step needs, whatever the effect."""
-        pairs = len(self.comparisons)
-        fewest = min((sum(c.difference.victims) for c in self.comparisons), default=0)
-        need = least_victims(comparisons=max(1, pairs))
-        if not pairs or fewest >= need:
-            return None
-        smallest = min(1.0, pairs * 2.0 ** (1 - fewest))
-        among = f" among {pairs} pairs" if pairs > 1 else ""
-        return (
-            f"{fewest} victims{among} cannot get p below {smallest:.2g}, however large the "
-            f"difference: it takes {need}."
-        )
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "table": self.table.title,
             "comparisons": [c.to_dict() for c in self.comparisons],
             "skipped": self.skipped,
-            "resolution": self.resolution,
         }
 
 
@@ -59,16 +43,14 @@ def ladders(
     *,
     attack: str | None = None,
     metric: str | None = None,
-    every: bool = False,
 ) -> list[Ladder]:
-    """Each table's ranked rows, each against the next one (every: against all later ones), with
-    p-values adjusted within the table. Raises UserError for an unknown attack or metric."""
+    """Each table's ranked rows, each against the next one, with p-values adjusted within the table.
+    Raises UserError for an unknown attack or metric."""
     _check_names(found, attack, metric)
     out = []
     for table in found:
         rows = [c for c in table.rows if c.rank is not None]
-        pairs = itertools.combinations(rows, 2) if every else itertools.pairwise(rows)
-        out.append(_ladder(table, list(pairs), attack, metric))
+        out.append(_ladder(table, list(itertools.pairwise(rows)), attack, metric))
     return out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.errors import UserError
 from bench.metrics.named import sign_of
-from bench.metrics.paired import ALPHA, Paired, SampleSize, paired, victims_needed
+from bench.metrics.paired import ALPHA, Paired, paired
 from bench.records import AttackOutcome, AttackRecord, Row, TrainRecord
 from bench.report.entries import PENDING, beyond, taken, values_of
 
@@ -97,9 +97,7 @@ class RowComparison:
 
     means: the metric's mean of the first and the second row. difference: of the leak, first minus
     second, so > 0: the first row leaks more, also where a smaller metric (MSE) is the larger leak.
-    p_holm, p_seeds_holm: adjusted for all pairs of the table. plan, cautious_plan: what is needed
-    to show the observed difference, or the end of its interval that is nearer to 0 (None where
-    the interval holds 0).
+    p_holm, p_seeds_holm: adjusted for all pairs of the table.
     """
 
     first: Contender
@@ -111,8 +109,6 @@ class RowComparison:
     means: tuple[float, float]
     difference: Paired
     accuracy: Accuracy | None
-    plan: SampleSize | None
-    cautious_plan: SampleSize | None
     notes: tuple[str, ...]
     p_holm: float
     p_seeds_holm: float | None
@@ -149,8 +145,6 @@ class RowComparison:
             "accuracy_difference": None
             if self.accuracy is None
             else {"mean": self.accuracy.mean, **asdict(self.accuracy)},
-            "plan": None if self.plan is None else asdict(self.plan),
-            "cautious_plan": None if self.cautious_plan is None else asdict(self.cautious_plan),
             "notes": list(self.notes),
         }
 
@@ -179,7 +173,6 @@ def compare(
     sign = sign_of(shared.metric)
     seeds = tuple(shared.first)
     difference = shared.difference
-    plan, cautious = _plans(difference)
     return RowComparison(
         first=first,
         second=second,
@@ -190,8 +183,6 @@ def compare(
         means=(sign * _mean(shared.first), sign * _mean(shared.second)),
         difference=difference,
         accuracy=_accuracy(first, second, seeds),
-        plan=plan,
-        cautious_plan=cautious,
         notes=tuple(_notes(first, second, shared, attack)),
         p_holm=difference.p,
         p_seeds_holm=difference.p_seeds,
@@ -367,20 +358,6 @@ def _utility(record: TrainRecord, personal: bool) -> float | None:
     if personal:
         return record.personal_accuracy
     return None if record.correct is None else record.correct / record.test_samples
-
-
-def _plans(difference: Paired) -> tuple[SampleSize | None, SampleSize | None]:
-    """For the observed difference, and for the interval's end nearer to 0 if it excludes 0."""
-    if difference.variances is None:
-        return None, None
-    interval, seeds = difference.interval, len(difference.victims)
-    nearer = min(interval.lo, interval.hi, key=abs) if interval.lo * interval.hi > 0 else 0.0
-    per_seed = max(1 if seeds > 1 else 2, sum(difference.victims) // seeds)
-    one, two = (
-        victims_needed(effect, spread=difference.variances, seeds=seeds, victims=per_seed)
-        for effect in (interval.mean, nearer)
-    )
-    return one, two
 
 
 def _notes(
