@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.observation import gradient_estimate, lawless, mechanisms_of, unusable
+from attacks.engine.ranked import inputs_by_rank, public_magnitudes, rankings, without_ties
 from bench.api import Attack, Context, Reconstruction, Seen
 
 ROUNDS = 6
@@ -37,7 +38,7 @@ class Analytic(Attack):
     source = "Phong et al. 2018, IEEE TIFS 13(5); Geiping et al., arXiv:2003.14053, Prop. 3.1"
 
     def applies(self, seen: Seen) -> str | None:
-        reason = unusable(seen) or lawless(seen)
+        reason = (None if rankings(seen) else unusable(seen)) or lawless(seen)
         if reason is not None:
             return reason
         weight, bias = _first_layer(seen)
@@ -55,12 +56,33 @@ class Analytic(Attack):
         scale, shift = _standardised(seen, ctx)
         public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
+        rows = int(visible.sum(dim=1).min())
+        notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
+        solved = visible.any(dim=1)
+        for victim, inputs in _by_rank(seen, ctx).items():
+            exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
+            x[victim] = torch.where(exact, x[victim], inputs.to(x))
+            solved[victim] = True
+            notes = (*notes, f"{seen.clients[victim]}: magnitudes by the ranks that it sent")
         images = ((x - shift) / scale).view(len(x), 1, *ctx.network.shape).float()
         if len(ctx.network.shape) == 3:
             images = images.clamp(0, 1)
-        rows = int(visible.sum(dim=1).min())
-        notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
-        return Reconstruction(images=images.cpu(), failed=~visible.any(dim=1).cpu(), notes=notes)
+        return Reconstruction(images=images.cpu(), failed=~solved.cpu(), notes=notes)
+
+
+def _by_rank(seen: Seen, ctx: Context) -> dict[int, Tensor]:
+    """Inputs [F] of the first layer by victim, for those that sent the order of their gradient's
+    magnitudes in plain sight; their sign counts as positive, as that of pixels is."""
+    weight, bias = map(str, _first_layer(seen))
+    inputs = {}
+    for client, ranks in rankings(seen).items():
+        nonzero, whole = without_ties(ranks)
+        rows, db = nonzero[weight], nonzero[bias]
+        count = int((rows > 0).sum() + (db > 0).sum())
+        if bool((db > 0).any()) and count > len(db):
+            public = public_magnitudes(seen, ctx, (weight, bias), count, whole=whole)
+            inputs[seen.clients.index(client)] = torch.from_numpy(inputs_by_rank(rows, db, public))
+    return inputs
 
 
 @dataclass(frozen=True, kw_only=True)
