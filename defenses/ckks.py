@@ -131,7 +131,8 @@ class Parameters:
 
 
 STANDARD = Parameters(poly_modulus_degree=8192, coeff_mod_bit_sizes=(60, 40, 40, 60), log2_scale=40)
-"""TenSEAL's tutorial setting: 81 bytes a value, about 1.5 s for a million on one core. Grid 2^-19, |sum| to 2^21.
+"""TenSEAL's tutorial setting: 81 bytes a value, about 1.5 s for a million on one core. Grid 2^-19,
+|sum| to 2^21.
 
 Error of sums of uploads in [-8, 8], std (and largest): 1: 1.25e-9 (9.6e-9 of 65536 values);
 20: 5.6e-9 (3.8e-8 of 32768); 100: 1.24e-8 (9.4e-8 of 16384); 1000: 3.95e-8 (2.7e-7 of 8192).

@@ -13,7 +13,11 @@ from bench.report.explain import letters, sentence
 from bench.report.overview import legend, overview
 from tests.made_rows import interval, row
 
-TEXT = '[[rows]]\ndefense = "b"\nprotocol = "fedavg"\nreason = "its masks covered the classifier too"\n'
+TEXT = """[[rows]]
+defense = "b"
+protocol = "fedavg"
+reason = "its masks covered the classifier too"
+"""
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -45,9 +49,7 @@ def test_listed_rows_are_flagged_and_marked_and_no_others(tmp_path: Path) -> Non
         ("[[rows", "errata.toml is no readable TOML"),
     ],
 )
-def test_a_file_that_is_no_list_of_rows_is_refused(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_file_that_is_no_list_of_rows_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / ERRATA).write_text(text)
     with pytest.raises(UserError, match=message):
         with_errata([row()], tmp_path)
