@@ -1,4 +1,4 @@
-"""Paired statistics: power, tests and intervals."""
+"""Paired statistics: tests and intervals."""
 
 from __future__ import annotations
 
@@ -15,84 +15,11 @@ from bench.metrics.paired import (
     EXACT_UP_TO,
     Variances,
     holm,
-    least_victims,
     paired,
-    power,
     sign_flip,
     variances,
-    victims_needed,
 )
 from bench.seeding import numpy_generator
-
-ONE_SEED = Variances(victims=1.0, seeds=None)
-
-
-# --- power ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("effect", "seeds", "victims", "between"),
-    [(1.2, 1, 8, None), (0.5, 1, 20, None), (2.0, 3, 8, 0.25), (1.0, 5, 8, 0.25), (8.0, 2, 4, 0.25),
-     (0.5, 4, 16, 0.0)],
-)  # fmt: skip
-def test_power_is_what_simulated_t_tests_have(
-    effect: float, seeds: int, victims: int, between: float | None
-) -> None:
-    rng = numpy_generator(0, "simulated power", seeds, victims)
-    many = 20000
-    shifts = rng.normal(0, (between or 0) ** 0.5, size=(many, seeds, 1))
-    values = effect + shifts + rng.normal(size=(many, seeds, victims))
-    units = values[:, 0] if seeds == 1 else values.mean(axis=2)
-    found = float((stats.ttest_1samp(units, 0, axis=1).pvalue <= 0.05).mean())
-    spread = Variances(victims=1.0, seeds=between)
-    exact = power(effect, spread=spread, seeds=seeds, victims=victims)
-    assert found == pytest.approx(exact, abs=0.012)  # 4 standard errors of 20000 draws at most
-
-
-def test_half_a_standard_deviation_needs_34_victims_as_in_the_textbook() -> None:
-    # G*Power 3.1, means, difference from constant, two-sided, d = 0.5, alpha 0.05, power 0.8: 34.
-    plan = victims_needed(0.5, spread=ONE_SEED, seeds=1, victims=8)
-    assert plan is not None
-    assert (plan.victims, plan.seeds, plan.blocked) == (34, None, False)
-    turned = victims_needed(-0.5, spread=ONE_SEED, seeds=1, victims=8)
-    assert turned is not None
-    assert turned.victims == 34
-
-
-@given(effect=st.floats(0.2, 3), between=st.sampled_from([0.0, 0.01, 0.3]), seeds=st.integers(2, 6))
-@settings(max_examples=25, deadline=None)
-def test_what_is_needed_is_the_least_that_has_the_power(
-    effect: float, between: float, seeds: int
-) -> None:
-    spread = Variances(victims=1.0, seeds=between)
-    plan = victims_needed(effect, spread=spread, seeds=seeds, victims=8)
-    assert plan is not None
-    assert plan.blocked == (power(effect, spread=spread, seeds=seeds, victims=np.inf) < 0.8)
-    assert (plan.victims is None) == plan.blocked
-    if plan.victims:
-        assert power(effect, spread=spread, seeds=seeds, victims=plan.victims) >= 0.8
-        fewer = plan.victims - 1
-        if fewer >= 2 and fewer * seeds >= least_victims():
-            assert power(effect, spread=spread, seeds=seeds, victims=fewer) < 0.8
-    assert plan.seeds is not None
-    assert power(effect, spread=spread, seeds=plan.seeds, victims=8) >= 0.8
-    if plan.seeds > 2:
-        assert power(effect, spread=spread, seeds=plan.seeds - 1, victims=8) < 0.8
-
-
-def test_no_difference_has_no_number_and_a_certain_one_needs_what_sign_flips_need() -> None:
-    assert victims_needed(0.0, spread=ONE_SEED, seeds=1, victims=8) is None
-    plan = victims_needed(0.1, spread=Variances(victims=0.0, seeds=None), seeds=1, victims=8)
-    assert plan is not None
-    assert plan.victims == least_victims() == 6
-    assert sign_flip(np.ones(6)) <= 0.05 < sign_flip(np.ones(5))
-    assert least_victims(comparisons=7) == 9
-    tiny = victims_needed(1e-9, spread=ONE_SEED, seeds=1, victims=8)
-    assert tiny is not None
-    assert tiny.victims is None
-    with pytest.raises(ValueError, match="needs the variance between seeds"):
-        power(1.0, spread=ONE_SEED, seeds=2, victims=8)
-
 
 # --- tests and intervals ----------------------------------------------------------------------
 

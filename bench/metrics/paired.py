@@ -1,9 +1,9 @@
-"""Paired differences of two rows on the same victims: interval, test, variances, power."""
+"""Paired differences of two rows on the same victims: interval, test, variances."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +12,10 @@ from bench.metrics.intervals import LEVEL, Interval, interval_of
 from bench.seeding import numpy_generator
 
 ALPHA = 1 - LEVEL
-POWER = 0.8
 EXACT_UP_TO = 32
 """Victims in all up to which every one of the 2^N sign patterns is counted."""
 FLIPS = 9999
 """Random sign patterns beyond that; the smallest p-value is then 1 / 10000."""
-LARGEST = 10**6
-"""More victims or seeds than this are not asked for."""
-_CERTAIN = 100.0  # a noncentrality beyond which the power is 1 and scipy may overflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,103 +171,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(1.0, steps)
     return [float(a) for a in adjusted]
-
-
-def least_victims(*, comparisons: int = 1, level: float = ALPHA) -> int:
-    """Victims in all below which no sign-flip test can reach the level, whatever the effect: its
-    smallest p is 2 / 2^N, which Holm multiplies by the number of comparisons."""
-    return math.ceil(math.log2(2 * comparisons / level) - 1e-9)
-
-
-# --- power ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSize:
-    """What would show an effect with 80 % power at level 5 %.
-
-    victims: per seed, at the present number of seeds; seeds: at the present victims per seed,
-    None with one seed, whose spread is unknown. None means none is enough (up to LARGEST).
-    blocked: the spread between seeds alone prevents it, so that victims cannot help.
-    """
-
-    effect: float
-    victims: int | None
-    seeds: int | None
-    blocked: bool
-
-
-def power(
-    effect: float, *, spread: Variances, seeds: int, victims: float, level: float = ALPHA
-) -> float:
-    """Power of a two-sided paired t-test for a true mean difference.
-
-    With one seed: the t-test on its victims (victims - 1 degrees of freedom), which speaks of that
-    training. With more: the t-test on the seeds' means (seeds - 1), whose variance is
-    spread.seeds / seeds + spread.victims / (seeds * victims). Exact for normal effects, by the
-    noncentral t distribution. victims: per seed, 2 or more with one seed; infinity is allowed.
-    Raises ValueError for several seeds without spread.seeds.
-    """
-    from scipy import stats
-
-    if seeds > 1 and spread.seeds is None:
-        raise ValueError("the power over several seeds needs the variance between seeds.")
-    if seeds == 1:
-        variance, freedom = spread.victims / victims, victims - 1
-    else:
-        variance = ((spread.seeds or 0.0) + spread.victims / victims) / seeds
-        freedom = seeds - 1
-    away = abs(effect) / math.sqrt(variance) if variance > 0 else math.inf
-    away = min(away, _CERTAIN) if effect else 0.0
-    if math.isinf(freedom):
-        return 1.0 if effect else level
-    # t squared is a noncentral F, whose tail scipy computes where its noncentral t overflows
-    return float(stats.ncf.sf(stats.t.isf(level / 2, freedom) ** 2, 1, freedom, away**2))
-
-
-def victims_needed(
-    effect: float,
-    *,
-    spread: Variances,
-    seeds: int,
-    victims: int,
-    level: float = ALPHA,
-    target: float = POWER,
-) -> SampleSize | None:
-    """How many victims, or seeds, a two-sided paired test needs to show a difference.
-
-    effect: the mean difference that is to be shown; spread, seeds, victims (per seed): as they
-    are now. Never fewer than the sign-flip test needs (`least_victims`). None for no effect, which
-    no number shows. An effect that was observed is itself noisy, so that the answer is rough: give
-    the interval's end nearest to 0 for a cautious one.
-    """
-    if effect == 0:
-        return None
-
-    def with_victims(n: float) -> float:
-        return power(effect, spread=spread, seeds=seeds, victims=n, level=level)
-
-    def with_seeds(n: int) -> float:
-        return power(effect, spread=spread, seeds=n, victims=victims, level=level)
-
-    least = least_victims(level=level)
-    blocked = with_victims(math.inf) < target
-    return SampleSize(
-        effect=effect,
-        victims=None if blocked else _least(with_victims, target, max(2, -(-least // seeds))),
-        seeds=None if seeds == 1 else _least(with_seeds, target, max(2, -(-least // victims))),
-        blocked=blocked,
-    )
-
-
-def _least(power_of: Callable[[int], float], target: float, start: int) -> int | None:
-    """The least number >= start, up to LARGEST, of which the power reaches the target."""
-    low, high = start - 1, start
-    while power_of(high) < target:
-        if high >= LARGEST:
-            return None
-        low, high = high, min(2 * high, LARGEST)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power_of(middle) >= target else (middle, high)
-    return high
