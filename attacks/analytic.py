@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from attacks.engine.observation import gradient_estimate, lawless, mechanisms_of, unusable
-from attacks.engine.ranked import inputs_by_rank, public_magnitudes, rankings, without_ties
+from attacks.engine.rank_one import (
+    completed_inputs,
+    inputs_by_rank,
+    public_magnitudes,
+    rankings,
+    without_ties,
+)
 from bench.api import Attack, Context, Reconstruction, Seen
 
 ROUNDS = 6
@@ -59,15 +65,33 @@ class Analytic(Attack):
         rows = int(visible.sum(dim=1).min())
         notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
         solved = visible.any(dim=1)
-        for victim, inputs in _by_rank(seen, ctx).items():
+        for victim, inputs in (_completed(seen, layer, public) | _by_rank(seen, ctx)).items():
             exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
             x[victim] = torch.where(exact, x[victim], inputs.to(x))
             solved[victim] = True
-            notes = (*notes, f"{seen.clients[victim]}: magnitudes by the ranks that it sent")
         images = ((x - shift) / scale).view(len(x), 1, *ctx.network.shape).float()
         if len(ctx.network.shape) == 3:
             images = images.clamp(0, 1)
         return Reconstruction(images=images.cpu(), failed=~solved.cpu(), notes=notes)
+
+
+def _completed(seen: Seen, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
+    """Inputs [F] of the first layer by victim where the gradient is without noise but for a part
+    that is encrypted or withheld, from the cells in the open."""
+    kind = str(seen.upload_kind())
+    inputs = {}
+    for victim, client in enumerate(seen.clients):
+        part = seen.of(client, kind)[0].parts[_first_layer(seen)[0]]
+        if mechanisms_of(seen) or part.present is None or part.absent == "zero":
+            continue
+        table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
+        present = torch.cat(
+            [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
+        )
+        found = completed_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
+        if found is not None:
+            inputs[victim] = torch.from_numpy(found)
+    return inputs
 
 
 def _by_rank(seen: Seen, ctx: Context) -> dict[int, Tensor]:
@@ -92,14 +116,16 @@ class LayerGradient:
     Attributes:
         weight: Candidates of the weight's gradient [V, O, F], two where signs were perturbed.
         bias: Candidates of the bias's [V, O].
-        present: What was seen, bool [V, O, F].
+        weight_present: Which of the weight's was seen, bool [V, O, F].
+        bias_present: Which of the bias's, bool [V, O].
         variances: Of the noise of the first candidates, weight's and bias's.
         decided_variances: The same once the signs are decided.
     """
 
     weight: tuple[Tensor, ...]
     bias: tuple[Tensor, ...]
-    present: Tensor
+    weight_present: Tensor
+    bias_present: Tensor
     variances: tuple[Tensor, Tensor]
     decided_variances: tuple[Tensor, Tensor]
 
@@ -116,10 +142,16 @@ class LayerGradient:
         return LayerGradient(
             weight=tuple(rows(each) for each in zip(*(p.weight for p in parts), strict=True)),
             bias=tuple(rows(each) for each in zip(*(p.bias for p in parts), strict=True)),
-            present=rows([p.present for p in parts]),
+            weight_present=rows([p.weight_present for p in parts]),
+            bias_present=rows([p.bias_present for p in parts]),
             variances=both([p.variances for p in parts]),
             decided_variances=both([p.decided_variances for p in parts]),
         )
+
+    @property
+    def present(self) -> Tensor:
+        """Cells [V, O, F] of the weight's that were seen with their row's bias."""
+        return self.weight_present & self.bias_present[..., None]
 
     def solve(self, *, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [V, F] of their prior [F], and which rows told something, bool [V, O].
@@ -210,7 +242,8 @@ def _layer_gradient(seen: Seen) -> LayerGradient:
     return LayerGradient(
         weight=weights,
         bias=biases,
-        present=estimate.present[name] & estimate.present[bias_name][..., None],
+        weight_present=estimate.present[name],
+        bias_present=estimate.present[bias_name],
         variances=undecided,
         decided_variances=decided,
     )

@@ -1,4 +1,4 @@
-"""Inputs of a linear layer from the order of its gradient's magnitudes."""
+"""Inputs of a linear layer from a part of its gradient, or from the order of its magnitudes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from attacks.analytic import Analytic
-from attacks.engine.ranked import inputs_by_rank, rankings, without_ties
+from attacks.engine.rank_one import (
+    completed_inputs,
+    inputs_by_rank,
+    rankings,
+    without_ties,
+)
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.seeding import generator
@@ -35,6 +40,42 @@ def test_the_order_of_products_gives_their_factors() -> None:
         assert (answer[::5] == 0).all()
         known = np.arange(60) % 5 != 0
         assert np.abs(np.log(answer[known] / x.numpy()[known])).max() < 0.1
+
+
+@pytest.mark.parametrize("bias_sent", [True, False])
+def test_cells_in_the_open_give_their_columns_and_public_samples_the_rest(bias_sent: bool) -> None:
+    """A tenth of the cells is seen, a quarter of the columns not at all; inputs are correlated."""
+    draws = np.random.default_rng(0)
+    factors = draws.uniform(0.2, 1, size=(3, 40))
+    inputs = draws.uniform(size=(401, 3)) @ factors + draws.normal(0, 0.1, size=(401, 40))
+    x, public = np.abs(inputs[0]), np.abs(inputs[1:])
+    db = draws.normal(size=100)
+    gradient = np.concatenate([db[:, None] * x, db[:, None]], axis=1)
+    present = draws.uniform(size=gradient.shape) < 0.1
+    present[:, 30:40] = False
+    present[:, 40] &= bias_sent
+    answer = completed_inputs(gradient, present, public)
+    assert answer is not None
+    if bias_sent:  # the cells fix the factor too
+        np.testing.assert_allclose(answer[:30], x[:30], rtol=1e-6)
+        by_mean = np.abs(public.mean(axis=0) - x)[30:].mean()
+        assert np.abs(answer[30:] - x[30:]).mean() < 0.7 * by_mean
+    else:
+        told = answer[:30] / x[:30]
+        np.testing.assert_allclose(told, told.mean(), rtol=1e-6)
+        assert 0.7 < told.mean() < 1.4
+    assert completed_inputs(gradient, np.zeros_like(present), public) is None
+
+
+def test_what_fedml_he_leaves_in_the_open_tells_more_than_the_floor(digits: Dataset) -> None:
+    network, defense = network_for(digits, "mlp_spm"), FedMLHE(share=0.5)
+    seen, truth = seen_under(digits, network, defense, clients=8, victims=8)
+    context = context_for(digits, network, defense)
+    answer = Analytic().run(seen, context)
+    assert answer.images is not None
+    mean = context.aux_x.mean(dim=0).expand_as(truth.x[:, 0])
+    floor = float(ssim(mean, truth.x[:, 0]).mean())
+    assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > floor + 0.2
 
 
 def test_a_short_list_has_no_ties_and_keeps_all_its_ranks() -> None:

@@ -1,18 +1,23 @@
-"""Inputs of a linear layer from the order of its gradient's magnitudes alone.
+"""Inputs of a linear layer from a part of its gradient, or from the order of its magnitudes alone.
 
-Some defenses have clients list coordinates by falling magnitude in plain sight, to agree on what to
-encrypt (MaskCrypt's priority lists). A linear layer's weight gradient is outer(db, x), and db is
-its bias gradient, so log|dW_ji| = log|db_j| + log x_i. The order of many such sums fixes their
-terms up to one factor (additive conjoint measurement, Luce and Tukey 1964), which public gradients
-tell.
+A linear layer's weight gradient is outer(db, x), and db is its bias gradient, so
+log|dW_ji| = log|db_j| + log x_i. Cells in the open that are joined by rows and columns fix their
+terms up to one factor (`completed_inputs`). Some defenses have clients list coordinates by falling
+magnitude in plain sight, to agree on what to encrypt (MaskCrypt's priority lists). The order of
+many such sums fixes their terms too (additive conjoint measurement, Luce and Tukey 1964; see
+`inputs_by_rank`). The factor follows from public samples.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
+from scipy.sparse import block_array, csr_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from bench.api import Context, Seen
@@ -22,6 +27,10 @@ ROUNDS = 60
 """Of fitting the terms and the magnitudes that stand for the ranks in turn."""
 _PUBLIC = 64
 """Public samples whose gradients tell how far log magnitudes spread."""
+_SWEEPS = 500
+"""Of least squares by turns where few cells join the rest."""
+_RIDGE = 0.01
+"""Added to the variance of public inputs."""
 _TIES = 8
 """More coordinates in order at a list's end are no accident (1 in 8! lists)."""
 _TINY = 1e-30
@@ -68,13 +77,9 @@ def inputs_by_rank(
     place = np.argsort(np.argsort(table[listed]))
     values = np.zeros(table.shape)
     values[listed] = magnitudes[: len(place)][place]
-    rows, columns = (np.maximum(listed.sum(axis=a), 1) for a in (1, 0))
     spread = magnitudes.std()
     for _ in range(ROUNDS):
-        x = np.zeros(table.shape[1])
-        for _ in range(4):  # least squares by turns
-            db = ((values - x) * listed).sum(axis=1) / rows
-            x = ((values - db[:, None]) * listed).sum(axis=0) / columns
+        db, x = _terms(values, listed, rounds=4)
         fitted = np.empty(len(place))
         fitted[place] = (db[:, None] + x)[listed]
         steps = isotonic_regression(fitted, increasing=False).x
@@ -82,6 +87,61 @@ def inputs_by_rank(
         values[listed] = steps[place]
     sizes = np.exp(x - x[-1])
     return np.where(listed.any(axis=0), sizes, 0.0)[:-1]
+
+
+def completed_inputs(
+    gradient: NDArray[np.float64], present: NDArray[np.bool_], public: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """Input [F] of the layer from the cells of its gradient that were sent without noise, or None.
+
+    Cells that are not 0 give the inputs of their columns up to a factor, cells that are 0 in a row
+    that has others give inputs of 0. The factor, where no bias is among the cells, and the inputs
+    that no cell tells are the likeliest under a Gaussian fitted to public inputs.
+
+    Args:
+        gradient: Weight's and, as the last column, bias's [O, F + 1].
+        present: Which of it was sent.
+        public: Inputs of public samples [N, F].
+    """
+    cells = present & (gradient != 0)
+    rows = len(gradient)
+    joined = block_array([[None, csr_array(cells)], [csr_array(cells.T), None]])
+    _, part = connected_components(joined, directed=False)
+    largest = np.bincount(part).argmax()
+    cells &= (part[:rows] == largest)[:, None] & (part[rows:] == largest)
+    if cells.sum() < 2:
+        return None
+    logs = np.log(np.where(cells, np.abs(gradient), 1.0))
+    x = _terms(logs, cells, rounds=_SWEEPS)[1]
+    live = cells.any(axis=1)
+    told, zero = cells.any(axis=0), (present[live] & (gradient[live] == 0)).any(axis=0)
+    absolute, told, zero = bool(told[-1]), told[:-1], (zero & ~told)[:-1]
+    sizes = np.where(told, np.exp(x[:-1] - (x[-1] if absolute else x[:-1][told].max())), 0.0)
+    known = told | zero
+    mean, spread = public.mean(axis=0), np.cov(public.T) + _RIDGE * np.eye(public.shape[1])
+    inverse = np.linalg.inv(spread[np.ix_(known, known)])
+
+    def misfit(factor: float) -> float:
+        rest = factor * sizes[known] - mean[known]
+        return float(rest @ inverse @ rest) / 2 - int(told.sum()) * math.log(factor)
+
+    factor = 1.0 if absolute else min(np.geomspace(0.02, public.max(), 64), key=misfit)
+    answer = factor * sizes
+    rest = inverse @ (answer[known] - mean[known])
+    answer[~known] = mean[~known] + spread[np.ix_(~known, known)] @ rest
+    return answer
+
+
+def _terms(
+    values: NDArray[np.float64], cells: NDArray[np.bool_], rounds: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Terms of rows and columns whose sums are nearest to the values in these cells."""
+    rows, columns = (np.maximum(cells.sum(axis=a), 1) for a in (1, 0))
+    x = np.zeros(cells.shape[1])
+    for _ in range(rounds):  # least squares by turns
+        db = ((values - x) * cells).sum(axis=1) / rows
+        x = ((values - db[:, None]) * cells).sum(axis=0) / columns
+    return db, x
 
 
 def public_magnitudes(
