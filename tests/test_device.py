@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from attacks.engine.lbfgs import Phase, minimise
+from bench.capturing import attacking
 from bench.contract.attack import Context, Reconstruction, Seen
 from bench.contract.defense import Defense, Loss
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
+from bench.harness import attack, train
 from bench.models import Network
 from bench.protocols.evaluate import evaluate
 from bench.protocols.export import load_seen, save_seen
@@ -330,6 +333,39 @@ def test_the_second_device_refuses_what_a_gpu_refuses(second: torch.device) -> N
         torch.randn(3, generator=rng, device=second)
     with pytest.raises(RuntimeError, match="numpy"):
         x.numpy()
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("module", "inner", "call"), [
+    (train, "_train", lambda: train.run_training(Mock())),
+    (attack, "not_applicable", lambda: attack.run_attack(Mock())),
+    (attacking, "discover", lambda: attacking.attack_view(Mock(), ["dlg"])),
+])  # fmt: skip
+def test_convolutions_keep_all_bits_of_float32_wherever_work_begins(
+    monkeypatch: pytest.MonkeyPatch, module: Any, inner: str, call: Callable[[], Any]
+) -> None:
+    """cuDNN's default, TF32, keeps 11 of 24; what the user has set is put back."""
+
+    class Reached(Exception):
+        pass
+
+    def look(*_: Any) -> None:
+        noted.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+        raise Reached
+
+    noted: list[tuple[bool, str]] = []
+    monkeypatch.setattr(module, inner, look)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(Reached):
+            call()
+        assert noted == [(False, "highest")]
+        assert torch.backends.cudnn.allow_tf32, "the default, as it was before"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 # --- memory ---------------------------------------------------------------------------------------
