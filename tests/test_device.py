@@ -113,7 +113,7 @@ class Run:
         work = LocalWork(protocol=self.name, batch=8, lr=0.1, local_steps=steps)
         federation.play(work, [c.id for c in federation.clients])
 
-    def seen(self, federation: Federation, folder: Path) -> Seen:
+    def seen(self, federation: Federation, folder: Path, batch: int = 1) -> Seen:
         """An observed round, saved and read again as in a run."""
         steps = None if self.name == "fedsgd" else 1
         seen, _ = observe(
@@ -121,7 +121,7 @@ class Run:
             protocol=ProtocolSettings(
                 name=self.name, clients=4, local_steps=steps, lr=0.1, **self.split
             ),  # type: ignore[arg-type]
-            threat=ThreatSettings(victims=4, batch=1),
+            threat=ThreatSettings(victims=4, batch=batch),
             aux_x=self.digits.aux_x[:40],
             defense_known={"name": self.defense, "settings": {}},
             names=("final",),
@@ -178,12 +178,19 @@ def _alike(run: Run, device: torch.device, tmp_path: Path) -> None:
     here, there = trained(run, CPU), trained(run, device)
     assert all(v.device.type == device.type for v in there[0].state.values())
     if run.defense not in RANDOM_BITS:
-        for name, value in here[0].state.items():
-            assert torch.allclose(value, there[0].state[name].cpu(), atol=1e-4), name
+        alike = [
+            torch.isclose(value, there[0].state[name].cpu(), atol=1e-4).flatten()
+            for name, value in here[0].state.items()
+        ]
+        few = 0.01 if run.defense in STEPS else 0.0
+        assert float((~torch.cat(alike)).double().mean()) <= few
         assert here[1].correct == there[1].correct
     run.seen(there[0], tmp_path)
 
 
+STEPS = {"quantise", "top_k"}
+"""A value at a step falls to either side by its last digits; on other draws or places a quarter of
+all values and more differ."""
 RANDOM_BITS = {"fedml_he", "mask_crypt", "selective_shield"}
 """Encryption draws from the system, and the last digits of a score decide what is encrypted."""
 
@@ -225,10 +232,20 @@ def test_every_attack_elsewhere_answers_as_on_a_cpu(
     _answers_alike(run(protocol, defense), attack, device, tmp_path)
 
 
-def _answers_alike(one: Run, attack: str, device: torch.device, tmp_path: Path) -> None:
+def test_rehearsed_batches_are_counted_elsewhere_as_on_a_cpu(
+    run: Make, device: torch.device, tmp_path: Path
+) -> None:
+    """Masked batches of several samples are doubtful, so that ilrg rehearses public ones."""
+    one = run("splitfed private", "pm_sfl")
+    _answers_alike(one, "ilrg", device, tmp_path, batch=8)
+
+
+def _answers_alike(
+    one: Run, attack: str, device: torch.device, tmp_path: Path, *, batch: int = 1
+) -> None:
     federation = one.federation(CPU)
     one.play(federation)
-    seen = one.seen(federation, tmp_path)
+    seen = one.seen(federation, tmp_path, batch)
     here = one.attacked(attack, seen, CPU, 3)
     there = one.attacked(attack, seen, device, 3)
     assert (here is None) == (there is None)
