@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,10 +13,11 @@ import torch
 def whole_float32() -> Iterator[None]:
     """Inside, float32 products and convolutions keep all 24 bits on a GPU, as on a CPU.
 
-    By default torch lets cuDNN convolve with 11 (TF32), and matching to a relative loss below 1e-6
-    fails. The settings are the process's and are put back.
+    By default torch lets cuDNN convolve with 11 (TF32), which moves gradients by parts in a thousand.
+    The settings are the process's and are put back.
     """
-    cudnn, products = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    cudnn: Any = torch.backends.cudnn
+    products = torch.get_float32_matmul_precision()
     before = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
     torch.set_float32_matmul_precision("highest")
     cudnn.allow_tf32 = False
