@@ -13,8 +13,8 @@ import torch
 def whole_float32() -> Iterator[None]:
     """Inside, float32 products and convolutions keep all 24 bits on a GPU, as on a CPU.
 
-    By default torch lets cuDNN convolve with 11 (TF32), which moves gradients by parts in a thousand.
-    The settings are the process's and are put back.
+    By default torch lets cuDNN convolve with 11 (TF32), which moves gradients by parts in a
+    thousand. The settings are the process's and are put back.
     """
     cudnn: Any = torch.backends.cudnn
     products = torch.get_float32_matmul_precision()
