@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from attacks.engine.lbfgs import Phase, minimise
+from bench.capturing import attacking
 from bench.contract.attack import Context, Reconstruction, Seen
 from bench.contract.defense import Defense, Loss
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
+from bench.harness import attack, train
 from bench.models import Network
 from bench.protocols.evaluate import evaluate
 from bench.protocols.export import load_seen, save_seen
@@ -110,7 +113,7 @@ class Run:
         work = LocalWork(protocol=self.name, batch=8, lr=0.1, local_steps=steps)
         federation.play(work, [c.id for c in federation.clients])
 
-    def seen(self, federation: Federation, folder: Path) -> Seen:
+    def seen(self, federation: Federation, folder: Path, batch: int = 1) -> Seen:
         """An observed round, saved and read again as in a run."""
         steps = None if self.name == "fedsgd" else 1
         seen, _ = observe(
@@ -118,7 +121,7 @@ class Run:
             protocol=ProtocolSettings(
                 name=self.name, clients=4, local_steps=steps, lr=0.1, **self.split
             ),  # type: ignore[arg-type]
-            threat=ThreatSettings(victims=4, batch=1),
+            threat=ThreatSettings(victims=4, batch=batch),
             aux_x=self.digits.aux_x[:40],
             defense_known={"name": self.defense, "settings": {}},
             names=("final",),
@@ -175,12 +178,19 @@ def _alike(run: Run, device: torch.device, tmp_path: Path) -> None:
     here, there = trained(run, CPU), trained(run, device)
     assert all(v.device.type == device.type for v in there[0].state.values())
     if run.defense not in RANDOM_BITS:
-        for name, value in here[0].state.items():
-            assert torch.allclose(value, there[0].state[name].cpu(), atol=1e-4), name
+        alike = [
+            torch.isclose(value, there[0].state[name].cpu(), atol=1e-4).flatten()
+            for name, value in here[0].state.items()
+        ]
+        few = 0.01 if run.defense in STEPS else 0.0
+        assert float((~torch.cat(alike)).double().mean()) <= few
         assert here[1].correct == there[1].correct
     run.seen(there[0], tmp_path)
 
 
+STEPS = {"quantise", "top_k"}
+"""A value at a step falls to either side by its last digits; on other draws or places a quarter of
+all values and more differ."""
 RANDOM_BITS = {"fedml_he", "mask_crypt", "selective_shield"}
 """Encryption draws from the system, and the last digits of a score decide what is encrypted."""
 
@@ -222,10 +232,20 @@ def test_every_attack_elsewhere_answers_as_on_a_cpu(
     _answers_alike(run(protocol, defense), attack, device, tmp_path)
 
 
-def _answers_alike(one: Run, attack: str, device: torch.device, tmp_path: Path) -> None:
+def test_rehearsed_batches_are_counted_elsewhere_as_on_a_cpu(
+    run: Make, device: torch.device, tmp_path: Path
+) -> None:
+    """Masked batches of several samples are doubtful, so that ilrg rehearses public ones."""
+    one = run("splitfed private", "pm_sfl")
+    _answers_alike(one, "ilrg", device, tmp_path, batch=8)
+
+
+def _answers_alike(
+    one: Run, attack: str, device: torch.device, tmp_path: Path, *, batch: int = 1
+) -> None:
     federation = one.federation(CPU)
     one.play(federation)
-    seen = one.seen(federation, tmp_path)
+    seen = one.seen(federation, tmp_path, batch)
     here = one.attacked(attack, seen, CPU, 3)
     there = one.attacked(attack, seen, device, 3)
     assert (here is None) == (there is None)
@@ -330,6 +350,39 @@ def test_the_second_device_refuses_what_a_gpu_refuses(second: torch.device) -> N
         torch.randn(3, generator=rng, device=second)
     with pytest.raises(RuntimeError, match="numpy"):
         x.numpy()
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("module", "inner", "call"), [
+    (train, "_train", lambda: train.run_training(Mock())),
+    (attack, "not_applicable", lambda: attack.run_attack(Mock())),
+    (attacking, "discover", lambda: attacking.attack_view(Mock(), ["dlg"])),
+])  # fmt: skip
+def test_convolutions_keep_all_bits_of_float32_wherever_work_begins(
+    monkeypatch: pytest.MonkeyPatch, module: Any, inner: str, call: Callable[[], Any]
+) -> None:
+    """cuDNN's default, TF32, keeps 11 of 24; what the user has set is put back."""
+
+    class Reached(Exception):
+        pass
+
+    def look(*_: Any) -> None:
+        noted.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+        raise Reached
+
+    noted: list[tuple[bool, str]] = []
+    monkeypatch.setattr(module, inner, look)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(Reached):
+            call()
+        assert noted == [(False, "highest")]
+        assert torch.backends.cudnn.allow_tf32, "the default, as it was before"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -214,9 +214,9 @@ def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
     values, visible = [], []
     for name, like in zip(seen.network["head"], (weight, bias), strict=True):
         shape = (len(seen.clients), *like.shape)
-        values.append(estimate.values.get(name, like.new_zeros(()).expand(shape)))
+        values.append(estimate.values.get(name, like.new_zeros(()).expand(shape)).to(like.device))
         present = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
-        visible.append(None if bool(present.all()) else present)
+        visible.append(None if bool(present.all()) else present.to(like.device))
     return HeadGradient(
         weight=values[0], bias=values[1], weight_seen=visible[0], bias_seen=visible[1]
     )

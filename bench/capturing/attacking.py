@@ -28,6 +28,7 @@ from bench.records import read_json
 from bench.registry import Registry, discover, judge
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+from bench.toolkit.precision import whole_float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,7 @@ def _joined(one: Captured, other: Captured) -> Captured:
     return replace(one, seen=seen, truth=truth)
 
 
+@whole_float32()
 def attack_view(
     view: Captured,
     names: Sequence[str],

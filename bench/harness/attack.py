@@ -42,6 +42,7 @@ from bench.records import (
 from bench.registry import judge
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+from bench.toolkit.precision import whole_float32
 
 RELEASES_BYTES = 4 * 2**30
 """Of all observed rounds that an attack reads, whatever the machine has."""
@@ -81,6 +82,7 @@ class Attacking:
         registry_for(self.env.plugins)
 
 
+@whole_float32()
 def run_attack(work: Attacking) -> AttackOutcome:
     """Attack one observation and score the answer; see `docs/records.md` for the record.
 

@@ -59,6 +59,7 @@ from bench.records import (
     sound_text,
 )
 from bench.seeding import generator, numpy_generator
+from bench.toolkit.precision import whole_float32
 
 EXPLODED = 100.0
 """A training whose weights' norm grew by this factor counts as diverged, as does one with a
@@ -89,6 +90,7 @@ class Training:
         registry_for(self.env.plugins)
 
 
+@whole_float32()
 def run_training(work: Training) -> TrainOutcome:
     """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""
     try:
