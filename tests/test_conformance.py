@@ -58,7 +58,18 @@ def test_a_broken_defense_is_found_with_its_hook(tmp_path: Path, what: str) -> N
     assert "Traceback" not in wrong[name].reason
 
 
-@pytest.mark.parametrize("what", PROVES_TOO_MUCH)
+QUICK = {
+    "the largest, others zero", "the largest, others exact zeros",
+    "rows of the classes that a client has", "an event for the pattern", "every second value",
+}  # fmt: skip
+"""Proofs that are checked in the fast tests."""
+
+
+def quick_first(cases: Mapping[str, str]) -> list[Any]:
+    return [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in cases]
+
+
+@pytest.mark.parametrize("what", quick_first(PROVES_TOO_MUCH))
 def test_a_proof_without_an_event_for_which_values_are_sent_is_refused(
     tmp_path: Path, what: str
 ) -> None:
@@ -73,7 +84,7 @@ def test_a_proof_without_an_event_for_which_values_are_sent_is_refused(
     assert "Unprotected" in wrong["which values are sent"].change
 
 
-@pytest.mark.parametrize("what", PROVES_ENOUGH)
+@pytest.mark.parametrize("what", quick_first(PROVES_ENOUGH))
 def test_values_that_the_data_does_not_choose_and_declared_choices_pass(
     tmp_path: Path, what: str
 ) -> None:
