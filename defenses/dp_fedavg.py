@@ -37,10 +37,12 @@ class DPFedAvg(GaussianUpdate):
         return self.noise_multiplier * self.clip_norm / math.sqrt(self.shared_by)
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
-        """For the model, against those who see no upload: adding or removing one client, with
-        amplification by the sampling of clients."""
+        """For the model, against those who see no upload: adding or removing one client's update,
+        with amplification by the sampling of clients. A round of fewer clients than `shared_by`
+        has less noise; of more, the claim takes no credit."""
+        present = min(1.0, facts.sampled / self.shared_by)
         epsilon = subsampled_gaussian_epsilon(
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=self.noise_multiplier * math.sqrt(present),
             rate=facts.participation,
             steps=facts.rounds,
             delta=facts.delta,

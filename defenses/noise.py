@@ -102,7 +102,11 @@ class GaussianUpdate(_ClippedNoise):
         """Replacing one record moves a clipped update by up to 2 clip_norm."""
         return (
             Gaussian(
-                sensitivity=2 * self.clip_norm, std=self.level, unit="record", count=facts.releases
+                sensitivity=2 * self.clip_norm,
+                std=self.level,
+                unit="record",
+                count=facts.releases,
+                largest=self.clip_norm,
             ),
         )
 

@@ -140,7 +140,7 @@ class ShareHolders(Party):
             self.held = {**self.held, message.sender: message.sealed[_SHARES].box}
             return []
         arrived = {name for name in message.parts if name in self.held}
-        if message.kind != _UNMASK or len(arrived) < math.ceil(self.threshold * len(self.held)):
+        if message.kind != _UNMASK or len(arrived) < needed(self.threshold, len(self.held)):
             return []
         parts = {
             f"{name} {_SEED if name in arrived else _SECRET}": _bytes_part(
@@ -150,6 +150,11 @@ class ShareHolders(Party):
         }
         self.held = {}  # a second question would tell the other secrets
         return [replace(message, sender=HOLDERS, receiver=message.sender, parts=parts)]
+
+
+def needed(threshold: float, clients: int) -> int:
+    """Uploads of so many clients that must arrive, at least one."""
+    return max(1, math.ceil(threshold * clients))
 
 
 def _bytes_part(value: bytes) -> Part:
@@ -350,7 +355,18 @@ class SecureAggregation(Defense):
         return (FixedPoint(of="update", clip=self.clip, step=self.encoding.step),)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        return (Summed(what="the clients' updates"),)
+        """Where clients can drop out, as few may be summed as unmask a sum."""
+        clients = facts.sampled
+        return (
+            Summed(
+                what="the clients' updates",
+                fewest=needed(self.threshold, clients) if self.dropout else clients,
+                most=clients,
+                values=facts.parameters,
+                clip=self.clip,
+                step=self.encoding.step,
+            ),
+        )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {"rounding_step": self.encoding.step, "summed": float(facts.sampled)}

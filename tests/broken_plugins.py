@@ -19,7 +19,7 @@ from bench.contract.attack import Attack, Reconstruction
 from bench.contract.defense import Defense, Strength
 from bench.contract.messages import Message, Part, as_kind
 from bench.contract.mechanisms import Clip, GaussianNoise, LaplaceNoise, SignPerturbation
-from bench.contract.events import Gaussian
+from bench.contract.events import Gaussian, Unprotected
 from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_values
 
 
@@ -37,6 +37,81 @@ def noised(messages, local, client, *, std, norm=1e9, draw=gaussian_like, rng=No
     return out
 
 '''
+
+PRUNED = '''
+class Pruned(Defense):
+    """Sends some values of the clipped update with Gaussian noise.
+
+    noise_multiplier: std over the clip, >= 0.
+    """
+    strength = STRENGTH
+    def __init__(self, *, noise_multiplier: float = 0.001) -> None:
+        if not 0 <= noise_multiplier < float("inf"):
+            raise ValueError("noise_multiplier must be >= 0 and finite.")
+        self.noise_multiplier = noise_multiplier
+    def chosen(self, name, values, client):
+        CHOSEN
+    def upload(self, messages, local, client):
+        out = []
+        for message in noised(messages, local, client, std=self.noise_multiplier, norm=1.0):
+            plain = as_kind(messages[0], "update", base=local.broadcast, lr=local.lr)
+            out.append(message.with_parts({
+                n: self.sent(p, self.chosen(n, plain.parts[n].values, client))
+                for n, p in message.parts.items()}))
+        return out
+    def sent(self, part, chosen):
+        SENT
+    def mechanisms(self):
+        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=self.noise_multiplier))
+    def guarantee(self, facts):
+        return (Gaussian(sensitivity=2.0, std=self.noise_multiplier, unit="record",
+                         count=facts.releases), EVENTS)
+'''
+PRESENT = """replace(part, values=torch.where(chosen, part.values, 0.0), present=chosen,
+                       absent="ABSENT")"""
+LARGEST = "values.abs() >= values.abs().flatten().quantile(0.8)"
+
+
+def pruned(
+    chosen: str, *, sent: str = PRESENT, absent: str = "zero", events: str = "",
+    strength: str = 'Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)',
+) -> str:  # fmt: skip
+    """A defense that adds noise to the values that it chooses to send."""
+    filled = PRUNED.replace("CHOSEN", f"return {chosen}").replace("SENT", f"return {sent}")
+    return filled.replace("ABSENT", absent).replace("EVENTS", events).replace("STRENGTH", strength)
+
+
+ZEROED = "replace(part, values=torch.where(chosen, part.values, 0.0))"
+PROVES_TOO_MUCH = {
+    "the largest, others zero": pruned(LARGEST),
+    "the largest, others kept": pruned(LARGEST, absent="kept"),
+    "the largest, without a strength": pruned(LARGEST, strength="None"),
+    "the largest, others exact zeros": pruned(LARGEST, sent=ZEROED),
+    "those above a threshold": pruned("values.abs() > 1e-3"),
+    "those above a threshold, others exact zeros": pruned("values.abs() > 1e-3", sent=ZEROED),
+    "rows of the classes that a client has": pruned(
+        "torch.isin(torch.arange(10), client.y).view(10, *[1] * (values.dim() - 1))"
+        ".expand_as(values) if len(values) == 10 else values == values"
+    ),
+}
+"""Defenses whose proof leaves out which values are sent, by what they send."""
+PROVES_ENOUGH = {
+    "an event for the pattern": pruned(
+        LARGEST, events='Unprotected(what="which values are sent", why="it follows from them"),'
+    ),
+    "every second value": pruned("(torch.arange(values.numel()) % 2 == 0).view(values.shape)"),
+    "every second value, others exact zeros": pruned(
+        "(torch.arange(values.numel()) % 2 == 0).view(values.shape)", sent=ZEROED
+    ),
+    "half of the values, drawn": pruned(
+        'torch.rand(values.shape, generator=client.rng["defense"]) < 0.5'
+    ),
+    "the largest of the noised values": pruned(
+        "values == values",
+        sent=PRESENT.replace("chosen", "part.values.abs() > part.values.abs().median()"),
+    ),
+}
+"""The same whose proof holds."""
 
 DEADLY = '''
 import os, time

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Client
+from bench.contract.defense import Client, Defense
 from bench.contract.mechanisms import GaussianNoise
 from bench.contract.messages import Part
 from bench.registry import Registry
-from bench.sandbox.conformance.findings import Finding
+from bench.sandbox.conformance.defenses import _audit
+from bench.sandbox.conformance.findings import Broken, Finding, NotChecked
 from bench.sandbox.conformance.leaks import _alike
 from bench.sandbox.conformance.noise import Pair, check_independence, check_mechanisms
 from bench.sandbox.conformance.playground import private_data
 from bench.sandbox.conformance.plugins import check
+from bench.sandbox.conformance.rounds import Examination
 from bench.seeding import generator
-from tests.broken_plugins import BROKEN_DEFENSES, HEAD, check_text, failures
+from defenses.noise import GaussianUpdate
+from tests.broken_plugins import (
+    BROKEN_DEFENSES,
+    HEAD,
+    PROVES_ENOUGH,
+    PROVES_TOO_MUCH,
+    check_text,
+    failures,
+)
 
 # --- broken plugins -------------------------------------------------------------------------------
 
@@ -43,6 +56,85 @@ def test_a_broken_defense_is_found_with_its_hook(tmp_path: Path, what: str) -> N
     assert wrong[name].reason.endswith((".", ":"))
     assert wrong[name].change
     assert "Traceback" not in wrong[name].reason
+
+
+QUICK = {
+    "the largest, others zero", "the largest, others exact zeros",
+    "rows of the classes that a client has", "an event for the pattern", "every second value",
+}  # fmt: skip
+"""Proofs that are checked in the fast tests."""
+
+
+def quick_first(cases: Mapping[str, str]) -> list[Any]:
+    return [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in cases]
+
+
+@pytest.mark.parametrize("what", quick_first(PROVES_TOO_MUCH))
+def test_a_proof_without_an_event_for_which_values_are_sent_is_refused(
+    tmp_path: Path, what: str
+) -> None:
+    wrong = failures(check_text(tmp_path, PROVES_TOO_MUCH[what], fast=True))
+    assert list(wrong) == ["which values are sent"]
+    assert re.fullmatch(
+        r"guarantee\(\) proves an epsilon of \S+ for a record, but which values are sent follows "
+        r"from the data without noise: \d+ of \d+ values are always sent for one input and never "
+        r"for another\.",
+        wrong["which values are sent"].reason,
+    )
+    assert "Unprotected" in wrong["which values are sent"].change
+
+
+@pytest.mark.parametrize("what", quick_first(PROVES_ENOUGH))
+def test_values_that_the_data_does_not_choose_and_declared_choices_pass(
+    tmp_path: Path, what: str
+) -> None:
+    conformance = check_text(tmp_path, PROVES_ENOUGH[what], fast=True)
+    assert not failures(conformance)
+    (pattern,) = (f for f in conformance.findings if f.name == "which values are sent")
+    assert pattern.status == ("skipped" if "event" in what else "passed")
+
+
+class Alone(GaussianUpdate):
+    """Uploads are made without whole rounds, which take longer."""
+
+    requires = frozenset({"nothing"})
+
+
+class FirstOpen(Alone):
+    """Leaves the first value of every tensor without noise."""
+
+    def _noise(self, values: Tensor, rng: torch.Generator) -> Tensor:
+        noise = super()._noise(values, rng)
+        noise.view(-1)[0] = 0.0
+        return noise
+
+
+def audited(cls: type[GaussianUpdate], **settings: float) -> str:
+    def built(given: Mapping[str, Any]) -> Defense:
+        return cls(**given)
+
+    return _audit(Examination(defense=built(settings), rebuild=built, settings=settings))
+
+
+def test_a_false_proof_that_is_vacuous_at_its_settings_is_refuted_at_the_strong_end() -> None:
+    with pytest.raises(Broken, match=r"hooks at noise_multiplier=10 shows an epsilon of at least"):
+        audited(FirstOpen, noise_multiplier=0.01, clip_norm=1.0)
+
+
+def test_a_proof_that_no_draws_can_refute_is_not_testable() -> None:
+    said = audited(Alone, noise_multiplier=0.01, clip_norm=1.0)
+    tested, untested = said.split("; ")
+    assert tested.startswith("consistent at noise_multiplier=10, epsilon of one release >= ")
+    assert re.fullmatch(
+        r"not testable: 500 draws refute no proof above 2\.7\d?, and it says 2\.085e\+04", untested
+    )
+
+    class AtOne(Alone):
+        strength = None
+
+    with pytest.raises(NotChecked, match=r"^not testable: 500 draws refute no proof above 2\.7"):
+        audited(AtOne, noise_multiplier=0.01, clip_norm=1.0)
+    assert audited(AtOne, noise_multiplier=4.0, clip_norm=1.0).startswith("consistent, epsilon")
 
 
 def noise_finding(noise: Tensor, *, std: float, size: float) -> Finding:

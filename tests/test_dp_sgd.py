@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from opacus import GradSampleModule
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
@@ -112,6 +113,24 @@ def test_dp_fedavg_shares_its_noise_and_claims_for_the_sum() -> None:
         exact_gaussian_epsilon(mu=math.sqrt(10) * 2 * 4 / 4.0, delta=1e-5)
     )
     assert entry.eps_record > entry.eps_claimed
+
+
+def test_dp_fedavg_claims_no_more_noise_than_the_clients_of_a_round_add() -> None:
+    """Five clients bear the noise of ten. By dp-accounting the epsilon is 4.51 and not 2.81; the
+    accountant of the claim, that of the papers, says 5.01 and not 3.12."""
+    defense = DPFedAvg(noise_multiplier=2.0, clip_norm=1.0, shared_by=10)
+    facts = Facts(parameters=100, rounds=5, clients=10, participation=0.5)
+    entry = account(defense, facts)
+    mechanism = from_gaussian_mechanism(
+        2.0 * 0.5**0.5, sampling_prob=0.5, value_discretization_interval=1e-3
+    )
+    exact = mechanism.self_compose(5).get_epsilon_for_delta(1e-5)
+    assert exact == pytest.approx(4.51, abs=0.005)
+    assert entry.eps_claimed == pytest.approx(5.013, abs=0.001)
+    # With as many clients as share the noise, or more, the claim is the paper's.
+    for shared_by in (1, 5):
+        paper = DPFedAvg(noise_multiplier=2.0, clip_norm=1.0, shared_by=shared_by)
+        assert account(paper, facts).eps_claimed == pytest.approx(3.122, abs=0.001)
 
 
 @pytest.mark.parametrize(

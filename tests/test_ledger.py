@@ -230,6 +230,25 @@ def test_three_accountants_agree_on_the_subsampled_gaussian() -> None:
         assert ours < 1.25 * exact
 
 
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "above"),
+    [(0.5, 0.5, 500, 0.038), (0.5, 0.05, 10, 0.212), (1.0, 0.05, 10, 0.302), (10.0, 0.5, 10, 0.102),
+     (2.0, 0.01, 1, 5.85)],
+)  # fmt: skip
+def test_the_papers_accountant_is_as_far_above_the_numerical_one_as_documented(
+    noise: float, rate: float, steps: int, above: float
+) -> None:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    ours = subsampled_gaussian_epsilon(noise_multiplier=noise, rate=rate, steps=steps, delta=1e-5)
+    interval = 1e-3 if steps > 100 else 1e-4
+    distribution = pld.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    )
+    exact = distribution.self_compose(steps).get_epsilon_for_delta(1e-5)
+    assert ours / exact - 1 == pytest.approx(above, rel=0.05)
+
+
 def test_a_pure_composition_equals_the_binomial_one() -> None:
     """k randomised responses of one epsilon: the privacy loss is (2 i - k) epsilon, i binomial."""
     k, epsilon, delta = 60, 0.1, 1e-5

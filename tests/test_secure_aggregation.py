@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,11 +22,19 @@ from bench.contract.compose import Composed
 from bench.contract.events import Facts, Gaussian, Summed
 from bench.contract.mechanisms import Averaged, averaged
 from bench.data.dataset import Dataset
+from bench.errors import UserError
+from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account, record_epsilon
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
+from bench.registry import Registry
 from bench.seeding import generator
+from defenses.bounded_ldp import SunAdaptive
+from defenses.dp_fedavg import DPFedAvg
+from defenses.dp_sgd import DPSGD
+from defenses.fedml_he import FedMLHE
+from defenses.lg_fedavg import LGFedAvg
 from defenses.noise import GaussianUpdate
 from defenses.secure_aggregation import (
     MASKED,
@@ -278,8 +287,142 @@ def test_several_noises_of_a_mean_are_one_and_laws_that_are_not_known_are_not_to
 def test_a_sum_proves_nothing_and_takes_nothing_from_noise() -> None:
     facts = Facts(parameters=100, clients=4, rounds=3)
     assert account(SecureAggregation(), facts).eps_record == float("inf")
-    noise = GaussianUpdate(noise_multiplier=5.0, clip_norm=1.0)
-    both = Composed({"gaussian": noise, "sum": SecureAggregation()})
-    assert account(both, facts).eps_record == account(noise, facts).eps_record
     event = Gaussian(sensitivity=1.0, std=1.0, unit="record")
     assert record_epsilon((event, Summed(what="updates")), 1e-5) == record_epsilon((event,), 1e-5)
+    # More noise than the clip has room for is cut, so that the proof is that of one upload.
+    noise = GaussianUpdate(noise_multiplier=5.0, clip_norm=1.0)
+    alone, both = (account(d, facts) for d in (noise, summed(noise)))
+    assert both.eps_record == alone.eps_record
+    assert "The noises of a sum are not added up" in both.reasons[-1]
+
+
+def summed(noise: Defense, **settings_: Any) -> Composed:
+    return Composed({"gaussian": noise, "secure_aggregation": SecureAggregation(**settings_)})
+
+
+@pytest.mark.parametrize(
+    ("settings_", "fewest"),
+    [
+        ({}, 5),
+        ({"dropout": 0.1}, 3),  # half of five, rounded up
+        ({"dropout": 0.1, "threshold": 0.2}, 1),
+        ({"dropout": 0.1, "threshold": 1.0}, 5),
+    ],
+)
+@pytest.mark.parametrize("shared_by", [None, 5])
+def test_noise_of_the_fewest_clients_that_unmask_a_sum_adds_up(
+    settings_: dict[str, Any], fewest: int, shared_by: int | None
+) -> None:
+    facts = Facts(parameters=100, clients=10, participation=0.5, rounds=3)
+    given_ = {"noise_multiplier": 2.0, "clip_norm": 0.1}
+    noise = DPFedAvg(**given_, shared_by=shared_by) if shared_by else GaussianUpdate(**given_)
+    mu = 2 * 0.1 * 3**0.5 / (noise.level * fewest**0.5)
+    entry = account(summed(noise, **settings_), facts)
+    assert entry.eps_record == pytest.approx(exact_gaussian_epsilon(mu=mu, delta=1e-5), rel=1e-3)
+    assert entry.eps_record >= exact_gaussian_epsilon(mu=mu, delta=1e-5)
+    assert f"at least {fewest} are summed" in entry.reasons[0]
+
+
+def test_noise_adds_up_only_where_nothing_else_changes_the_uploads() -> None:
+    facts = Facts(parameters=100, clients=10)
+    noise = GaussianUpdate(noise_multiplier=2.0, clip_norm=0.1)
+    one = account(noise, facts).eps_record
+    assert account(summed(noise), facts).eps_record < one / 2
+    lg = LGFedAvg()
+    for members in (
+        {"lg_fedavg": lg, "gaussian": noise},
+        {"gaussian": noise, "lg_fedavg": lg},
+        {"both": Composed({"gaussian": noise, "lg_fedavg": lg})},
+    ):
+        both = Composed({**members, "secure_aggregation": SecureAggregation()})
+        assert not [e for e in both.guarantee(facts) if isinstance(e, Gaussian) and e.summed]
+
+
+def grid_law(mean: float, std: float, *, clip: float, step: float) -> np.ndarray:
+    """Chances of -clip, ..., clip: N(mean, std^2) cut, and rounded up or down at random."""
+    places = -clip + step * np.arange(round(2 * clip / step) + 1)
+    z = (mean - places) / std
+    beyond = std * stats.norm.pdf(z) + (mean - places) * stats.norm.cdf(z)  # E max(0, x - place)
+    up = -np.diff(beyond) / step  # P(above the place), less what is rounded down to it
+    return -np.diff(np.concatenate([[1.0], up, [0.0]]))
+
+
+def exact_delta(means: list[float], others: list[float], epsilon: float, **law: float) -> float:
+    """Smallest delta at epsilon of two sums of independent values with these means."""
+    p, q = np.ones(1), np.ones(1)
+    for one, other in zip(means, others, strict=True):
+        p, q = np.convolve(p, grid_law(one, **law)), np.convolve(q, grid_law(other, **law))
+    return float(max(np.maximum(0, a - np.exp(epsilon) * b).sum() for a, b in ((p, q), (q, p))))
+
+
+@pytest.mark.parametrize("std", [1.5, 2.0, 4.0])
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("place", [0.0, 0.3, 1.0])
+def test_a_sum_of_rounded_noised_values_keeps_its_epsilon(
+    std: float, count: int, place: float
+) -> None:
+    """Against the sum's exact law, at noise that is hardly wider than the grid."""
+    sums = Summed(what="", fewest=count, most=count, clip=100.0, step=1.0)
+    event = Gaussian(sensitivity=2.0, std=std, unit="record", largest=1.0, summed=sums)
+    epsilon = record_epsilon((event,), 1e-5)
+    exact = exact_gaussian_epsilon(mu=2 / std / count**0.5, delta=1e-5)
+    assert exact < epsilon < exact * 1.001
+    delta = exact_delta(
+        [1.0, *[place] * (count - 1)], [-1.0, *[place] * (count - 1)], epsilon,
+        std=std, clip=100.0, step=1.0,
+    )  # fmt: skip
+    assert 1e-6 < delta <= 1e-5  # rounding adds some noise of its own
+
+
+def test_noise_that_is_cut_before_the_sum_does_not_add_up() -> None:
+    """Ten clients at the edge of the clip: the sum of their noises would be a false proof."""
+    sums = Summed(what="", fewest=10, most=10, clip=2.0, step=0.05)
+    event = Gaussian(sensitivity=2.0, std=1.0, unit="record", largest=1.0, summed=sums)
+    law = {"std": 1.0, "clip": 2.0, "step": 0.05}
+    means, others = [1.0] * 10, [-1.0, *[1.0] * 9]
+    added = exact_gaussian_epsilon(mu=2 / 10**0.5, delta=1e-5)
+    assert exact_delta(means, others, added, **law) > 40 * 1e-5
+    epsilon = record_epsilon((event,), 1e-5)
+    assert epsilon == record_epsilon((replace(event, summed=None),), 1e-5)
+    assert exact_delta(means, others, epsilon, **law) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "sealer"),
+    [
+        ("gaussian", SecureAggregation()),
+        ("top_k", SecureAggregation()),
+        ("laplace", SunAdaptive(epsilon=1.0, shuffled=True)),
+    ],
+)
+def test_what_would_change_uploads_after_they_are_sealed_is_refused(
+    registry: Registry, name: str, sealer: Defense
+) -> None:
+    given_ = {"keep": 0.1} if name == "top_k" else {"noise_multiplier": 1.0, "clip_norm": 1.0}
+    later = registry.defense(name, given_)
+    with pytest.raises(UserError) as refused:
+        Composed({"none": Defense(), "sealer": sealer, name: later})
+    assert str(refused.value) == (
+        f"defense '{name}' comes after 'sealer', which has sealed every upload, so that it would "
+        f"change nothing of the sum that the server reads; combine them as '{name}+sealer'."
+    )
+    Composed({name: later, "sealer": sealer})
+    # What acts in the local steps is in the upload before it is sealed.
+    Composed({"sealer": sealer, "dp_sgd": DPSGD(noise_multiplier=1.0, clip_norm=1.0)})
+
+
+def test_noise_after_an_encrypted_zone_acts_on_what_is_in_the_open(digits: Dataset) -> None:
+    """The ciphertexts are as before, and nothing is proven, as for the encrypted zone alone."""
+    noise = GaussianUpdate(noise_multiplier=1.0, clip_norm=1.0)
+    both = Composed({"fedml_he": FedMLHE(share=0.3), "gaussian": noise})
+    network = network_for(digits, "mlp_spm")
+    seen, plain = (seen_under(digits, network, d)[0] for d in (both, FedMLHE(share=0.3)))
+    for client in seen.clients:
+        (one,), (other,) = (s.of(client, "update") for s in (seen, plain))
+        moved = torch.cat([
+            (p.values - other.parts[n].values)[p.presence()] for n, p in one.parts.items()
+        ])  # fmt: skip
+        assert float(moved.std()) == pytest.approx(1.0, rel=0.05)
+        for name, part in one.parts.items():
+            assert torch.equal(part.presence(), other.parts[name].presence())
+    assert account(both, Facts(parameters=100)).eps_record == float("inf")

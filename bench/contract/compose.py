@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.contract.defense import Defense
-from bench.contract.hooks import HOOKS, ROLES, Hook
+from bench.contract.hooks import HOOKS, ROLES, Hook, overrides
 from bench.contract.messages import UPLOAD_KINDS
 from bench.errors import UserError
 
@@ -24,8 +24,9 @@ class Composed(Defense):
         members: Defenses by name, in the order in which they act.
 
     Raises:
-        UserError: If two members own the same role, or if noise would be added to bits that an
-            earlier member samples; it names both.
+        UserError: If two members own the same role, if noise would be added to bits that an
+            earlier member samples, or if a member changes uploads that an earlier one has sealed;
+            it names both.
     """
 
     def __init__(self, members: Mapping[str, Defense]) -> None:
@@ -42,6 +43,7 @@ class Composed(Defense):
                     )
                 owners[role] = name
         _refuse_noise_on_bits(self.members)
+        _refuse_changes_of_sums(self.members)
         self.requires = frozenset().union(*(m.requires for m in self.members.values()))
         self.owns = frozenset(owners)
         self.only_sums = any(m.only_sums for m in self.members.values())
@@ -83,3 +85,16 @@ def _refuse_noise_on_bits(members: Mapping[str, Defense]) -> None:
             )
         if any(m.scores for m in acting):
             sampler = name
+
+
+def _refuse_changes_of_sums(members: Mapping[str, Defense]) -> None:
+    sealer = None
+    for name, member in members.items():
+        if sealer and overrides(member, "upload"):
+            raise UserError(
+                f"defense '{name}' comes after '{sealer}', which has sealed every upload, so that "
+                f"it would change nothing of the sum that the server reads; combine them as "
+                f"'{name}+{sealer}'."
+            )
+        if member.only_sums:
+            sealer = name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -105,11 +106,17 @@ class Gaussian(Event):
         sensitivity: How far one `unit` moves the vector at most, in L2 norm.
         std: Standard deviation of the noise on each coordinate.
         unit: What the neighbours differ in.
+        largest: The largest magnitude of a value before the noise, > 0, where `upload` adds it to
+            all values and they do not depend on noise of earlier rounds that nobody else knows.
+            Only then do the noises of several clients add up in a sum of their uploads.
+        summed: The sum that the server reads in place of the vector; `Composed` sets it.
     """
 
     sensitivity: float
     std: float
     unit: Unit
+    largest: float | None = None
+    summed: Summed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +183,19 @@ class Summed(Event):
 
     Attributes:
         what: Noun phrase for it.
+        fewest: Uploads in a sum that the server can read, at least.
+        most: The same, at most.
+        values: In one upload.
+        clip: Values are cut to [-clip, clip] before they are summed.
+        step: Distance of the values to which they are rounded at random, 0 for no rounding.
     """
 
     what: str
+    fewest: int = 1
+    most: int = 1
+    values: int = 1
+    clip: float = math.inf
+    step: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,8 +56,9 @@ def subsampled_gaussian_epsilon(
     probability `rate`, for adding or removing one.
 
     By their Renyi divergence at its best real order, as opacus' accountant, which papers quote,
-    does on a grid of orders; its PRV accountant and dp-accounting's are tighter by a few percent
-    (tests). Infinite without noise; 0 for no step.
+    does on a grid of orders. That is 4 to 30 % above dp-accounting's numerical epsilon at a noise
+    of 0.5 to 10, rates of 0.05 to 0.5, 10 to 500 steps and delta 1e-5, and several times that
+    epsilon for few steps at small rates (tests). Infinite without noise; 0 for no step.
     Source: Mironov, Talwar, Zhang, arXiv:1908.10530.
     """
     whole = gaussian_epsilon(noise_multiplier=noise_multiplier, steps=steps, delta=delta)
@@ -104,13 +105,20 @@ def record_epsilon(events: Sequence[Event], delta: float) -> float:
 
     Gaussian events compose exactly: squared multipliers add. Pure events compose as the worst
     mechanisms of their epsilons do, randomised responses (`composed_epsilon`). No event means
-    that nothing is randomised: infinite, as is a sum without noise.
+    that nothing is randomised: infinite, as is a sum without noise. Where the server reads a sum
+    of noised uploads, the noises add up as far as `_epsilon_of_sums` proves it.
     """
     if not events or any(isinstance(e, Unprotected) for e in events):
         return math.inf
     noised = any(isinstance(e, Gaussian | Laplace | RandomisedResponse) for e in events)
     if not noised and any(isinstance(e, Summed) for e in events):
         return math.inf
+    each = _composed(events, delta)
+    return min(each, _epsilon_of_sums(events, delta)) if math.isfinite(each) else each
+
+
+def _composed(events: Sequence[Event], delta: float) -> float:
+    """Epsilon of events as they are, each upload with its own noise."""
     squares = 0.0
     pure: list[tuple[float, int]] = []
     for event in events:
@@ -127,6 +135,43 @@ def record_epsilon(events: Sequence[Event], delta: float) -> float:
             case _:
                 raise TypeError(f"the ledger has no rule for {type(event).__name__} events.")
     return composed_epsilon(pure, mu=math.sqrt(squares), delta=delta)
+
+
+_SLACK = 0.001
+"""Share of delta, and epsilon, that cutting and rounding before a sum may cost."""
+
+
+def _epsilon_of_sums(events: Sequence[Event], delta: float) -> float:
+    """Epsilon with the noise of all clients of a sum; infinite where cutting values or rounding
+    them before they are summed costs more than `_SLACK`.
+
+    With values that are neither cut nor rounded a sum of m uploads has noise of std sqrt(m) std.
+    Cut values differ from uncut ones with a probability of at most `cut`, which adds
+    (1 + e^epsilon) cut to delta. Rounding at random to a grid changes the density of what the
+    server reads by factors in [1 / e^loss, e^loss], which adds 2 loss to epsilon (docs/ledger.md).
+    """
+    summed = [e for e in events if isinstance(e, Gaussian) and e.summed and e.count]
+    alone = [e for e in events if e not in summed]
+    logs, loss = [-math.inf], 0.0
+    for event in summed:
+        sums, largest = event.summed, event.largest
+        assert sums is not None
+        assert largest is not None
+        if event.std <= 0:
+            return math.inf
+        alone.append(replace(event, std=event.std * math.sqrt(sums.fewest), summed=None))
+        values = event.count * sums.values * sums.most
+        room = (sums.clip - largest) / event.std
+        logs.append(math.log(2 * values) + float(special.log_ndtr(-room)))
+        wave = math.pi * event.std / sums.step if sums.step else math.inf
+        grid = math.exp(-wave * wave)
+        loss += values * 4 * grid if grid < 0.1 else math.inf
+    if not summed or loss > _SLACK / 2:
+        return math.inf
+    epsilon = _composed(alone, delta * (1 - 2 * _SLACK)) + 2 * loss
+    cut = float(special.logsumexp(logs))
+    fits = np.logaddexp(0.0, epsilon) + cut <= math.log(_SLACK * delta)
+    return epsilon if fits else math.inf
 
 
 def _ratio(sensitivity: float, noise: float) -> float:
@@ -176,9 +221,10 @@ def explain(event: Event) -> str:
     """One sentence on what an event protects or leaves open."""
     match event:
         case Gaussian(sensitivity=s, std=std, unit=unit, count=n):
+            sums = "" if event.summed is None else f"; at least {event.summed.fewest} are summed"
             return (
                 f"Gaussian noise of std {std:.4g} on a vector of L2 sensitivity {s:.4g} for one "
-                f"{unit}, released {n} times."
+                f"{unit}, released {n} times{sums}."
             )
         case Laplace(sensitivity=s, scale=scale, unit=unit, count=n):
             return (
@@ -204,6 +250,10 @@ def explain(event: Event) -> str:
     raise TypeError(f"the ledger cannot explain {type(event).__name__} events.")
 
 
+_NOT_ADDED = (
+    "The noises of a sum are not added up, since cutting values to the clip, or rounding them, "
+    "before they are summed changes more than a thousandth of delta."
+)
 _SMASHED = Unprotected(what="the smashed data of every step", why="the defense does not touch it")
 
 
@@ -225,11 +275,15 @@ def _entry(defense: Defense, facts: Facts) -> tuple[Entry, tuple[Event, ...]]:
         events = (*events, _SMASHED)
     claim = defense.claim(facts)
     reasons = tuple(explain(e) for e in events) or ("Nothing is randomised, so nothing is proven.",)
+    proven = record_epsilon(events, facts.delta)
+    in_sums = any(isinstance(e, Gaussian) and e.summed for e in events) and math.isfinite(proven)
+    if in_sums and math.isinf(_epsilon_of_sums(events, facts.delta)):
+        reasons = (*reasons, _NOT_ADDED)
     entry = Entry(
         eps_claimed=claim[0] if claim else None,
         claim_delta=claim[1] if claim else None,
         unit=claim[2] if claim else None,
-        eps_record=record_epsilon(events, facts.delta),
+        eps_record=proven,
         delta=facts.delta,
         constants=dict(defense.constants(facts)),
         reasons=reasons,

@@ -210,7 +210,7 @@ def _is_valid(adapter: TypeAdapter[Any], value: Any) -> bool:
 def check_strength(
     defense: Defense,
     settings: Mapping[str, Any],
-    rebuild: Callable[[Mapping[str, Any]], Defense] | None,
+    rebuild: Callable[[Mapping[str, Any]], Defense],
 ) -> str:
     """Whether a defense with settings says which of them `leakbench tune` searches, and whether
     that can be set to both ends."""
@@ -233,8 +233,6 @@ def check_strength(
             advice,
         )
     for value in (strength.weak, strength.strong):
-        if rebuild is None:
-            break
         try:
             rebuild({**settings, strength.setting: value})
         except ValueError as error:

@@ -14,7 +14,7 @@ from bench.contract.events import Event, Facts, Gaussian, Laplace, RandomisedRes
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS
 from bench.privacy.ledger import account
-from bench.sandbox.audit import audit
+from bench.sandbox.audit import Audit, audit
 from bench.sandbox.conformance.contract import check_class, check_roles, check_strength
 from bench.sandbox.conformance.findings import (
     LEFT_OUT,
@@ -27,6 +27,7 @@ from bench.sandbox.conformance.findings import (
     skipped,
 )
 from bench.sandbox.conformance.noise import check_mechanisms
+from bench.sandbox.conformance.patterns import check_patterns
 from bench.sandbox.conformance.playground import (
     BATCH,
     SAMPLES,
@@ -49,7 +50,7 @@ def check_defense(
     defense: Defense,
     *,
     settings: Mapping[str, Any],
-    rebuild: Callable[[Mapping[str, Any]], Defense] | None,
+    rebuild: Callable[[Mapping[str, Any]], Defense],
     fast: bool = False,
 ) -> list[Finding]:
     """All findings on a defense; `rebuild` is as in `Examination`. fast: without those that draw
@@ -151,11 +152,12 @@ def _examine_privacy(own: Examination, *, fast: bool) -> None:
     whole = [g for g in own.played if not g.cut]
     probes = Probes(defense=own.defense, split=(split or whole)[-1], whole=(whole or split)[-1])
     own.add("guarantee agrees with mechanisms", lambda: _guarantee(own.defense))
+    own.add("which values are sent", lambda: _patterns(own, probes))
     if fast:
         own.findings += [skipped(n, LEFT_OUT) for n in ("declared noise", "audit of the proof")]
         return
     own.add("declared noise", lambda: _declared(probes))
-    own.add("audit of the proof", lambda: _audit(own.defense))
+    own.add("audit of the proof", lambda: _audit(own))
 
 
 def _declared(probes: Probes) -> list[Finding]:
@@ -243,24 +245,80 @@ def _too_sure(
     return None
 
 
-def _audit(defense: Defense) -> str:
-    """A short audit of one release against the proof. A claim that it refutes is told, since it
-    may be the paper's; so is that."""
+def _strong(own: Examination) -> tuple[Defense, str]:
+    """The defense where its strength, or that of every member, is strongest, and what is set."""
+    composed = isinstance(own.defense, Composed)
+    members = own.defense.members if isinstance(own.defense, Composed) else {"": own.defense}
+    ends = {
+        f"{name}.{m.strength.setting}" if composed else m.strength.setting: m.strength.strong
+        for name, m in members.items()
+        if m.strength is not None
+    }
+    if not ends:
+        return own.defense, ""
+    try:
+        strong = own.rebuild({**own.settings, **ends})
+    except ValueError as error:
+        raise NotChecked(f"it cannot be made as strong as it says: {error}") from None
+    return strong, " at " + ", ".join(f"{name}={value:g}" for name, value in ends.items())
+
+
+def _proven(defense: Defense) -> float:
+    """The smallest epsilon that is proven for a record, under some protocol."""
     facts = [replace(_facts(defense), split=s) for s in (False, True)]
-    if all(account(defense, f).eps_record == math.inf for f in facts):
+    return min(account(defense, f).eps_record for f in facts)
+
+
+def _patterns(own: Examination, probes: Probes) -> str:
+    strong, at = _strong(own)
+    epsilon = _proven(strong)
+    if epsilon == math.inf:
+        raise NotChecked(f"nothing is proven for a record{at}")
+    return check_patterns(strong, probes.whole, epsilon, alone=probes.alone)
+
+
+def _audit(own: Examination) -> str:
+    """A short audit of one release against the proof, at the given settings and where the defense
+    is strongest. A claim that it refutes is told, since it may be the paper's; so is that."""
+    strong, at = _strong(own)
+    settings = {"": own.defense} | {at: strong}
+    provable = {at: d for at, d in settings.items() if _proven(d) < math.inf}
+    if not provable:
         raise NotChecked("nothing is proven for a record, so nothing can be refuted")
-    found = audit(fresh(defense), draws=AUDIT_DRAWS, confidence=AUDIT_CONFIDENCE)
-    if found.verdict_proof == "violated":
+    audits = {at: _audited(defense, at) for at, defense in provable.items()}
+    if not any(a.pairs for a in audits.values()):
+        skips = next(iter(audits.values())).skipped
+        raise NotChecked("; ".join(f"{s.channel}: {s.why}" for s in skips))
+    tested, untested = [], []
+    for at, made in audits.items():
+        judged = [f for f in made.pairs if f.verdict_proof == "consistent"]
+        if any(f.eps_record < f.cap for f in judged):
+            claim = "" if made.verdict_claim != "violated" else "; it refutes the claim"
+            tested.append(
+                f"consistent{at}, epsilon of one release >= {made.eps_audited:.3g}{claim}"
+            )
+        elif judged:
+            least = min(judged, key=lambda f: f.eps_record)
+            untested.append(
+                f"not testable{at}: {least.draws} draws refute no proof above "
+                f"{least.cap:.3g}, and it says {least.eps_record:.4g}"
+            )
+    if not tested:
+        raise NotChecked("; ".join(untested) or "no audited input differs in one record")
+    return "; ".join([*tested, *untested])
+
+
+def _audited(defense: Defense, at: str) -> Audit:
+    """The audit; Broken if it refutes the proof."""
+    made = audit(fresh(defense), draws=AUDIT_DRAWS, confidence=AUDIT_CONFIDENCE)
+    if made.verdict_proof == "violated":
         worst = max(
-            (f for f in found.pairs if f.verdict_proof == "violated"), key=lambda f: f.eps_lower
+            (f for f in made.pairs if f.verdict_proof == "violated"), key=lambda f: f.eps_lower
         )
         raise Broken(
-            "one release through the real hooks shows an epsilon of at least "
+            f"one release through the real hooks{at} shows an epsilon of at least "
             f"{worst.eps_lower:.4g} ({worst.pair}), but guarantee() proves {worst.eps_record:.4g}.",
             "Count everything that leaves the client, with its true sensitivity.",
             "guarantee",
         )
-    if not found.pairs:
-        raise NotChecked("; ".join(f"{s.channel}: {s.why}" for s in found.skipped))
-    claim = "" if found.verdict_claim != "violated" else "; it refutes the claim"
-    return f"{found.verdict_proof}, epsilon of one release >= {found.eps_audited:.3g}{claim}"
+    return made

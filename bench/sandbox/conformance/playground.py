@@ -118,17 +118,20 @@ def play(
     watch: Watch | None = None,
     rounds: int = ROUNDS,
     draws: int = 0,
+    shift: int = 0,
 ) -> Played:
     """Play a few rounds with a watched copy of the defense.
 
     Args:
         draws: Which randomness the clients' "defense" stream has, everything else being the same.
+        shift: By how many clients the data is moved on, everything else being the same.
 
     Raises:
         PluginFault: For a hook that raises, or returns what it may not.
     """
     copy = watched(defense, watch or Watch())
-    federation = ground.federation(copy, ground.network(), private_data(company(defense)))
+    data = private_data(company(defense))
+    federation = ground.federation(copy, ground.network(), data[shift:] + data[:shift])
     for client in federation.clients if draws else ():
         mine = generator(0, "other draws", draws, client.id)
         client.rng = {**client.rng, "defense": mine}

@@ -131,11 +131,10 @@ def check(
     with _watched(*(_file_of(cls) for cls in classes)) as tried:
         if kind == "defense":
             built = registry.defense(name, settings)
-            cls = classes[0] if len(classes) == 1 else None
             findings = check_defense(
                 fresh(built),
                 settings=settings,
-                rebuild=None if cls is None else lambda s: cls(**s),
+                rebuild=lambda s: registry.defense(name, s),
                 fast=fast,
             )
         else:

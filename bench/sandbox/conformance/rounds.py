@@ -43,12 +43,12 @@ class Examination:
     """One defense setting under examination.
 
     Attributes:
-        rebuild: Builds it from other settings, None for a composed one.
+        rebuild: Builds it from other settings.
         played: The runs of the grounds that worked.
     """
 
     defense: Defense
-    rebuild: Callable[[Mapping[str, Any]], Defense] | None
+    rebuild: Callable[[Mapping[str, Any]], Defense]
     settings: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
     played: dict[Ground, Played] = field(default_factory=dict)
@@ -201,7 +201,7 @@ def _leaks(own: Examination) -> str:
 
 def _zero_strength(own: Examination, ground: Ground) -> str:
     declared = getattr(own.defense, "zero_strength", None)
-    if own.rebuild is None:
+    if isinstance(own.defense, Composed):
         raise NotChecked("a composed defense has no setting of its own")
     if declared is None:
         raise NotChecked(
