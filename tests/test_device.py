@@ -182,7 +182,7 @@ def _alike(run: Run, device: torch.device, tmp_path: Path) -> None:
             torch.isclose(value, there[0].state[name].cpu(), atol=1e-4).flatten()
             for name, value in here[0].state.items()
         ]
-        few = 0.01 if run.defense in STEPS else 0.0
+        few = 0.01 if run.defense in STEPS and device.type == "cuda" else 0.0
         assert float((~torch.cat(alike)).double().mean()) <= few
         assert here[1].correct == there[1].correct
     run.seen(there[0], tmp_path)

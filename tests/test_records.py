@@ -127,10 +127,11 @@ def test_half_characters_of_an_exception_do_not_make_a_folder_unreadable(tmp_pat
 # --- runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["v1-run.json", "v1-run-first.json"])
-def test_runs_of_schema_1_are_still_read(tmp_path: Path, name: str) -> None:
-    shutil.copyfile(OLD / name, tmp_path / "run.json")
-    run, old = Run.read(tmp_path), json.loads((OLD / name).read_text())
+def test_runs_of_schema_1_are_still_read(tmp_path: Path) -> None:
+    """They have a switch in place of a threat's `hears`."""
+    shutil.copyfile(OLD / "v1-run.json", tmp_path / "run.json")
+    run, old = Run.read(tmp_path), json.loads((OLD / "v1-run.json").read_text())
+    assert {t.hears for t in run.suite.threats} == {"every_broadcast"}
     assert [t.key for t in run.trainings] == [t["key"] for t in old["trainings"]]
     assert [c.key for c in run.cells] == [c["key"] for t in old["trainings"] for c in t["cells"]]
     budgets = {a["name"]: a["budget"] or old["suite"]["budget"] for a in old["suite"]["attacks"]}
@@ -164,56 +165,11 @@ def test_jobs_are_equal_by_their_inputs() -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def test_rows_of_schema_1_have_their_sentences_as_codes() -> None:
-    rows = read_rows(OLD / "v1-leaderboard.json")
-    old = json.loads((OLD / "v1-leaderboard.json").read_text())
-    assert [r.eps_record for r in rows] == [float(r["eps_record"]) for r in old]
-    found = {f.code: f for r in rows for f in r.flags}
-    assert FlagCode.OTHER not in found
-    for row, before in zip(rows, old, strict=True):
-        assert len(row.flags) == len(before["flags"])
-        assert row.worst is not None
-        assert row.worst.interval == Interval(**before["worst"]["ssim"])
-        for name, entry in before["attacks"].items():
-            scores = {m: i.mean for m, i in row.attacks[name].scores.items()}
-            assert all(entry[m]["mean"] == mean for m, mean in scores.items())
-    (first,) = read_rows(OLD / "v1-leaderboard-first.json")
-    assert (first.audit, first.ledger, first.personalised) == (None, None, False)
-    assert first.worst is not None
-    assert first.worst.metric == "ssim"
-
-
-@pytest.mark.parametrize(
-    ("sentence", "code", "subject", "values"),
-    [
-        ("training failed: Error: x\ny", "training_failed", "", {"reason": "Error: x\ny"}),
-        ("training timeout: over 5 s", "training_timeout", "", {"reason": "over 5 s"}),
-        ("training not_applicable: no", "training_not_applicable", "", {"reason": "no"}),
-        ("diverged: weights grew 120-fold", "diverged", "", {"reason": "weights grew 120-fold"}),
-        ("accuracy at chance", "at_chance", "", {}),
-        ("epsilon claimed, none proven", "claimed_not_proven", "", {}),
-        ("claim is per client", "claim_unit", "client", {}),
-        ("audit refutes the claim: epsilon is at least 4.51", "audit_refutes_claim", "",
-         {"epsilon": 4.51}),
-        ("audit refutes the proof: epsilon is at least 1.00", "audit_refutes_proof", "",
-         {"epsilon": 1.0}),
-        ("audit failed: TypeError", "audit_failed", "", {"reason": "TypeError"}),
-        ("dlg@b cut short: +0.06 SSIM on the undefended row at twice its budget", "cut_short",
-         "dlg@b", {"gain": 0.06}),
-        ("strongest attack (ridge) below the floor", "below_floor", "ridge", {}),
-        ("dlg failed", "attack_failed", "dlg", {}),
-        ("diverged_x timeout", "attack_timeout", "diverged_x", {}),
-        ("diverged failed", "attack_failed", "diverged", {}),
-        ("said by nobody", "other", "", {"text": "said by nobody"}),
-    ],
-)  # fmt: skip
-def test_each_sentence_of_schema_1_becomes_its_code(
-    tmp_path: Path, sentence: str, code: str, subject: str, values: dict[str, Any]
-) -> None:
-    (old,) = json.loads((OLD / "v1-leaderboard-first.json").read_text())
-    (tmp_path / "rows.json").write_text(json.dumps([old | {"flags": [sentence]}]))
-    ((flag,),) = (r.flags for r in read_rows(tmp_path / "rows.json"))
-    assert flag == Flag(code=FlagCode(code), subject=subject, values=values)
+def test_rows_of_another_schema_are_refused(tmp_path: Path) -> None:
+    for row in ({"schema": 1}, {}, 3):
+        (tmp_path / "rows.json").write_text(json.dumps([row]))
+        with pytest.raises(UserError, match="row 1 is no row of a schema that this version"):
+            read_rows(tmp_path / "rows.json")
 
 
 def test_an_attack_named_diverged_costs_no_rank_where_it_times_out() -> None:

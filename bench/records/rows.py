@@ -17,7 +17,6 @@ from bench.protocols.settings import Checkpoint, ProtocolSettings
 from bench.records.files import checked, read_json
 from bench.records.flags import Flag
 from bench.records.jobs import setting_text
-from bench.records.older import observed_of, row_of_first
 from bench.records.outcomes import AuditSummary, Count, Status, Workings
 from bench.records.text import to_line
 
@@ -328,12 +327,9 @@ def _adapter() -> TypeAdapter[Row]:
 
 
 def _row(value: Any, place: str) -> Row:
-    schema = value.get("schema", 1) if isinstance(value, dict) else None
-    if schema not in (1, ROW_SCHEMA):
+    if not isinstance(value, dict) or value.get("schema") != ROW_SCHEMA:
         raise UserError(f"{place} is no row of a schema that this version of leakbench knows.")
-    value = row_of_first(value) if schema == 1 else dict(value)
-    if "observed" not in value:
-        value["observed"] = observed_of(value.get("threat"))
+    value = dict(value)
     attacks = value.get("attacks")
     if isinstance(attacks, dict):
         value["attacks"] = {name: _nested(entry) for name, entry in attacks.items()}

@@ -15,7 +15,6 @@ from bench.protocols.settings import Checkpoint
 from bench.records.archive import check_sum
 from bench.records.files import checked, read_json
 from bench.records.jobs import AttackJob, TrainJob, canonical
-from bench.records.older import suite_of_first
 from bench.records.outcomes import Kind
 from bench.suite import RECORDED, AttackSettings, Suite
 
@@ -210,14 +209,12 @@ class Run(RunFacts):
 
     @classmethod
     def of(cls, value: Any, place: Path) -> Run:
-        """The run that a run.json of any version describes; `place` is the file, for errors.
+        """The run that a run.json describes; `place` is the file, for errors.
 
         Raises UserError if that is no run, or not one of its own suite.
         """
-        if isinstance(value, dict):
-            if not {"suite", "trainings"} <= value.keys():
-                raise UserError(f"{place} must hold a suite and its trainings.")
-            value = value | {"suite": suite_of_first(value["suite"])}
+        if isinstance(value, dict) and not {"suite", "trainings"} <= value.keys():
+            raise UserError(f"{place} must hold a suite and its trainings.")
         found = checked(_adapter(), value, place, context=RECORDED)
         return cls(trainings=_each_once(_planned(found, place), place), **found.facts())
 
