@@ -29,6 +29,7 @@ from bench.protocols.settings import (
     LEAST_DRAWS,
     MOST,
     MOST_DRAWS,
+    RECORDED,
     STRICT,
     Checkpoint,
     Listed,
@@ -41,9 +42,6 @@ from bench.protocols.settings import (
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-RECORDED = {"recorded": True}
-"""Context of validating the suite of an older run, which may name a thing twice; what it made of it
-is counted once all the same."""
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 60
 _MOST_SEEDS, _MOST_SETTINGS = 1000, 100_000

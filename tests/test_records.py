@@ -150,6 +150,16 @@ def test_every_published_folder_is_read(folder: Path, tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows.json") == rows
 
 
+def test_published_records_of_earlier_versions_are_read() -> None:
+    """Their inputs have a switch in place of a threat's `hears` too."""
+    folder = Path(__file__).parents[1] / "results" / "findings" / "sums"
+    run, store = Run.read(folder), Store(folder)
+    training = store.read("train", run.trainings[0].key)
+    assert isinstance(training, TrainRecord)
+    assert training.inputs is not None
+    assert {t.hears for t in training.inputs.threats} == {"every_broadcast"}
+
+
 def test_jobs_are_equal_by_their_inputs() -> None:
     run = Run.of(json.loads((OLD / "v1-run.json").read_text()), OLD)
     one, other = run.trainings[0].job, run.trainings[1].job

@@ -50,6 +50,9 @@ MOST_DRAWS = 10**6
 """The most of them."""
 MOST = 10**9
 """What a suite counts, and its seconds, are at most so many."""
+RECORDED = {"recorded": True}
+"""Context of validating what an older run recorded: its suite may name a thing twice, which is
+counted once all the same, and its threats have a switch in place of `hears`."""
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 """Of what a suite holds: no unknown key, no text or truth value for a number, no NaN."""
 _T = TypeVar("_T")
@@ -218,7 +221,11 @@ class ThreatSettings(BaseModel):
     @classmethod
     def _recorded_earlier(cls, value: Any, info: ValidationInfo) -> Any:
         """Runs before version 0.3 had a switch in place of `hears`."""
-        if not info.context or not isinstance(value, Mapping) or "hears_broadcast" not in value:
+        if (
+            info.context != RECORDED
+            or not isinstance(value, Mapping)
+            or "hears_broadcast" not in value
+        ):
             return value
         heard = "every_broadcast" if value["hears_broadcast"] else "addressed"
         return {n: v for n, v in value.items() if n != "hears_broadcast"} | {"hears": heard}

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError, problem
 from bench.files import MOST_BYTES, check_plain, read_bytes, sha256
+from bench.protocols.settings import RECORDED
 from bench.records.outcomes import (
     AttackOutcome,
     AttackRecord,
@@ -85,7 +86,7 @@ def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
     found: TrainOutcome | AttackOutcome
     for done in (True, False):
         try:
-            found = _adapter(kind, done).validate_json(content)
+            found = _adapter(kind, done).validate_json(content, context=RECORDED)
         except ValidationError:
             continue
         return found
@@ -98,7 +99,7 @@ def outcome_of_json(value: Any, kind: Kind, place: Path | str) -> TrainOutcome |
     if not isinstance(value, dict) or "status" not in value:
         raise UserError(f"{place} is no record of leakbench.")
     adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
-    return checked(adapter, value, place)
+    return checked(adapter, value, place, context=RECORDED)
 
 
 def check_kept(folder: Path, record: Record, begins: str = "") -> None:

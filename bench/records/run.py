@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
-from bench.protocols.settings import Checkpoint
+from bench.protocols.settings import RECORDED, Checkpoint
 from bench.records.archive import check_sum
 from bench.records.files import checked, read_json
 from bench.records.jobs import AttackJob, TrainJob, canonical
 from bench.records.outcomes import Kind
-from bench.suite import RECORDED, AttackSettings, Suite
+from bench.suite import AttackSettings, Suite
 
 SCHEMA: Literal[1] = 1
 """Of run.json and of records."""
