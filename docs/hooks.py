@@ -430,7 +430,7 @@ def overview(names: Sequence[str], _: str) -> str:
         ]
         first = f"under {found.protocol}"
         parts.append(table([first, *heads, *(c.name for c in overviews.COSTS)], lines))
-    return "\n\n".join([*parts, *([] if defenses else [overviews.legend()])])
+    return "\n\n".join([*parts, *([] if defenses else [overviews.legend(reference(suite))])])
 
 
 def board(names: Sequence[str], _: str) -> str:

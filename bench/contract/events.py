@@ -20,7 +20,6 @@ class Facts:
 
     Attributes:
         parameters: Trained coordinates that a client uploads per round.
-        head: Those of them that belong to a head on the client (split protocols, private labels).
         rounds: Rounds played.
         clients: Number of clients.
         participation: Fraction of the clients that is sampled per round.
@@ -30,6 +29,7 @@ class Facts:
         participations: Most uploads of any one client; None, the worst case, means `rounds`.
         fewest: Clients in the step that the fewest took, others having finished theirs; None means
             those of a round.
+        head: Those of the parameters in a head on the client (split protocols, private labels).
         split: Whether smashed data was sent too.
         broadcast: Whether the server hears every broadcast, also of a model that it does not form.
         delta: The delta at which epsilon is told.
@@ -39,7 +39,6 @@ class Facts:
     """
 
     parameters: int
-    head: int = 0
     rounds: int = 1
     clients: int = 1
     participation: float = 1.0
@@ -48,6 +47,7 @@ class Facts:
     local_steps: int = 1
     participations: int | None = None
     fewest: int | None = None
+    head: int = 0
     split: bool = False
     broadcast: bool = False
     delta: float = 1e-5
