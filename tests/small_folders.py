@@ -26,10 +26,10 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def go(folder: Path) -> Result:
-    """Run the folder's suite there, or go on with it."""
+def go(folder: Path, suite_text: str = SUITE) -> Result:
+    """Run the suite in the folder, or go on with it."""
     suite = folder.with_suffix(".toml")
-    suite.write_text(SUITE)
+    suite.write_text(suite_text)
     return call("run", suite, "--device", "cpu", "--jobs", "0", "--out", folder)
 
 

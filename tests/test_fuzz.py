@@ -454,7 +454,7 @@ FIRST = {
     "submit": ["none", "--run", "EMPTY"],
     "verify": ["EMPTY"],
     "report": ["EMPTY"],
-    "compare": ["EMPTY"],
+    "compare": ["EMPTY", "none", "spm"],
     "site": ["EMPTY", "--out", "made"],
     "merge": ["EMPTY", "--out", "made"],
     "attack": ["NOWHERE"],

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import Result
 
 from bench.records import Run
-from tests.small_folders import call, go
+from tests.small_folders import SUITE, call, go
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, "", "x", "x" * 100_000, 0, 1, -1, 10**12, 10**400, 1e308, -1e308, 1e-300),
@@ -36,7 +36,7 @@ COMMANDS = {
         ("report", "{}", "--details"),
         ("report", "{}", "--figures", "png", "--keep-pictures"),
         ("report", "{}", "--publish", "{}-published"),
-        ("compare", "{}"),
+        ("compare", "{}", "none", "spm"),
         ("merge", "{}", "--out", "{}-merged"),
         ("plan", "{}.toml", "--out", "{}"),
         ("plan", "{}.toml", "--costs", "{}"),
@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "published": (
         ("report", "{}", "--details"),
-        ("compare", "{}"),
+        ("compare", "{}", "none", "spm"),
         ("site", "{}", "--out", "{}-site"),
         ("report", "{}", "--figures", "png"),
     ),
@@ -67,7 +67,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import save_file
 
     place = tmp_path_factory.mktemp("base")
-    assert go(place / "made").exit_code == 0
+    spm = '{ name = "spm", settings = { epsilon = 2.0 } }'
+    two_rows = SUITE.replace('{ name = "none" }', f'{{ name = "none" }}, {spm}')
+    assert go(place / "made", two_rows).exit_code == 0
     cell = next(c for c in Run.read(place / "made").cells if c.attack == "dlg")
     assert call("report", place / "made", "--publish", place / "published").exit_code == 0
     (place / "published" / "SHA256SUMS").unlink()  # it would name every change

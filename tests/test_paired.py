@@ -14,7 +14,6 @@ from bench.metrics.intervals import interval_of
 from bench.metrics.paired import (
     EXACT_UP_TO,
     Variances,
-    holm,
     paired,
     sign_flip,
     variances,
@@ -40,12 +39,6 @@ def test_sign_flips_of_equal_sizes_are_a_binomial_test(n: int, against: int) -> 
     exact = float(stats.binomtest(against, n).pvalue)
     tolerance = 1e-9 if n <= EXACT_UP_TO else 4 * (exact / 9999) ** 0.5
     assert sign_flip(d) == pytest.approx(exact, abs=tolerance)
-
-
-def test_holm_agrees_with_a_hand_example() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def test_variances_agree_with_a_hand_example_and_with_a_simulation() -> None:

@@ -274,7 +274,7 @@ def commands(folder: Path, root: Path) -> dict[str, list[str]]:
     to = str(folder)
     return {
         "report": ["report", to, "--format", "html,md,csv,json"],
-        "compare": ["compare", to],
+        "compare": ["compare", to, "none", "spm"],
         "merge": ["merge", to, "--out", str(root / "merged")],
         "plan": ["plan", str(suite), "--out", to, "--costs", to],
         "export": ["export", to, "none/analytic", "--out", str(root / "seen")],

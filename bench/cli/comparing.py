@@ -16,7 +16,6 @@ from bench.metrics.named import TITLES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bench.report.comparison import Ladder
     from bench.report.pairs import Accuracy, RowComparison
 
 _STYLES = {"separated": "green", "separated here": "yellow", "not separated": "dim"}
@@ -46,104 +45,46 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare rows of a leaderboard on the same victims: A with B, or each row with the next."""
+    """Compare two rows of a leaderboard, A with B, on the same victims."""
     with plain_errors():
         from bench.records import to_json
         from bench.report import comparison, contenders
         from bench.suite import parse_pairs
 
-        if one is not None and two is None:
-            raise UserError(f"compare takes two rows or none, got only '{one}'.")
-        found = contenders.read(
+        if one is None or two is None:
+            raise UserError(
+                "compare takes two rows, A and B: leakbench report DIR --details lists them."
+            )
+        tables = contenders.read(
             folder, checkpoint=checkpoint, only=parse_pairs(only or (), "--only")
         )
-        if one is None or two is None:
-            made = comparison.ladders(found, attack=attack, metric=metric)
-        else:
-            made = comparison.two_rows(found, one, two, attack=attack, metric=metric)
+        pairs = comparison.two_rows(tables, one, two, attack=attack, metric=metric)
     if as_json:
-        typer.echo(to_json([ladder.to_dict() for ladder in made]))
+        typer.echo(to_json([{"table": table.title} | pair.to_dict() for table, pair in pairs]))
         return
-    for ladder in made:
+    for table, pair in pairs:
         console.print()
-        for block in _rows(ladder) if one is None else _pair(ladder):
+        for block in _pair(table.title, pair):
             console.print(block, highlight=False)
-    found_any = [c for m in made for c in m.comparisons]
-    if found_any:
-        console.print()
-        legend = _legend(found_any, one is None)
-        console.print(legend, style="dim", highlight=False, markup=False)
-
-
-# --- each row against the next ----------------------------------------------------------------
-
-
-_ROW = 20
-"""Width of a row's name, so that a table fits 80 columns."""
-
-
-def _rows(ladder: Ladder) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    from bench.report.terminal import folded
-
-    made = {id(c.first): c for c in ladder.comparisons}
-    before = {id(c.second): c for c in ladder.comparisons}
-    title = Text(f"{ladder.table.title}{_what(ladder.comparisons)}")
-    shown = open_table(title, padding=(0, 1, 0, 0))
-    shown.add_column("#", justify="right")
-    shown.add_column("row", no_wrap=True)
-    for name in ("score", "minus next [95 %]", "p", "accuracy"):
-        shown.add_column(name, justify="right", no_wrap=name in ("score", "p"))
-    shown.add_column("verdict", min_width=9)
-    for row in (c for c in ladder.table.rows if c.rank is not None):
-        found, last = made.get(id(row)), before.get(id(row))
-        # Wrapped between settings, not within one.
-        words = row.name.removesuffix(")").replace("(", " ", 1).replace(", ", " ")
-        cells: list[RenderableType] = [str(row.rank), Text(folded(words, _ROW))]
-        if found is None:
-            leak = "-" if last is None else _number(last.means[1], last.metric)
-            shown.add_row(*cells, leak, *["-"] * 4)
-            continue
-        cells += [_number(found.means[0], found.metric), Text(_gap(found)), _p(found.p_holm)]
-        verdict = Text(found.verdict, style=_STYLES[found.verdict])
-        shown.add_row(*cells, _accuracy(found.accuracy), verdict)
-    if made:
-        yield shown
-    else:
-        yield Text(f"{ladder.table.title}: no two ranked rows that can be compared.")
-    for c in ladder.comparisons:
-        yield from (Text(f"{c.first.rank}-{c.second.rank}: {n}", style="dim") for n in c.notes)
-    yield from (Text(f"Left out: {reason}", style="dim") for reason in ladder.skipped)
-
-
-def _what(found: Sequence[RowComparison]) -> str:
-    """· upper bound SSIM · 8 victims in each of 3 seeds, where all comparisons agree on it."""
-    kinds = {f"{c.attack} {TITLES.get(c.metric, c.metric)} · {_samples(c)}" for c in found}
-    return f"\n{kinds.pop()}" if len(kinds) == 1 else ""
-
-
-def _samples(found: RowComparison) -> str:
-    seeds, victims = len(found.seeds), found.difference.victims
-    each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
-    return f"{each} victims{f' in each of {seeds} seeds' if seeds > 1 else ''}"
+    console.print()
+    legend = _legend([pair for _, pair in pairs])
+    console.print(legend, style="dim", highlight=False, markup=False)
 
 
 # --- two rows ---------------------------------------------------------------------------------
 
 
-def _pair(ladder: Ladder) -> Iterator[RenderableType]:
+def _pair(title: str, found: RowComparison) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    for found in ladder.comparisons:
-        yield Text(ladder.table.title, style="italic")
-        shown = open_table(show_header=False)
-        shown.add_column(style="bold", no_wrap=True)
-        shown.add_column(overflow="fold")
-        for name, text in _facts(found):
-            shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
-        yield shown
-        yield from (Text(note, style="dim") for note in found.notes)
+    yield Text(title, style="italic")
+    shown = open_table(show_header=False)
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, text in _facts(found):
+        shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
+    yield shown
+    yield from (Text(note, style="dim") for note in found.notes)
 
 
 def _facts(found: RowComparison) -> Iterator[tuple[str, str]]:
@@ -171,6 +112,12 @@ def _facts(found: RowComparison) -> Iterator[tuple[str, str]]:
         )
     yield "accuracy", _accuracy_sentence(found.accuracy)
     yield "verdict", found.verdict
+
+
+def _samples(found: RowComparison) -> str:
+    seeds, victims = len(found.seeds), found.difference.victims
+    each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
+    return f"{each} victims{f' in each of {seeds} seeds' if seeds > 1 else ''}"
 
 
 def _seeds(found: RowComparison) -> str:
@@ -202,12 +149,6 @@ def _gap(found: RowComparison) -> str:
     return f"{_signed(interval.mean, metric, max(3, digits))} [{', '.join(ends)}]"
 
 
-def _accuracy(found: Accuracy | None) -> str:
-    if found is None:
-        return "-"
-    return f"{found.mean:+.3f}{' own' if found.personal else ''}"
-
-
 def _signed(value: float, metric: str, digits: int = 3) -> str:
     return f"{'+' if value > 0 else ''}{_number(value, metric, digits)}"
 
@@ -224,18 +165,10 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
-def _legend(found: Sequence[RowComparison], many: bool) -> str:
+def _legend(found: Sequence[RowComparison]) -> str:
     verdicts = {c.verdict for c in found}
-    several = any(len(c.seeds) > 1 for c in found)
-    over = "seeds and victims" if several else "victims"
-    parts = [
-        "minus next: leak of the row minus that of the next one, on the same victims, with its "
-        f"95 % interval over {over}; p: sign flips, adjusted for all pairs of a table (Holm); "
-        "accuracy: minus the next row's. Ranks take each pair alone, so that rows of different "
-        "ranks may not be separated among all pairs."
-        if many
-        else f"A difference above 0: the first row leaks more. Its 95 % interval is over {over}."
-    ]
+    over = "seeds and victims" if any(len(c.seeds) > 1 for c in found) else "victims"
+    parts = [f"A difference above 0: the first row leaks more. Its 95 % interval is over {over}."]
     if any(c.metric == "mse" for c in found):
         parts.append("Of an MSE the smaller leaks more: its difference is turned round.")
     if "separated" in verdicts:

@@ -160,14 +160,3 @@ def variances(groups: Sequence[np.ndarray]) -> Variances | None:
     weight = (total - float((sizes**2).sum()) / total) / (len(groups) - 1)
     between = max(0.0, (float(square) / (len(groups) - 1) - within) / weight)
     return Variances(victims=within, seeds=between)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number (Holm 1979): rejecting those <= 5 % errs in any of them
-    with at most 5 % chance, however the tests depend on each other."""
-    p = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(p, kind="stable")
-    steps = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(1.0, steps)
-    return [float(a) for a in adjusted]

@@ -2,79 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 from bench.errors import UserError
 from bench.metrics.named import METRICS
-from bench.metrics.paired import holm
 from bench.names import did_you_mean
 from bench.records import short
 from bench.report.choosing import check_wanted
 from bench.report.contenders import Contest
 from bench.report.pairs import Contender, RowComparison, compare
 from bench.suite import parse_value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ladder:
-    """A table's comparisons. skipped: why a pair could not be compared, one sentence each."""
-
-    table: Contest
-    comparisons: list[RowComparison]
-    skipped: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "table": self.table.title,
-            "comparisons": [c.to_dict() for c in self.comparisons],
-            "skipped": self.skipped,
-        }
-
-
-# --- tables -----------------------------------------------------------------------------------
-
-
-def ladders(
-    found: Sequence[Contest],
-    *,
-    attack: str | None = None,
-    metric: str | None = None,
-) -> list[Ladder]:
-    """Each table's ranked rows, each against the next one, with p-values adjusted within the table.
-    Raises UserError for an unknown attack or metric."""
-    _check_names(found, attack, metric)
-    out = []
-    for table in found:
-        rows = [c for c in table.rows if c.rank is not None]
-        out.append(_ladder(table, list(itertools.pairwise(rows)), attack, metric))
-    return out
-
-
-def _ladder(
-    table: Contest,
-    pairs: Sequence[tuple[Contender, Contender]],
-    attack: str | None,
-    metric: str | None,
-) -> Ladder:
-    made, skipped = [], []
-    for one, two in pairs:
-        try:
-            made.append(compare(one, two, attack=attack, metric=metric))
-        except ValueError as error:
-            skipped.append(str(error))
-    p = holm([c.difference.p for c in made])
-    over_seeds = iter(holm([s for c in made if (s := c.difference.p_seeds) is not None]))
-    made = [
-        replace(
-            c, p_holm=a, p_seeds_holm=None if c.difference.p_seeds is None else next(over_seeds)
-        )
-        for c, a in zip(made, p, strict=True)
-    ]
-    return Ladder(table=table, comparisons=made, skipped=skipped)
 
 
 def two_rows(
@@ -84,8 +22,8 @@ def two_rows(
     *,
     attack: str | None = None,
     metric: str | None = None,
-) -> list[Ladder]:
-    """The rows of two names in every table that holds both.
+) -> list[tuple[Contest, RowComparison]]:
+    """The rows of two names, compared in every table that holds both.
 
     A name is a defense, `spm(epsilon=1.5, variant=printed)` as the leaderboard prints it, or
     `spm:epsilon=1.5`; of the settings only as many are needed as make it unique. Raises UserError
@@ -112,8 +50,7 @@ def two_rows(
         first, second = matches[0][0], matches[1][0]
         if first is second:
             raise UserError(f"'{one}' and '{two}' are the same row, {first.name}.")
-        made = compare(first, second, attack=attack, metric=metric)
-        out.append(Ladder(table=table, comparisons=[made]))
+        out.append((table, compare(first, second, attack=attack, metric=metric)))
     if not out:
         raise UserError(
             f"no table holds both '{one}' and '{two}'; rows of different tables have other victims."

@@ -97,7 +97,6 @@ class RowComparison:
 
     means: the metric's mean of the first and the second row. difference: of the leak, first minus
     second, so > 0: the first row leaks more, also where a smaller metric (MSE) is the larger leak.
-    p_holm, p_seeds_holm: adjusted for all pairs of the table.
     """
 
     first: Contender
@@ -110,13 +109,11 @@ class RowComparison:
     difference: Paired
     accuracy: Accuracy | None
     notes: tuple[str, ...]
-    p_holm: float
-    p_seeds_holm: float | None
 
     @property
     def verdict(self) -> PairVerdict:
-        """See `verdict_of`, of the adjusted p-values."""
-        return verdict_of(self.p_holm, self.p_seeds_holm)
+        """See `verdict_of`."""
+        return verdict_of(self.difference.p, self.difference.p_seeds)
 
     def to_dict(self) -> dict[str, Any]:
         found = self.difference
@@ -134,9 +131,7 @@ class RowComparison:
             "leak_difference": found.interval.to_dict(),
             "seed_means": list(found.seed_means),
             "p": found.p,
-            "p_holm": self.p_holm,
             "p_seeds": found.p_seeds,
-            "p_seeds_holm": self.p_seeds_holm,
             "seed_std": found.seed_std,
             "variance_victims": None if spread is None else spread.victims,
             "variance_seeds": None if spread is None else spread.seeds,
@@ -172,7 +167,6 @@ def compare(
     shared = _paired_leaks(first, second, attack, metric)
     sign = sign_of(shared.metric)
     seeds = tuple(shared.first)
-    difference = shared.difference
     return RowComparison(
         first=first,
         second=second,
@@ -181,17 +175,15 @@ def compare(
         threat=shared.threat,
         seeds=seeds,
         means=(sign * _mean(shared.first), sign * _mean(shared.second)),
-        difference=difference,
+        difference=shared.difference,
         accuracy=_accuracy(first, second, seeds),
         notes=tuple(_notes(first, second, shared, attack)),
-        p_holm=difference.p,
-        p_seeds_holm=difference.p_seeds,
     )
 
 
 def verdict_of(p: float, p_seeds: float | None) -> PairVerdict:
-    """What p-values show, as they are adjusted: separated on the victims of these trainings
-    (sign-flip test) and over trainings (t-test on two or more seeds), or here alone, or not."""
+    """What p-values show: separated on the victims of these trainings (sign-flip test) and over
+    trainings (t-test on two or more seeds), or here alone, or not."""
     if p > ALPHA:
         return "not separated"
     return "separated" if p_seeds is not None and p_seeds <= ALPHA else "separated here"
