@@ -35,6 +35,9 @@ def test_listed_rows_are_flagged_and_marked_and_no_others(tmp_path: Path) -> Non
     assert sentence(flag) == "not the paper's own method: its masks covered the classifier too"
     cells = {line.defense: line.verdicts[0].text for line in overview(flagged).lines}
     assert cells == {"a": "0.25", "b": "0.25†", "a+b": "0.25†", "none": "1.00"}
+    costly = with_errata([row("b", 1, 0.4, accuracy=interval(0.5)), bare], tmp_path)
+    lines = {line.defense: line.verdicts[0].text for line in overview(costly).lines}
+    assert lines["b"] == "−40pt†"
     assert "†" in legend(flagged)
     assert "†" not in legend([*rows, bare])
     split = row("b", 1, 0.4, protocol="splitfed")

@@ -155,7 +155,8 @@ def heat(shown: Heat | None, *, width: str = "page") -> Figure:
         for y, texts in enumerate(shown.texts):
             for x, text in enumerate(texts):
                 middle = (edges[y] + edges[y + 1]) / 2
-                axes.text(x + 0.5, middle, text, ha="center", va="center")
+                size = None if len(text) < 7 else "small"
+                axes.text(x + 0.5, middle, text, ha="center", va="center", fontsize=size)
         axes.invert_yaxis()
         axes.set_xticks([x + 0.5 for x in range(len(names))], names, rotation=turned)
         axes.set_yticks([(a + b) / 2 for a, b in itertools.pairwise(edges)], lines)

@@ -273,9 +273,10 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     if not settings:
         return Verdict(why=_NOT_RUN)
     useful = [s for s in settings if s.row and has_use(s.row)]
+    dagger = DAGGER if disputed(s.row for s in settings) else ""
     if not useful:
         apply = any(s.row and not _not_applicable(s.row) for s in settings)
-        return Verdict(why="no use" if apply else _NOT_APPLICABLE, refused=apply)
+        return Verdict(why=f"no use{dagger}" if apply else _NOT_APPLICABLE, refused=apply)
     known = [s for s in useful if s.leak is not None]
     if not known:
         flags = {f.code for s in useful if s.row for f in s.row.flags}
@@ -283,7 +284,7 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     allowed = [s for s in known if s.lost is None or at_most(s.lost, loss)]
     if not allowed:
         least = min(s.lost for s in known if s.lost is not None)
-        return Verdict(why=f"−{_points(least)}pt", refused=True)
+        return Verdict(why=f"−{_points(least)}pt{dagger}", refused=True)
     return min(allowed, key=lambda s: s.leak or 0.0)
 
 
