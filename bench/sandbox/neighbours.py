@@ -286,10 +286,11 @@ def _step(
 
 
 def _federation_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPair | Skipped]:
-    if defense.requires:
+    needs = defense.requires - {"cut"}  # without one the whole network is the bottom submodel
+    if needs:
         yield Skipped(
             channel="coordination",
-            why="whole rounds are played without a cut.",
+            why=f"whole rounds are played without {', '.join(sorted(needs))}.",
         )
         return
     inputs = max(1, (size - 2) // 2)
