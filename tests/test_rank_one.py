@@ -13,11 +13,13 @@ from attacks.engine.rank_one import (
     rankings,
     without_ties,
 )
+from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.metrics.images import ssim
 from bench.seeding import generator
 from defenses.fedml_he import FedMLHE, ranks
 from defenses.mask_crypt import MaskCrypt
+from defenses.selective_shield import SelectiveShield
 from tests.conftest import context_for, network_for, seen_under
 
 
@@ -102,7 +104,9 @@ def test_mask_crypts_priority_lists_give_away_the_sample_that_it_encrypts(
     assert not answer.failed.any()
 
 
-def test_masks_that_are_no_ranking_are_not_taken_for_one(digits: Dataset) -> None:
+@pytest.mark.parametrize("defense", [FedMLHE(share=0.5), SelectiveShield(tau=0.05)])
+def test_masks_are_not_taken_for_rankings(digits: Dataset, defense: Defense) -> None:
     network = network_for(digits, "mlp_spm")
-    seen, _ = seen_under(digits, network, FedMLHE(share=0.5), clients=4, victims=4)
+    seen, _ = seen_under(digits, network, defense, clients=4, victims=4)
+    assert any(m.kind == "mask" for m in seen.messages)
     assert rankings(seen) == {}

@@ -44,6 +44,8 @@ def rankings(seen: Seen) -> dict[str, dict[str, Tensor]]:
         ranks = {n: p.values for n, p in message.parts.items()}
         if message.sender not in seen.clients or set(ranks) != set(seen.before):
             continue
+        if any(r.dtype != torch.int64 for r in ranks.values()):  # a mask, or values
+            continue
         flat = torch.cat([r.flatten() for r in ranks.values()])
         listed = flat[flat != 0].sort().values
         if len(listed) > 1 and torch.equal(listed, torch.arange(1, len(listed) + 1).to(listed)):
