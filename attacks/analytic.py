@@ -65,10 +65,12 @@ class Analytic(Attack):
         rows = int(visible.sum(dim=1).min())
         notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
         solved = visible.any(dim=1)
-        for victim, inputs in (_completed(seen, layer, public) | _by_rank(seen, ctx)).items():
-            exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
-            x[victim] = torch.where(exact, x[victim], inputs.to(x))
-            solved[victim] = True
+        if bool((public >= 0).all()):  # only magnitudes follow, so signs must be known
+            more = _completed(seen, layer, public) | _by_rank(seen, ctx)
+            for victim, inputs in more.items():
+                exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
+                x[victim] = torch.where(exact, x[victim], inputs.to(x))
+                solved[victim] = True
         images = ((x - shift) / scale).view(len(x), 1, *ctx.network.shape).float()
         if len(ctx.network.shape) == 3:
             images = images.clamp(0, 1)
@@ -88,15 +90,15 @@ def _completed(seen: Seen, layer: LayerGradient, public: Tensor) -> dict[int, Te
         present = torch.cat(
             [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
         )
-        found = completed_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
-        if found is not None:
-            inputs[victim] = torch.from_numpy(found)
+        completed = completed_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
+        if completed is not None:
+            inputs[victim] = torch.from_numpy(completed)
     return inputs
 
 
 def _by_rank(seen: Seen, ctx: Context) -> dict[int, Tensor]:
-    """Inputs [F] of the first layer by victim, for those that sent the order of their gradient's
-    magnitudes in plain sight; their sign counts as positive, as that of pixels is."""
+    """Magnitudes [F] of the first layer's inputs by victim, for those that sent the order of their
+    gradient's magnitudes in plain sight."""
     weight, bias = map(str, _first_layer(seen))
     inputs = {}
     for client, ranks in rankings(seen).items():
