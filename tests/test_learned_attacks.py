@@ -147,7 +147,8 @@ def test_analytic_uses_what_rows_are_visible_per_coordinate() -> None:
     spoiled = torch.where(present, weight, torch.nan)
     nothing = torch.zeros_like(weight), torch.zeros_like(bias)
     layer = LayerGradient(
-        weight=(spoiled,), bias=(bias,), present=present, variances=nothing,
+        weight=(spoiled,), bias=(bias,), weight_present=present,
+        bias_present=torch.ones_like(bias, dtype=torch.bool), variances=nothing,
         decided_variances=nothing,
     )  # fmt: skip
     found, _ = layer.solve(mean=torch.full((7,), 0.5).double(), variance=torch.ones(7).double())

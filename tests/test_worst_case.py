@@ -99,11 +99,15 @@ def test_perturbed_signs_of_a_trained_network_are_seen_through(
 
 
 # --- sums -----------------------------------------------------------------------------------------
+HEARS: dict[str, Any] = {"hears": "every_broadcast"}
+"""The server learns the next model, and in it the sum of what was encrypted."""
+
+
 @pytest.fixture(scope="module")
 def shielded(digits: Dataset) -> tuple[Seen, Truth, Context]:
     network = network_for(digits)
     defense = SelectiveShield(tau=0.05, rho=0.5, noise_multiplier=0.02, clip_norm=1.0)
-    seen, truth = seen_under(digits, network, defense, clients=4)
+    seen, truth = seen_under(digits, network, defense, clients=4, **HEARS)
     return seen, truth, context_for(digits, network, defense)
 
 
@@ -161,7 +165,7 @@ def test_the_noise_that_suits_an_answer_is_at_least_the_known_one(digits: Datase
 @pytest.mark.parametrize("defense", [FedMLHE(share=0.5), MaskCrypt(share=0.5)])
 def test_other_encrypted_zones_show_their_sum_too(digits: Dataset, defense: Defense) -> None:
     network = network_for(digits)
-    seen, _ = seen_under(digits, network, defense, clients=3)
+    seen, _ = seen_under(digits, network, defense, clients=3, **HEARS)
     found = opened_mean(seen, dtype=F64)
     assert found is not None
     covers, mean = found
@@ -191,7 +195,7 @@ def test_labels_are_searched_by_what_is_known_of_all_victims(
 
 def test_images_that_a_sum_tells_go_to_those_whose_messages_they_suit(digits: Dataset) -> None:
     network, defense = network_for(digits, "mlp_spm"), MaskCrypt(share=0.5)
-    seen, truth = seen_under(digits, network, defense, clients=4)
+    seen, truth = seen_under(digits, network, defense, clients=4, **HEARS)
     ctx = context_for(digits, network, defense)
     order = torch.tensor([2, 0, 1, 3])
     matcher = matcher_for(seen, ctx, dtype=F64)
@@ -234,7 +238,7 @@ def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
     digits: Dataset, defense: Defense
 ) -> None:
     network = network_for(digits)
-    seen, truth = seen_under(digits, network, defense, clients=4)
+    seen, truth = seen_under(digits, network, defense, clients=4, **HEARS)
     ctx, judge = context_for(digits, network, defense), Likelihood()
     means = class_means(digits.aux_x, digits.aux_y, classes=10)[truth.y]
     answers = {
