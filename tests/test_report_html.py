@@ -29,6 +29,7 @@ from bench.report import (
     leaderboard,
     overview,
     pictures,
+    plots,
     tables,
     verdicts,
 )
@@ -313,6 +314,13 @@ def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_aw
     assert [t.get("class") for t in lines] == [None] * boards.AT_ONCE + [" more"] * 3
     assert "Show all rows of this table" in text
     assert "Show all rows of this table" not in page(*rows[:-3])
+
+
+def test_an_infinite_floor_of_a_foreign_file_has_no_band_in_the_plots() -> None:
+    floor = {"ssim": 0.2, "ssim_class_mean": math.inf}
+    rows = [row(d, n, attacks={"dlg": attack(0.5, floor=floor)}) for n, d in enumerate("ab", 1)]
+    (band,) = plots._floors(rows, "ssim", ("leak", "accuracy"))
+    assert (band.lo, band.hi, band.label) == (0.2, 0.2, "reads nothing")
 
 
 def test_a_page_without_rows_says_so() -> None:

@@ -427,7 +427,7 @@ def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band
     return tuple(
         Band(lo=min(found), hi=max(found), label=label, across=keys[1] == "leak")
         for name, label in names.items()
-        if (found := [f[name] for f in all_ if name in f])
+        if (found := [f[name] for f in all_ if name in f and math.isfinite(f[name])])
     )
 
 
