@@ -80,11 +80,13 @@ class Analytic(Attack):
 def _completed(seen: Seen, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
     """Inputs [F] of the first layer by victim where the gradient is without noise but for a part
     that is encrypted or withheld, from the cells in the open."""
-    kind = str(seen.upload_kind())
+    if mechanisms_of(seen):
+        return {}
+    kind, weight = str(seen.upload_kind()), _first_layer(seen)[0]
     inputs = {}
     for victim, client in enumerate(seen.clients):
-        part = seen.of(client, kind)[0].parts[_first_layer(seen)[0]]
-        if mechanisms_of(seen) or part.present is None or part.absent == "zero":
+        part = seen.of(client, kind)[0].parts[weight]
+        if part.present is None or part.absent == "zero":
             continue
         table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
         present = torch.cat(
