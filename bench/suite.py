@@ -31,6 +31,7 @@ from bench.protocols.settings import (
     MOST_DRAWS,
     RECORDED,
     STRICT,
+    TRAINING,
     Checkpoint,
     Listed,
     ProtocolSettings,
@@ -117,7 +118,8 @@ class Suite(BaseModel):
         version: A number that counts up when the suite's meaning changes.
         description: One sentence.
         seeds: Every training runs once per seed.
-        checkpoints: Where in a training a round is observed.
+        checkpoints: Where in a training rounds are observed; "training" is added where a threat
+            observes its own rounds.
         course: Rounds, spread evenly, after which accuracy and epsilon are measured; 0: after the
             last one and at the checkpoints alone.
         delta: The delta of every proven epsilon.
@@ -151,6 +153,17 @@ class Suite(BaseModel):
     defenses: Listed[DefenseSettings] = Field(min_length=1)
     attacks: Listed[AttackSettings] = Field(default_factory=list)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rounds_of_the_training(cls, value: Any) -> Any:
+        """Threats that observe rounds of the training bring that checkpoint, as the first."""
+        threats = value.get("threats") if isinstance(value, dict) else None
+        works = [t.get("work") for t in threats or () if isinstance(t, dict)]
+        given = isinstance(value, dict) and value.get("checkpoints", ["init", "final"])
+        if "as_trained" in works and isinstance(given, list) and TRAINING not in given:
+            return {**value, "checkpoints": [TRAINING, *given]}
+        return value
+
     @model_validator(mode="after")
     def _all_fits(self, info: ValidationInfo) -> Suite:
         sentences = list(self._misfits_of_tasks()) or [*self._misfits(), *self._misfits_of_rounds()]
@@ -179,11 +192,13 @@ class Suite(BaseModel):
             if attack.threat is not None and attack.threat not in threats:
                 yield did_you_mean("threat", attack.threat, threats)
             for checkpoint in attack.checkpoints or []:
-                if checkpoint not in self.checkpoints:
+                if attack.threat in [None, *threats] and checkpoint not in self.seen_by(attack):
                     yield (
-                        f"attack {attack.name} is to run at checkpoint {checkpoint}, but the suite "
-                        f"observes {', '.join(self.checkpoints)}."
+                        f"attack {attack.name} is to run at checkpoint {checkpoint}, but threat "
+                        f"{attack.threat or threats[0]} observes {', '.join(self.seen_by(attack))}."
                     )
+        if TRAINING in self.checkpoints and not any(t.recorded for t in self.threats):
+            yield f'checkpoint {TRAINING} needs a threat whose work is "as_trained".'
         entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
         for entry in entries:
             for place in entry.tasks or []:
@@ -214,8 +229,8 @@ class Suite(BaseModel):
                     yield did_you_mean("attack", name, list(above), where=where)
                     continue
                 other = above[name]
-                lacks = [c for c in attack.checkpoints or self.checkpoints
-                         if c not in (other.checkpoints or self.checkpoints)]  # fmt: skip
+                mine, theirs = self.checkpoints_of(attack), self.checkpoints_of(other)
+                lacks = [c for c in mine if c not in theirs]
                 lacks += [f"task {t}" for t in everywhere
                           if attack.runs_on(t) and not other.runs_on(t)]  # fmt: skip
                 if lacks:
@@ -239,7 +254,7 @@ class Suite(BaseModel):
 
     def _misfits_of_threat(self, task: TaskSettings, threat: ThreatSettings) -> Iterator[str]:
         protocol = self.protocol_of(task)
-        if threat.victims > protocol.clients:
+        if threat.victims > protocol.clients and not threat.recorded:
             yield (
                 f"threat {threat.name} observes {threat.victims} victims, but "
                 f"{task.dataset} has {protocol.clients} clients."
@@ -286,6 +301,16 @@ class Suite(BaseModel):
             ]
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
             yield from repeats(where, made, show=lambda setting: _setting(*setting))
+
+    def seen_by(self, attack: AttackSettings) -> list[Checkpoint]:
+        """The checkpoints that an attack's threat observes."""
+        name = attack.threat or self.threats[0].name
+        recorded = any(t.recorded for t in self.threats if t.name == name)
+        return [c for c in self.checkpoints if (c == TRAINING) == recorded]
+
+    def checkpoints_of(self, attack: AttackSettings) -> list[Checkpoint]:
+        """Those at which an attack runs."""
+        return [c for c in self.seen_by(attack) if c in (attack.checkpoints or self.checkpoints)]
 
     def threats_of(self, place: int) -> list[ThreatSettings]:
         """What the trainings of the task at a place observe: every threat, but none where attacks

@@ -175,18 +175,6 @@ def test_every_epoch_and_release_has_the_samples_in_an_order_of_its_own(digits: 
     assert len({tuple(order.tolist()) for order in orders}) > 1
 
 
-def test_the_trained_work_is_the_training_s_on_the_victims_own_data(digits: Dataset) -> None:
-    network = network_for(digits)
-    federation = federation_of(digits, network, Defense(), clients=4)
-    held = min(len(c.y) for c in federation.clients)
-    settings = ProtocolSettings(name="fedavg", clients=4, local_epochs=3, batch=7, lr=0.1)
-    seen, truth = released(federation, digits, settings, 1, work="trained")
-    whole = held // 7
-    assert truth.y.shape == (4, 7 * whole)
-    assert seen.known["batch"] == 7
-    assert seen.known["local_steps"] == 3 * whole
-
-
 def test_releases_survive_their_files(digits: Dataset, tmp_path: Path) -> None:
     network, defense = network_for(digits), GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)
     seen, _ = at_init(digits, network, defense, 3)
@@ -206,18 +194,6 @@ def test_releases_survive_their_files(digits: Dataset, tmp_path: Path) -> None:
     (tmp_path / "a.b-seen-earlier-1.safetensors").unlink()
     with pytest.raises(UserError, match="earlier-1 is no complete export"):
         load_seen(tmp_path / "a.b-seen")
-
-
-@pytest.mark.parametrize(
-    ("threat", "message"),
-    [
-        ({"work": "trained", "batch": 8}, "leave batch out"),
-        ({"rounds": 0}, "greater than or equal to 1"),
-    ],
-)
-def test_a_threat_that_contradicts_itself_is_refused(threat: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ThreatSettings(**threat)
 
 
 def test_observed_rounds_are_spread_over_the_run() -> None:

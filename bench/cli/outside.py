@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bench.outside import Against, Scored
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
+View = Annotated[int, typer.Option("--view", help="Of recorded rounds: which view, from 0.")]
 
 
 def export(
@@ -22,6 +23,7 @@ def export(
         str, typer.Argument(help="A key, the beginning of one, or digits/lenet/spm/dlg/final.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Name of the files, without an ending.")],
+    view: View = 0,
     data_dir: options.DataDir = None,
     download: options.Download = False,
 ) -> None:
@@ -29,9 +31,8 @@ def export(
     with options.plain_errors():
         from bench import outside
 
-        paths = outside.export(
-            folder, cell, out, options.chosen_environment("cpu", data_dir, download, None)
-        )
+        env = options.chosen_environment("cpu", data_dir, download, None)
+        paths = outside.export(folder, cell, out, env, view)
     for path, what in (
         (paths.tensors, "tensors that the server saw"),
         (paths.text, "what they are, and public facts"),
@@ -50,6 +51,7 @@ def score(
             help="FILE.safetensors or FILE.npz: images, labels, label_counts.",
         ),
     ],
+    view: View = 0,
     as_json: options.AsJson = False,
     data_dir: options.DataDir = None,
     download: options.Download = False,
@@ -60,7 +62,7 @@ def score(
         from bench.records import to_json
 
         env = options.chosen_environment("cpu", data_dir, download, None)
-        found = outside.score_files(folder, cell, reconstructions, env)
+        found = outside.score_files(folder, cell, reconstructions, env, view)
     if as_json:
         typer.echo(to_json(found))
     else:

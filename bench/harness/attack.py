@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
@@ -34,8 +37,10 @@ from bench.records import (
     AttackOutcome,
     AttackRecord,
     DoubledRun,
+    NoResult,
     TrainJob,
     TrainOutcome,
+    TrainRecord,
     check_kept,
     sound_text,
 )
@@ -44,6 +49,8 @@ from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
 
+Stream = tuple[str | int, ...]
+"""Names of the random streams of an attack: checkpoint, threat, and the number of a view."""
 RELEASES_BYTES = 4 * 2**30
 """Of all observed rounds that an attack reads, whatever the machine has."""
 
@@ -91,18 +98,55 @@ def run_attack(work: Attacking) -> AttackOutcome:
     scored under `doubled`: whether it had converged. The record's other figures, `seconds`
     included, are those of the first run.
     """
-    cell, env, trained = work.cell, work.env, work.trained
+    cell, trained = work.cell, work.trained
     if trained.status != "done":
         return not_applicable(f"the training is {trained.status}: {trained.reason}")
     look = trained.observations[cell.checkpoint][cell.threat.name]
     if look.status != "done":
         return not_applicable(str(look.reason))
+    views = []
+    for number, stem in enumerate(look.stems):
+        view = _attack_view(work, trained, stem, number if look.views else None)
+        if isinstance(view, NoResult):
+            return view
+        views.append(view)
+    images = [v.images for v in views if v.images is not None]
+    alike = len({image.shape[1:] for image in images}) == 1
+    if alike and len(images) == len(views):
+        truth = torch.cat([v.truth for v in views])
+        rebuilt = {"images": torch.cat(images), "truth": truth}
+        save_tensors(rebuilt, work.artifacts / RECONSTRUCTION)
+    record = _joined([v.record for v in views]) if look.views else views[0].record
+    notes = record.notes if look.reason is None else (*record.notes, look.reason)
+    return replace(record, notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _View:
+    """What an attack found in one view: its record, what it rebuilt [V, K, ...], if anything, and
+    the truth of that."""
+
+    record: AttackRecord
+    images: Tensor | None
+    truth: Tensor
+
+
+def _attack_view(
+    work: Attacking, trained: TrainRecord, stem: str, number: int | None
+) -> _View | NoResult:
+    """Attack what was seen of clients that did alike, and score the answer.
+
+    Args:
+        stem: What the names of its files begin with.
+        number: Its number among the views of recorded rounds, None where there is one view.
+    """
+    cell, env = work.cell, work.env
     began = time.perf_counter()
     found = registry_for(env.plugins)
     attack = found.attack(cell.attack, cell.settings)
     defense = found.defense(cell.train.defense, cell.train.settings)
-    place = work.observed / f"{look.stem}-seen"
-    for begins in (place.name, f"{look.stem}-truth"):
+    place = work.observed / f"{stem}-seen"
+    for begins in (place.name, f"{stem}-truth"):
         check_kept(work.observed, trained, begins)
     everything = load_seen(place, most_bytes=RELEASES_BYTES)
     seen = _read_by(attack, everything)
@@ -110,20 +154,22 @@ def run_attack(work: Attacking) -> AttackOutcome:
     if reason is not None:
         return not_applicable(reason)
     dataset = dataset_of(cell.train, env) if work.dataset is None else work.dataset
-    spared = spare(work.earlier, everything, defense)
+    spared = spare([e.of_view(number or 0) for e in work.earlier], everything, defense)
     left = spared.left
     if spared.by and left:
         seen, everything = of_victims(seen, left), of_victims(everything, left)
+    stream = (cell.checkpoint, cell.threat.name, *(() if number is None else (number,)))
     shared = SharedWork(
         observation=(str(place), env.device, attack.reads, str(left)),
         seed=cell.train.seed,
-        stream=(cell.checkpoint, cell.threat.name),
+        stream=stream,
     )
+    answering = partial(_answer, cell, env, dataset, stream=stream, shared=shared)
     answer = Reconstruction()
     if left:
-        answer = _answer(cell, env, dataset, attack, seen, budget=cell.budget, shared=shared)
+        answer = answering(attack, seen, budget=cell.budget)
     seconds = time.perf_counter() - began
-    whole = truth_of(cell, dataset, work.observed / f"{look.stem}-truth.safetensors")
+    whole = truth_of(cell, dataset, work.observed / f"{stem}-truth.safetensors")
     truth = truth_of_victims(whole, left)
     scores = score(answer, **truth)
     if scores.images is not None and not apart(everything, defense):
@@ -136,7 +182,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
         anew = found.attack(cell.attack, cell.settings)
         loaded = load_seen(place, most_bytes=RELEASES_BYTES)
         seen_anew = _read_by(anew, of_victims(loaded, left) if spared.by else loaded)
-        again = _answer(cell, env, dataset, anew, seen_anew, budget=2 * cell.budget, shared=shared)
+        again = answering(anew, seen_anew, budget=2 * cell.budget)
         again_seconds = time.perf_counter() - began
         doubled = DoubledRun(
             budget=2 * cell.budget,
@@ -146,7 +192,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
         )
     judged: list[float] | None = []
     if left:
-        asked = _context(cell, env, dataset, defense, everything, budget=0)
+        asked = _context(cell, env, dataset, defense, everything, budget=0, stream=stream)
         losses = judge().losses(everything, asked, answer)
         judged = None if losses is None else losses.tolist()
     notes = [sound_text(str(note)) for note in answer.notes]
@@ -156,10 +202,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
         which = "the last" if seen is not everything else f"{read}, which fit the memory,"
         notes.append(f"read {which} of {observed} observed rounds")
     victims, samples = whole["y"].shape
-    images = spared.images(scores.images)
-    if images is not None:
-        save_tensors({"images": images, "truth": whole["x"]}, work.artifacts / RECONSTRUCTION)
-    return AttackRecord(
+    record = AttackRecord(
         victims=victims,
         samples=samples,
         failed=scores.failed,
@@ -175,6 +218,46 @@ def run_attack(work: Attacking) -> AttackOutcome:
         versions=versions(),
         seconds=seconds,
         doubled=doubled,
+    )
+    return _View(record=record, images=spared.images(scores.images), truth=whole["x"])
+
+
+def _joined(records: Sequence[AttackRecord]) -> AttackRecord:
+    """One attack's records of all views of recorded rounds as one: victims one after the other,
+    with the metrics that all have."""
+
+    def together(scores: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+        named = [n for n in scores[0] if all(n in one for one in scores)]
+        return {n: [v for one in scores for v in one[n]] for n in named}
+
+    def all_of(parts: Sequence[list[float] | None]) -> list[float] | None:
+        known = [p for p in parts if p is not None]
+        return list(chain.from_iterable(known)) if len(known) == len(parts) else None
+
+    values = together([r.values for r in records])
+    again = [r.doubled for r in records if r.doubled]
+    doubled = None
+    if len(again) == len(records):
+        doubled = replace(
+            again[0],
+            values={n: v for n, v in together([d.values for d in again]).items() if n in values},
+            gradient_evaluations=sum(d.gradient_evaluations for d in again),
+            seconds=sum(d.seconds for d in again),
+        )
+    return replace(
+        records[0],
+        victims=sum(r.victims for r in records),
+        samples=max(r.samples for r in records),
+        failed=sum(r.failed for r in records),
+        values=values,
+        floors=together([r.floors for r in records]),
+        loss=all_of([r.loss for r in records]),
+        judged=all_of([r.judged for r in records]),
+        gradient_evaluations=sum(r.gradient_evaluations for r in records),
+        notes=tuple(dict.fromkeys(n for r in records for n in r.notes)),
+        seconds=sum(r.seconds for r in records),
+        doubled=doubled,
+        views=tuple(r.victims for r in records),
     )
 
 
@@ -198,11 +281,14 @@ def _answer(
     seen: Seen,
     *,
     budget: int,
+    stream: Stream,
     shared: SharedWork,
 ) -> Reconstruction:
     """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
     defense = registry_for(env.plugins).defense(cell.train.defense, cell.train.settings)
-    ctx = _context(cell, env, dataset, defense, seen, budget=budget, shared=shared)
+    ctx = _context(
+        cell, env, dataset, defense, seen, budget=budget, stream=stream, shared=shared
+    )
     answer = attack.run(seen, ctx)
     if not isinstance(answer, Reconstruction):
         raise TypeError(
@@ -219,11 +305,12 @@ def _context(
     seen: Seen,
     *,
     budget: int,
+    stream: Stream,
     shared: SharedWork | None = None,
 ) -> Context:
     device = torch.device(env.device)
     network = network_of(cell.train, dataset)
-    rng = generator(cell.train.seed, "attack", cell.label, cell.checkpoint, cell.threat.name)
+    rng = generator(cell.train.seed, "attack", cell.label, *stream)
     aux = slice(None, cell.threat.aux)
 
     return Context(

@@ -35,11 +35,18 @@ class Earlier:
         label: Its column.
         record: What it found.
         artifacts: Folder with what it rebuilt.
+        first: Where there the record's victims begin.
     """
 
     label: str
     record: AttackRecord
     artifacts: Path
+    first: int = 0
+
+    def of_view(self, number: int) -> Earlier:
+        """The same of the victims of one view alone."""
+        first = sum(self.record.views[:number])
+        return replace(self, record=self.record.of_view(number), first=first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +98,7 @@ class Spared:
             if not file.is_file():
                 return None
             check_kept(earlier.artifacts, earlier.record, RECONSTRUCTION)
-            found[victim] = load_file(file)["images"][victim]
+            found[victim] = load_file(file)["images"][earlier.first + victim]
         return torch.stack([found[v] for v in range(self.victims)])
 
     @property

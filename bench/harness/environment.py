@@ -73,12 +73,15 @@ def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
 def dealing_of(job: TrainJob) -> Dealing:
     """How a training deals samples to its clients."""
     protocol = job.protocol
+    least = [t.batch * t.local_steps for t in job.threats]
+    if any(t.recorded for t in job.threats):
+        least.append(protocol.batch * (protocol.local_steps or 1))
     return Dealing(
         how=protocol.partition,
         clients=protocol.clients,
         alpha=protocol.alpha,
         each=protocol.shards,
-        least=max((t.batch * t.local_steps for t in job.threats), default=1),
+        least=max(least, default=1),
     )
 
 

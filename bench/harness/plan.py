@@ -158,7 +158,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 attack_job(job, suite, attacks, label, checkpoint)
                 for checkpoint in suite.checkpoints
                 for label, attack in attacks.items()
-                if checkpoint in (attack.checkpoints or suite.checkpoints)
+                if checkpoint in suite.checkpoints_of(attack)
                 and attack.runs_on(place)
                 and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
             ]

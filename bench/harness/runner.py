@@ -149,7 +149,8 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
     owners: Whose each sample is, None where the data does not say.
     """
     dealing = dealing_of(job)
-    need = dealing.clients * dealing.least
+    own = [t.batch * t.local_steps for t in job.threats if not t.recorded]
+    need = dealing.clients * max(own, default=1)
     if samples < need:
         raise UserError(
             f"{place}: {job.task.dataset} has {samples} training samples, but "

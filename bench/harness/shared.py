@@ -8,16 +8,17 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from bench.contract.attack import Context
+from bench.protocols.settings import MOST_RECORDED
 from bench.seeding import generator
 
 T = TypeVar("T")
 Key = tuple[str | int, ...]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=MOST_RECORDED)
 def _made(observation: tuple[str, ...]) -> dict[Key, Any]:
-    """By key what was made: of one observation alone, the last one, since it takes memory and a
-    worker stays with an observation's attacks."""
+    """By key what was made of one view: of the last ones alone, since it takes memory and a worker
+    stays with an observation's attacks."""
     return {}
 
 
@@ -33,7 +34,7 @@ class SharedWork:
 
     observation: tuple[str, ...]
     seed: int
-    stream: tuple[str, ...]
+    stream: tuple[str | int, ...]
 
     def __call__(self, ctx: Context, key: Key, make: Callable[[Context], T]) -> T:
         made = _made(self.observation)

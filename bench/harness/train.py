@@ -36,14 +36,16 @@ from bench.privacy.entry import Entry
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, Utility, evaluate
 from bench.protocols.export import earlier_path, save_release, save_truth
-from bench.protocols.federation import UPLOADED, Federation, RoundSeconds
+from bench.protocols.federation import UPLOADED, Federation, RoundResult, RoundSeconds
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import Truth, observe
+from bench.protocols.observe import MOST_BYTES, Truth, observe, recorded
 from bench.protocols.settings import (
+    TRAINING,
     Checkpoint,
     ProtocolSettings,
     ThreatSettings,
     evenly,
+    recorded_rounds,
     rounds_before,
 )
 from bench.protocols.split import start_federation
@@ -125,7 +127,9 @@ def _train(work: Training) -> TrainOutcome:
     )
     observations: dict[str, dict[str, Observation]] = {}
     release = partial(_release, federation, job, dataset, work.artifacts)
-    places = {c: rounds_before(c, protocol.rounds) for c in job.checkpoints}
+    recorder = Recorder(job, work.artifacts)
+    own = [t for t in job.threats if not t.recorded]
+    places = {c: rounds_before(c, protocol.rounds) for c in job.checkpoints if c != TRAINING}
     measured = set(evenly(protocol.rounds, job.course) if job.course else ())
     measured |= {after for c, after in places.items() if c not in ("init", "final")}
 
@@ -133,13 +137,13 @@ def _train(work: Training) -> TrainOutcome:
         """Save what is to be observed after so many rounds: at checkpoints all, and for later ones
         their earlier releases that begin here."""
         for checkpoint, after in places.items():
-            for threat in job.threats if checkpoint != "init" and after > played else ():
+            for threat in own if checkpoint != "init" and after > played else ():
                 for number, begins in enumerate(threat.scheduled(after)[:-1]):
                     if begins == played:
                         release(threat, checkpoint, number)
             if after == played and diverged is None:
                 observations[checkpoint] = {
-                    t.name: _observe(release, t, checkpoint, work.artifacts) for t in job.threats
+                    t.name: _observe(release, t, checkpoint, work.artifacts) for t in own
                 }
 
     sampling = generator(job.seed, "participation")
@@ -190,7 +194,7 @@ def _train(work: Training) -> TrainOutcome:
     norm_before = _norm(federation.state)
     look(0)
     for _ in range(protocol.rounds):
-        result = federation.play(local, _sample(federation, protocol, sampling))
+        result = recorder.play(federation, local, _sample(federation, protocol, sampling), dataset)
         rounds += 1
         up += result.wire.bytes_up
         down += result.wire.bytes_down
@@ -205,10 +209,13 @@ def _train(work: Training) -> TrainOutcome:
         look(rounds)
         if rounds in measured:
             course.append(_point(rounds, utility(), account(defense, facts())))
-    for checkpoint in places.keys() - observations.keys():
+    if diverged is None:
+        observations[TRAINING] = recorder.observations()
+    for checkpoint in set(job.checkpoints) - observations.keys():
         reason = f"training diverged ({diverged})"
         lost = Observation(status="not_applicable", reason=reason)
-        observations[checkpoint] = {t.name: lost for t in job.threats}
+        threats = own if checkpoint != TRAINING else recorder.threats
+        observations[checkpoint] = {t.name: lost for t in threats}
         for left in work.artifacts.glob(f"{checkpoint}-*"):  # releases that nothing will read
             left.unlink()
     found, happened = utility(), facts()
@@ -223,7 +230,7 @@ def _train(work: Training) -> TrainOutcome:
         facts=happened,
         ledger=account(defense, happened),
         audit=_audited(defense, job),
-        observations={c: observations[c] for c in places},
+        observations={c: observations[c] for c in job.checkpoints},
         course=tuple(course),
         workings=_workings(uploaded, spent, rounds),
         parameters=network.n_parameters,
@@ -304,7 +311,7 @@ def check_company(job: TrainJob, defense: Defense) -> None:
             f"{protocol.clients} take part (participation {protocol.participation:g})."
         )
     for threat in job.threats:
-        if threat.victims < defense.together:
+        if not threat.recorded and threat.victims < defense.together:
             raise UserError(
                 f"{job.defense} needs {defense.together} clients that take part together, but "
                 f"threat {threat.name} observes {threat.victims}."
@@ -351,6 +358,65 @@ def _observe(
     stem = f"{checkpoint}-{threat.name}"
     save_truth(truth, artifacts / f"{stem}-truth.safetensors")
     return Observation(status="done", stem=stem)
+
+
+class Recorder:
+    """Plays the rounds of a training and keeps what the server sees of those that are recorded.
+
+    Args:
+        job: The training.
+        artifacts: Folder for what the server saw, and for the truth.
+    """
+
+    def __init__(self, job: TrainJob, artifacts: Path) -> None:
+        self.job, self.artifacts = job, artifacts
+        self.threats = [t for t in job.threats if t.recorded]
+        self.numbers = recorded_rounds(job.protocol.rounds, job.seed) if self.threats else []
+        self.views = dict.fromkeys((t.name for t in self.threats), 0)
+        self.left_out: dict[str, None] = {}
+
+    def play(
+        self, federation: Federation, work: LocalWork, sampled: list[str], dataset: Dataset
+    ) -> RoundResult:
+        """Play a round of the training; a log of its messages changes nothing of it."""
+        if federation.round not in self.numbers:
+            return federation.play(work, sampled)
+        public = dataset.aux_x.to(federation.device)
+        buffers = federation.network.calibrate(federation.mean_weights(), public)
+        result = federation.play(work, sampled, observed=True, most_bytes=MOST_BYTES)
+        known = {"name": self.job.defense, "settings": dict(self.job.settings)}
+        for threat in self.threats:
+            views, reasons = recorded(
+                federation,
+                result,
+                protocol=self.job.protocol,
+                threat=threat,
+                buffers=buffers,
+                defense_known=known,
+            )
+            self.left_out |= dict.fromkeys(reasons)
+            for number, (seen, truth) in enumerate(views, start=self.views[threat.name]):
+                stem = Observation.view_stem(f"{TRAINING}-{threat.name}", number)
+                save_release(seen, self.artifacts / f"{stem}-seen")
+                save_truth(truth, self.artifacts / f"{stem}-truth.safetensors")
+            self.views[threat.name] += len(views)
+        return result
+
+    def observations(self) -> dict[str, Observation]:
+        """What became of each threat."""
+        why = "; ".join(self.left_out)
+        found = {}
+        for name, views in self.views.items():
+            reason = f"not attacked: {why}" if why else None
+            none = "no client took part in a recorded round"
+            found[name] = (
+                Observation(
+                    status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views
+                )
+                if views
+                else Observation(status="not_applicable", reason=reason or none)
+            )
+        return found
 
 
 def _release(

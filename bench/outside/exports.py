@@ -43,7 +43,7 @@ class Exported:
     public: Path
 
 
-def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
+def export(folder: Path, cell: str, out: Path, env: Environment, view: int = 0) -> Exported:
     """Write what the server saw in a cell's observation: OUT.safetensors and OUT.json, each earlier
     round in OUT-earlier-0 and so on, and the public samples that its threat grants:
     OUT-public.safetensors. Never the truth.
@@ -53,14 +53,15 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
         cell: See `bench.report.choosing.find`.
         out: The files' name without an ending; existing ones are replaced.
         env: Where data sets lie.
+        view: Which view of recorded rounds, from 0.
 
     Raises:
-        UserError: For a cell that is none or has no observation, and for an `out` with a dot in
-            its name.
+        UserError: For a cell that is none or has no observation, or no such view, and for an `out`
+            with a dot in its name.
     """
     base = base_of(out)
     chosen = find(Run.read(folder).cells, cell)
-    files, samples = observation(folder, chosen)
+    files, samples = observation(folder, chosen, view)
     seen = load_seen(files.with_name(f"{files.name}-seen"))
     dataset = dataset_of(chosen.job.train, env)
     threat = chosen.job.threat
@@ -70,6 +71,7 @@ def export(folder: Path, cell: str, out: Path, env: Environment) -> Exported:
         "class_names": list(dataset.class_names),
         "categorical": [list(pair) for pair in dataset.categorical],
         "checkpoint": chosen.checkpoint,
+        "view": view,
         "threat": threat.model_dump(),
         "answer": {
             "images": [len(seen.clients), samples, *dataset.shape],
@@ -161,9 +163,9 @@ def check_labels(place: Path, y: Tensor, seen: Seen) -> None:
         raise UserError(f"{place} has labels beyond 0..{classes - 1}, the classes of its network.")
 
 
-def observation(folder: Path, cell: Cell) -> tuple[Path, int]:
-    """Stem of the files of a cell's observation, and its samples per victim. Raises UserError if
-    there is none."""
+def observation(folder: Path, cell: Cell, view: int = 0) -> tuple[Path, int]:
+    """Stem of the files of a view of a cell's observation, and its samples per victim. Raises
+    UserError if there is none."""
     key = cell.train_key
     record = Store(folder).read("train", key)
     if record is None or record.status != "done":
@@ -173,7 +175,11 @@ def observation(folder: Path, cell: Cell) -> tuple[Path, int]:
     if look is None or look.status != "done":
         reason = "its training's record names none" if look is None else look.reason
         raise UserError(f"cell {cell.name} has no observation: {reason}.")
-    stem = Store(folder).artifacts(key) / f"{cell.checkpoint}-{cell.threat}"
+    if not 0 <= view < len(look.stems):
+        raise UserError(
+            f"cell {cell.name} has no view {view}; expected 0 to {len(look.stems) - 1}."
+        )
+    stem = Store(folder).artifacts(key) / look.stems[view]
     path = truth_beside(stem)
     if not path.is_file():
         raise UserError(

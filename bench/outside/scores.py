@@ -144,7 +144,7 @@ class Scored:
 
 
 def score_files(
-    folder: Path, cell: str, reconstructions: Sequence[Path], env: Environment
+    folder: Path, cell: str, reconstructions: Sequence[Path], env: Environment, view: int = 0
 ) -> Scored:
     """Score reconstructions of one cell exactly as leakbench's own attacks are.
 
@@ -156,6 +156,7 @@ def score_files(
             label_counts [V, C], and failed, bool [V], for victims without an answer; K may be left
             out where it is 1.
         env: Where data sets lie.
+        view: Which view of recorded rounds, from 0; an exported FILE says it itself.
 
     Returns:
         Figures per answer and metric, with floors, leakbench's own attack and the row's worst cases
@@ -165,13 +166,14 @@ def score_files(
         UserError: With one sentence for anything else.
     """
     run = Run.read(folder)
-    chosen = find(run.cells, _cell_text(cell))
-    files, _ = observation(folder, chosen)
+    named, view = _exported(cell) or (cell, view)
+    chosen = find(run.cells, named)
+    files, _ = observation(folder, chosen, view)
     dataset = dataset_of(chosen.job.train, env)
     truth = truth_of(chosen.job, dataset, truth_beside(files))
     floors = floors_of(chosen.job, dataset, truth)
     row = _row_of(run, chosen, folder)
-    records = _records(run, chosen, folder)
+    records = {n: r.of_view(view) for n, r in _records(run, chosen, folder).items()}
     answers = []
     for path in reconstructions:
         answer = read_answer(path, x=truth["x"], y=truth["y"], classes=dataset.classes)
@@ -270,17 +272,17 @@ def _mean(values: list[float] | None) -> float | None:
     return None if values is None else float(np.mean(values))
 
 
-def _cell_text(cell: str) -> str:
-    """The key in an exported file, or the text itself if it is no such file."""
+def _exported(cell: str) -> tuple[str, int] | None:
+    """The key and the view in an exported file; None if it is no such file."""
     path = Path(cell)
     if not path.name:  # "", "." and "/" name no file
-        return cell
+        return None
     base = path.with_suffix("") if path.suffix in (".json", ".safetensors") else path
     exported = base.with_name(f"{base.name}.json")
     if not os.path.isfile(exported):  # unlike Path.is_file, False for names too long to be one
-        return cell
+        return None
     try:
-        key = read_json(exported, links=True)["cell"]
-    except (OSError, UserError, KeyError, TypeError, IndexError) as error:
+        about = read_json(exported, links=True)
+        return str(about["cell"]), int(about.get("view", 0))
+    except (OSError, UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{exported} is no export of leakbench: it names no cell.") from error
-    return str(key)

@@ -6,6 +6,7 @@ No line here asks which defense runs; whatever differs is behind a hook of `benc
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -182,16 +183,22 @@ class Federation(LocalTraining):
 
     # --- one round --------------------------------------------------------------------------
     def play(
-        self, work: LocalWork, sampled: Sequence[str], *, observed: bool = False
+        self,
+        work: LocalWork,
+        sampled: Sequence[str],
+        *,
+        observed: bool = False,
+        most_bytes: float = math.inf,
     ) -> RoundResult:
         """Play one round in which the server samples the clients `sampled`, and advance.
 
         Args:
             observed: Whether the result's wire keeps a log of the messages.
+            most_bytes: Of that log, which is empty where the messages have more.
         """
         joined = [c for c in self.clients if self._joins(c, c.id in sampled)]
         roster = [c.id for c in joined]
-        wire = Wire(self.parties, roster, keeps=observed)
+        wire = Wire(self.parties, roster, keeps=observed, most_bytes=most_bytes)
         before = self.state
         self._open_round()
         self._coordinate("round", wire, joined, {})

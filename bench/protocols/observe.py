@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Client
 from bench.contract.events import Round
 from bench.contract.mechanisms import Mechanism, averaged
-from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, Message, detached
+from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, Message, State, detached
 from bench.errors import UserError
-from bench.protocols.federation import Federation
+from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import derived_seed, generator
@@ -104,20 +104,99 @@ def observe(
     )
     result = copy.play(work, victims.ids, observed=True)
     present = [v for v in victims.ids if v in result.used]
-    chosen = {v: queues[v][: victims.samples].to(by_id[v].y.device) for v in present}
+    return _view(
+        copy, result, replace(victims, ids=present), place, protocol, threat, defense_known
+    )
+
+
+MOST_BYTES = 10**9
+"""Of the messages of a recorded round."""
+
+
+def recorded(
+    federation: Federation,
+    result: RoundResult,
+    *,
+    protocol: ProtocolSettings,
+    threat: ThreatSettings,
+    buffers: State,
+    defense_known: Mapping[str, Any],
+) -> tuple[list[tuple[Seen, Truth]], list[str]]:
+    """A round of the training, which the federation has just played, as the server saw it.
+
+    Args:
+        federation: As the round left it.
+        result: The round, with a log of its messages of at most `MOST_BYTES`.
+        buffers: Normalisation statistics of public data, in the state before the round.
+
+    Returns:
+        What was seen with the truth behind it, once for all clients that did alike, and a clause
+        for each reason why others that took part are not among the victims.
+    """
+    if result.wire.logged > MOST_BYTES:
+        size = f"{result.wire.logged / 1e9:.2g} GB of messages, of which at most 1 are kept"
+        return [], [f"a round holds {size}"]
+    alike: dict[tuple[str | None, Victims], list[str]] = {}
+    left_out = set[str]()
+    for client in result.joined:
+        used = result.used[client.id]
+        samples = whole_batches(used)
+        if client.number % federation.defense.cycle:
+            left_out.add("clients without the first of the settings dealt")
+        elif samples is None:
+            left_out.add("clients whose batches of a round share some samples and not others")
+        else:
+            steps, batch = used.shape
+            work = Victims(ids=(), batch=batch, samples=samples, steps=steps)
+            alike.setdefault((client.cut, work), []).append(client.id)
+    if federation.defense.only_sums and (left_out or len(alike) > 1):
+        return [], ["the server gets a sum over clients that do unlike work"]
+    federation = replace(federation, buffers=buffers)
+    views = [
+        _view(federation, result, replace(w, ids=ids), cut, protocol, threat, defense_known)
+        for (cut, w), ids in alike.items()
+    ]
+    return views, sorted(left_out)
+
+
+def whole_batches(used: Tensor) -> int | None:
+    """Distinct samples of a client's steps [S, B] of a round, if every pass over them is a whole
+    number of batches, so that an attacker knows how many they are; else None."""
+    steps, batch = used.shape
+    samples = len(used.unique())
+    each = samples // batch
+    if samples % batch:
+        return None
+    passes = [used[i : i + each] for i in range(0, steps, each)]
+    return samples if all(len(p.unique()) == p.numel() for p in passes) else None
+
+
+def _view(
+    federation: Federation,
+    result: RoundResult,
+    victims: Victims,
+    place: str | None,
+    protocol: ProtocolSettings,
+    threat: ThreatSettings,
+    defense_known: Mapping[str, Any],
+) -> tuple[Seen, Truth]:
+    """What the server saw of a round that the federation has just played, and the truth."""
+    by_id = {c.id: c for c in federation.clients}
+    chosen = {v: result.used[v].flatten()[: victims.samples] for v in victims.ids}
     truth = Truth(
-        x=torch.stack([by_id[v].x[chosen[v]] for v in present]).cpu(),
-        y=torch.stack([by_id[v].y[chosen[v]] for v in present]).cpu(),
+        x=torch.stack([by_id[v].x[chosen[v]] for v in victims.ids]).cpu(),
+        y=torch.stack([by_id[v].y[chosen[v]] for v in victims.ids]).cpu(),
     )
     messages = result.wire.seen_by(SERVER)
+    defense = federation.defense
     known_round = Round(
-        clients=len(present),
+        clients=len(victims.ids),
         batch=victims.batch,
         local_steps=victims.steps,
         lr=protocol.lr,
         parameters=_uploaded(messages),
-        uploads=max((federation.uploads.get(v, 0) for v in present), default=0),
-        constants={n: v.numel() for n, v in copy.const.items() if n in copy.state},
+        uploads=max((federation.uploads[v] - 1 for v in victims.ids), default=0),
+        constants={n: v.numel() for n, v in federation.const.items() if n in federation.state},
     )
     known: dict[str, Any] = {
         "batch": victims.batch,
@@ -127,30 +206,29 @@ def observe(
         "mode": threat.mode,
         "threat": threat.describe(),
         "defense": dict(defense_known),
-        "mechanisms": [m.to_dict() for m in federation.defense.mechanisms_in(known_round)],
+        "mechanisms": [m.to_dict() for m in defense.mechanisms_in(known_round)],
     }
-    victims_seen = tuple(present)
     if place is not None:
         known["cut"] = place
-    elif federation.defense.only_sums:
-        victims_seen, truth = (SUM,), _as_one(truth, victims.batch)
-        known |= _of_sum(known, federation.defense.mechanisms_in(known_round), len(present))
-    learns = federation.defense.forms_model == "server" or threat.hears == "every_broadcast"
+    elif defense.only_sums:
+        truth = _as_one(truth, victims.batch)
+        known |= _of_sum(known, defense.mechanisms_in(known_round), len(victims.ids))
+    learns = defense.forms_model == "server" or threat.hears == "every_broadcast"
     if threat.labels:
         known["truth_labels"] = truth.y.tolist()
     seen = Seen(
         protocol=protocol.name,
         labels=protocol.labels,
-        server=tuple(detached(s) for s in copy.server_steps()),
+        server=tuple(detached(s) for s in federation.server_steps()),
         party=SERVER,
         network=federation.network.describe(),
         initial=detached(federation.initial),
-        const=detached(copy.const),
-        buffers=detached(copy.buffers),
+        const=detached(federation.const),
+        buffers=detached(federation.buffers or {}),
         before=detached(result.before),
-        after=detached(copy.state) if learns else None,
+        after=detached(federation.state) if learns else None,
         messages=messages,
-        clients=victims_seen,
+        clients=(SUM,) if "summed" in known else tuple(victims.ids),
         known=known,
     )
     return seen, truth
@@ -188,12 +266,7 @@ def _chosen(
     """The victims that a threat observes, and their work."""
     turn = federation.defense.cycle
     here = [c for c in federation.clients if c.cut == place and c.number % turn == 0]
-    need = batch = threat.batch
-    if threat.work == "single":
-        need = threat.batch * threat.local_steps
-    elif len(here) >= threat.victims:  # whole batches of the training, of as many as are asked for
-        held = sorted((len(c.y) for c in here), reverse=True)
-        need = batch = min(protocol.batch, held[threat.victims - 1])
+    need = threat.batch * threat.local_steps
     able = [c for c in here if len(c.y) >= need]
     if len(able) < threat.victims:
         where = f" and are cut after {place}" if len(set(protocol.cuts)) > 1 else ""
@@ -209,18 +282,12 @@ def _chosen(
         )
     order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
     drawn = [able[i] for i in order[: threat.victims]]
-    ids = [c.id for c in drawn]
-    if threat.work == "single":
-        steps = threat.local_steps * threat.local_epochs
-        return Victims(ids=ids, batch=batch, samples=need, steps=steps)
-    whole = min(len(c.y) for c in drawn) // batch
-    if protocol.local_epochs is None:
-        steps = protocol.local_steps or 1
-        whole = min(whole, steps)
-    else:
-        steps = max(1, round(protocol.local_epochs * whole))
-        whole = min(whole, steps)
-    return Victims(ids=ids, batch=batch, samples=whole * batch, steps=steps)
+    return Victims(
+        ids=tuple(c.id for c in drawn),
+        batch=threat.batch,
+        samples=need,
+        steps=threat.local_steps * threat.local_epochs,
+    )
 
 
 def _order(

@@ -18,23 +18,41 @@ from pydantic import (
 
 from bench.errors import UserError
 from bench.names import GivenName
+from bench.seeding import numpy_generator
+
+TRAINING = "training"
+"""The checkpoint of rounds that trained the model, which threats observe that are `as_trained`."""
+MOST_RECORDED = 5
+"""Rounds of a training that are recorded."""
 
 
 def _checkpoint(name: str) -> str:
-    if name in ("init", "final") or re.fullmatch(r"round-[1-9][0-9]{0,6}", name):
+    if name in ("init", "final", TRAINING) or re.fullmatch(r"round-[1-9][0-9]{0,6}", name):
         return name
-    raise UserError(f"a checkpoint is init, final or round-N (after N rounds), got '{name}'.")
+    raise UserError(
+        f"a checkpoint is {TRAINING}, init, final or round-N (after N rounds), got '{name}'."
+    )
 
 
 Checkpoint = Annotated[str, AfterValidator(_checkpoint)]
 """When a round is observed: `init`, before the first; `round-N`, after N rounds; `final`, after the
-last."""
+last; `training`, rounds of the training itself."""
 
 
 def rounds_before(checkpoint: Checkpoint, rounds: int) -> int:
-    """How many of a run's `rounds` are played before a checkpoint's."""
-    ends = {"init": 0, "final": rounds}
+    """How many of a run's `rounds` are played before a checkpoint's, or in all of them."""
+    ends = {"init": 0, "final": rounds, TRAINING: rounds}
     return ends[checkpoint] if checkpoint in ends else int(checkpoint.removeprefix("round-"))
+
+
+def recorded_rounds(rounds: int, seed: int) -> list[int]:
+    """Which of a run's `rounds`, from 0, are recorded: the first, the middle one, the last, and
+    two that no plugin is told."""
+    known = {0, rounds // 2, rounds - 1}
+    others = [number for number in range(rounds) if number not in known]
+    secret = min(MOST_RECORDED - len(known), len(others))
+    drawn = numpy_generator(seed, "recorded rounds").choice(others, secret, replace=False)
+    return sorted(known.union(drawn.tolist()))
 
 
 def evenly(rounds: int, points: int) -> list[int]:
@@ -190,8 +208,9 @@ class ThreatSettings(BaseModel):
         rounds: Rounds in which the same samples of the victims are seen: spread evenly from the
             first state to the checkpoint's; at init that many from the first state, each with fresh
             randomness. One: the checkpoint's alone.
-        work: "single" (`batch`, `local_steps` and `local_epochs` below) or "trained" (batch and
-            steps of the run's training, on the victims' own data).
+        work: "single" (a round of its own, of `batch`, `local_steps` and `local_epochs` below) or
+            "as_trained": rounds that trained the model, of all that took part, at the checkpoint
+            "training". In older runs also "trained": a round of its own with that work.
         batch: Distinct samples of each step.
         local_steps: Steps of each victim in a local epoch, on distinct samples.
         local_epochs: Passes over these samples, each in an order of its own.
@@ -208,7 +227,7 @@ class ThreatSettings(BaseModel):
     name: GivenName = "server"
     victims: int = Field(8, ge=1, le=MOST)
     rounds: int = Field(1, ge=1, le=MOST)
-    work: Literal["single", "trained"] = "single"
+    work: Literal["single", "as_trained", "trained"] = "single"
     batch: int = Field(1, ge=1, le=MOST)
     local_steps: int = Field(1, ge=1, le=MOST)
     local_epochs: int = Field(1, ge=1, le=MOST)
@@ -217,26 +236,39 @@ class ThreatSettings(BaseModel):
     aux: int | None = Field(None, ge=1, le=MOST)
     hears: Literal["addressed", "every_broadcast"] = "addressed"
 
+    @property
+    def recorded(self) -> bool:
+        """Whether rounds are observed that trained the model."""
+        return self.work == "as_trained"
+
     @model_validator(mode="before")
     @classmethod
-    def _recorded_earlier(cls, value: Any, info: ValidationInfo) -> Any:
-        """Runs before version 0.3 had a switch in place of `hears`."""
-        if (
-            info.context != RECORDED
-            or not isinstance(value, Mapping)
-            or "hears_broadcast" not in value
-        ):
+    def _completed(cls, value: Any, info: ValidationInfo) -> Any:
+        """Rounds of the training are in training mode. Runs before version 0.3 had a switch in
+        place of `hears`."""
+        if not isinstance(value, Mapping):
             return value
-        heard = "every_broadcast" if value["hears_broadcast"] else "addressed"
-        return {n: v for n, v in value.items() if n != "hears_broadcast"} | {"hears": heard}
+        value = dict(value)
+        if value.get("work") == "as_trained":
+            value.setdefault("mode", "train")
+        if info.context == RECORDED and "hears_broadcast" in value:
+            heard = value.pop("hears_broadcast")
+            value["hears"] = "every_broadcast" if heard else "addressed"
+        return value
 
     @model_validator(mode="after")
-    def _one_source_of_work(self) -> ThreatSettings:
-        own = {"batch", "local_steps", "local_epochs"} & self.model_fields_set
-        if self.work == "trained" and any(getattr(self, n) != 1 for n in own):
+    def _one_source_of_work(self, info: ValidationInfo) -> ThreatSettings:
+        if self.work == "trained" and info.context != RECORDED:
             raise UserError(
-                f"threat {self.name} observes the trained work, whose batch and steps are the "
-                f"protocol's; leave {', '.join(sorted(own))} out."
+                f"threat {self.name}: work \"trained\" is gone; \"as_trained\" observes rounds of "
+                "the training itself."
+            )
+        own = ("victims", "rounds", "batch", "local_steps", "local_epochs")
+        given = [n for n in own if getattr(self, n) != type(self).model_fields[n].default]
+        if self.recorded and (given or self.mode != "train"):
+            raise UserError(
+                f"threat {self.name} observes the training's own rounds, clients, batches and "
+                f"mode; leave {', '.join(given or ['mode'])} out."
             )
         return self
 
@@ -250,6 +282,8 @@ class ThreatSettings(BaseModel):
     def observed_work(self, protocol: ProtocolSettings) -> str:
         """What a victim does in an observed round: batch 1, one step; of several rounds, how
         many: batch 1, one step, in 11 rounds."""
+        if self.recorded:
+            return f"rounds of the training: {protocol.work}"
         if self.work == "trained":
             found = protocol.work
         elif self.local_epochs == 1:
@@ -270,7 +304,7 @@ class ThreatSettings(BaseModel):
             work += f" in each of {self.local_epochs} epochs"
         if self.work == "trained":
             work = "batch and steps of the training"
-        return (
-            f"{self.name}: {rounds} of {self.victims} clients, {work}, "
-            f"{self.mode} mode, {labels}, {aux}{heard}"
-        )
+        observed = f"{rounds} of {self.victims} clients, {work}"
+        if self.recorded:
+            observed = f"up to {MOST_RECORDED} rounds of the training, all that took part"
+        return f"{self.name}: {observed}, {self.mode} mode, {labels}, {aux}{heard}"

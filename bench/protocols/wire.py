@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -23,12 +24,19 @@ class Wire:
 
     Args:
         keeps: Whether to keep a log, which only an observed round needs.
+        most_bytes: Of the messages in the log; beyond them it is emptied, and `logged` says so.
     """
 
     def __init__(
-        self, parties: Mapping[str, Party], clients: Iterable[str], *, keeps: bool = True
+        self,
+        parties: Mapping[str, Party],
+        clients: Iterable[str],
+        *,
+        keeps: bool = True,
+        most_bytes: float = math.inf,
     ) -> None:
         self.keeps = keeps
+        self.most_bytes, self.logged = most_bytes, 0
         self.parties = dict(parties)
         self.clients = list(clients)
         self._among = frozenset(self.clients)
@@ -58,7 +66,10 @@ class Wire:
                 f"{', '.join([*self.inbox, *self.parties, EVERYONE])}."
             )
         if self.keeps:
+            self.logged += message.n_bytes
             self.log.append(_without_boxes(message))
+            if self.logged > self.most_bytes:
+                self.log.clear()
         if message.receiver == EVERYONE:
             receivers = [n for n in [*self.clients, SERVER] if n != message.sender]
         else:

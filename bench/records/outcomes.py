@@ -33,13 +33,26 @@ class Observation:
 
     Attributes:
         status: Whether there is something to attack.
-        reason: Why not, None if there is.
+        reason: Why not; of recorded rounds, also why some that took part are not among the victims.
         stem: What the names of its files begin with.
+        views: Of recorded rounds, how many there are: one of all clients of a round that did alike.
+            0: one, whose files have no number.
     """
 
     status: Literal["done", "not_applicable"]
     reason: str | None = None
     stem: Annotated[str, AfterValidator(lambda stem: stem and file_name(stem))] = ""
+    views: Count = 0
+
+    @staticmethod
+    def view_stem(stem: str, number: int) -> str:
+        """What the names of the files of one of several views begin with."""
+        return f"{stem}-view-{number}"
+
+    @property
+    def stems(self) -> list[str]:
+        """What the names of each view's files begin with."""
+        return [self.view_stem(self.stem, n) for n in range(self.views)] or [self.stem]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +285,7 @@ class AttackRecord(DoneRecord):
 
     Attributes:
         victims: How many were attacked.
-        samples: Of each victim.
+        samples: Of each victim; of those of several views the most.
         failed: Victims without an answer, scored as the mean public image.
         is_floor: Whether the attack reads no message.
         values: Metric -> one figure per victim.
@@ -284,6 +297,7 @@ class AttackRecord(DoneRecord):
             have in common, lower is better; None in older records and without such an answer.
         budget: Gradient evaluations allowed per start; None in older records.
         doubled: The same at twice the budget, None where that was not run.
+        views: Victims of each view of recorded rounds; empty where one round was observed.
         inputs: Of the job; None in older records.
         train: Key of its training.
     """
@@ -300,6 +314,7 @@ class AttackRecord(DoneRecord):
     judged: list[float] | None = None
     budget: int | None = None
     doubled: DoubledRun | None = None
+    views: tuple[Count, ...] = ()
     inputs: AttackInputs | None = None
     train: str = ""
 
@@ -314,6 +329,28 @@ class AttackRecord(DoneRecord):
                     raise UserError(
                         f"{metric} has {len(figures)} figures for {self.victims} victims."
                     )
+
+
+    def of_view(self, number: int) -> AttackRecord:
+        """The record of one view's victims alone, who are all where one round was observed."""
+        if not self.views:
+            return self
+        begins = sum(self.views[:number])
+        ends = begins + self.views[number]
+
+        def part(scores: VictimScores) -> VictimScores:
+            return {name: list(figures[begins:ends]) for name, figures in scores.items()}
+
+        return replace(
+            self,
+            victims=self.views[number],
+            values=part(self.values),
+            floors=part(self.floors),
+            judged=self.judged and self.judged[begins:ends],
+            loss=self.loss and self.loss[begins:ends],
+            doubled=self.doubled and replace(self.doubled, values=part(self.doubled.values)),
+            views=(),
+        )
 
 
 TrainOutcome: TypeAlias = TrainRecord | NoResult

@@ -49,6 +49,7 @@ def entry_of(found: Sequence[AttackOutcome | None], threat: ThreatSettings) -> A
     pending = any(r.status == "pending" for r in records)
     rest: Status = "pending" if pending else "done" if done else "not_applicable"
     status = broken[0].status if broken else rest
+    victims = max((r.victims for r in done), default=threat.victims)
     scores = {
         metric: interval
         for metric in METRICS
@@ -65,7 +66,7 @@ def entry_of(found: Sequence[AttackOutcome | None], threat: ThreatSettings) -> A
         threat=threat.name,
         is_floor=any(r.is_floor for r in done),
         n=sum(r.victims for r in done),
-        failed=sum(r.failed for r in done) + threat.victims * len(broken),
+        failed=sum(r.failed for r in done) + victims * len(broken),
         scores=scores,
         floor=_floor(set(scores), done),
         seconds=sum(r.seconds for r in done) if done else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.protocols.settings import TRAINING
 from bench.records import Row, canonical, short
 
 
@@ -27,7 +28,9 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _round(row: Row) -> str:
-    """final round; after 20 rounds."""
+    """final round; after 20 rounds; rounds of the training."""
+    if row.checkpoint == TRAINING:
+        return "rounds of the training"
     _, dash, played = row.checkpoint.partition("-")
     return f"after {played} rounds" if dash else f"{row.checkpoint} round"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.protocols.settings import ThreatSettings
+from bench.protocols.settings import MOST_RECORDED, ThreatSettings
 from bench.records import AttackJob, TrainJob
 
 Features = Mapping[str, str]
@@ -17,6 +17,8 @@ def _text(settings: Mapping[str, Any]) -> str:
 
 def _threat(threat: ThreatSettings) -> str:
     several = "" if threat.rounds == 1 else f" in {threat.rounds} rounds"
+    if threat.recorded:
+        return "as trained"
     if threat.work == "trained":
         return f"{threat.victims} as trained{several}"
     epochs = "" if threat.local_epochs == 1 else f"x{threat.local_epochs}"
@@ -67,6 +69,9 @@ def round_size(job: TrainJob, steps: float) -> float:
     return float(job.protocol.participants * steps * job.protocol.batch)
 
 
-def threat_size(threat: ThreatSettings) -> float:
+def threat_size(job: AttackJob) -> float:
     """Samples that an attack rebuilds, counted in every round."""
+    threat, protocol = job.threat, job.train.protocol
+    if threat.recorded:
+        return MOST_RECORDED * round_size(job.train, protocol.local_steps or 1)
     return float(threat.victims * threat.batch * threat.local_steps * threat.rounds)

@@ -132,7 +132,7 @@ class Table:
                 "attack",
                 attack_features(job, device),
                 work=job.budget,
-                size=threat_size(job.threat),
+                size=threat_size(job),
                 reference=reference,
             )
         return self._told[known]

@@ -115,7 +115,7 @@ def _of_attack(record: AttackOutcome, job: AttackJob, device: str, n_bytes: floa
         features=attack_features(job, device),
         points=tuple(points),
         grows=record.status == "done" and record.gradient_evaluations > 0,
-        size=threat_size(job.threat),
+        size=threat_size(job),
         n_bytes=n_bytes,
         skipped=record.status != "done",
         host=record.memory.get("host"),
