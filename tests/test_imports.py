@@ -31,7 +31,7 @@ LAYERS = (
     ("suite", "registry", "records"),
     ("protocols", "metrics", "privacy.ledger"),
     ("data", "models", "contract.compose"),
-    ("toolkit", "seeding", "arguments", "attempts", "extensions", "arrays"),
+    ("toolkit", "seeding", "arguments", "extensions", "arrays"),
     ("foreign",),
     ("names",),
     ("api", "privacy.events"),

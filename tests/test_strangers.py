@@ -1,4 +1,4 @@
-"""Submissions that try to reach out of the sandbox are stopped and named; honest ones verify."""
+"""Submissions that try to reach out of the sandbox are stopped; honest ones verify."""
 
 from __future__ import annotations
 
@@ -139,18 +139,13 @@ def test_an_honest_submission_verifies_in_the_sandbox_with_equal_figures(submitt
     assert "in a sandbox: no network" in text
     assert "1 of 4: fedavg/digits/mlp_spm/my_defense" in text
     assert text.endswith("Verified.")
-    assert "tried to" not in text
 
 
 ACTS = {
-    "write": ("open({home!r} + '/new', 'w')", "write {home}/new"),
-    "read": ("open({home!r} + '/secret').read()", "read {home}/secret"),
-    "connect": (
-        "__import__('socket').create_connection(('127.0.0.1', {port}), timeout=5)",
-        "connect to 127.0.0.1",
-    ),
+    "write": "open({home!r} + '/new', 'w')",
+    "read": "open({home!r} + '/secret').read()",
+    "connect": "__import__('socket').create_connection(('127.0.0.1', {port}), timeout=5)",
 }
-STOPPED = {"write": "OSError", "read": "FileNotFoundError", "connect": "OSError"}
 
 
 @pytest.fixture
@@ -168,36 +163,28 @@ def port() -> Iterator[int]:
 @pytest.mark.parametrize(
     "act", ["write", *(pytest.param(act, marks=pytest.mark.slow) for act in ("read", "connect"))]
 )
-def test_code_that_reaches_out_is_stopped_and_named(
-    submitted: Path, home: Path, port: int, act: str
-) -> None:
-    line, told = (t.format(home=str(home), port=port) for t in ACTS[act])
+def test_code_that_reaches_out_is_stopped(submitted: Path, home: Path, port: int, act: str) -> None:
+    line = ACTS[act].format(home=str(home), port=port)
     code, text = verify(changed(submitted, line), "--jobs", "0", "--sandbox", "bwrap")
     assert code == 1, text
-    assert f"The submitted code tried to {told}" in text
-    assert "my_defense.py:" in text.split("tried to")[1]
     assert " failed " in text
-    assert "Not verified." in text
+    assert "Verified" not in text
     assert sorted(p.name for p in home.iterdir()) == ["secret"]
     assert "my secret" not in text
 
 
 @needs_bwrap
 @pytest.mark.slow
-def test_code_that_hides_its_errors_is_stopped_and_named_in_a_worker_too(
+def test_code_that_hides_its_errors_is_stopped_in_a_worker_too(
     submitted: Path, home: Path, port: int
 ) -> None:
     lines = [
         f"try:\n    {line.format(home=str(home), port=port)}\nexcept OSError:\n    pass\nelse:\n"
         "    raise RuntimeError('it was let through')"
-        for line, _ in ACTS.values()
+        for line in ACTS.values()
     ]
     code, text = verify(changed(submitted, "\n".join(lines)), "--jobs", "1", "--sandbox", "bwrap")
-    assert code == 1, text
-    assert "let through" not in text
-    for _, told in ACTS.values():
-        assert f"The submitted code tried to {told.format(home=home)}" in text
-    assert "differs" not in text  # its figures are right
+    assert code == 0, text  # nothing was let through, and its figures are right
     assert sorted(p.name for p in home.iterdir()) == ["secret"]
 
 
@@ -213,10 +200,8 @@ def test_code_is_isolated_from_its_import_on_and_ends_with_the_rerun(
     _os.mkdir({str(place)!r})
     """
     code, text = verify(changed(submitted, "", module=module), "--jobs", "0")
-    assert code == 1, text
+    assert code == 2, text
     assert "is broken: OSError: [Errno 30] Read-only file system" in text
-    assert f"The submitted code tried to make the folder {place}: my_defense.py:" in text
-    assert "The submitted code tried to start the process /bin/sh" in text
     assert not place.exists()
     running = subprocess.run(["ps", "-ef"], capture_output=True, text=True, check=True).stdout
     assert f"leakbench-test-{os.getpid()}" not in running
@@ -325,15 +310,13 @@ def test_without_bubblewrap_auto_says_so_and_bwrap_refuses(
 
 
 @pytest.mark.slow
-def test_without_a_sandbox_attempts_are_named_all_the_same(submitted: Path, tmp_path: Path) -> None:
+def test_without_a_sandbox_code_runs_with_your_rights(submitted: Path, tmp_path: Path) -> None:
     place = tmp_path / "outside"
-    hostile = changed(submitted, f"open({str(place)!r}, 'w').close()")
-    for jobs in ("0", "1"):
-        code, text = verify(hostile, "--jobs", jobs, "--sandbox", "none")
-        assert code == 1, text
-        assert "with your rights, without a sandbox" in text
-        assert f"The submitted code tried to write {place}: my_defense.py:" in text
-        assert place.exists()
+    writes = changed(submitted, f"open({str(place)!r}, 'w').close()")
+    code, text = verify(writes, "--jobs", "1", "--sandbox", "none")
+    assert code == 0, text
+    assert "with your rights, without a sandbox" in text
+    assert place.exists()
 
 
 # --- the question ---------------------------------------------------------------------------------
@@ -358,10 +341,9 @@ def test_nothing_runs_without_a_terminal_or_yes(
     assert not marker.exists()
     code, text = leakbench(*arguments, "--json", answer="y\n")
     assert marker.exists()
-    assert code == 1
+    assert code == 0
     document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
     assert document["sandbox"] == "none"
-    assert [a["what"] for a in document["attempts"]] == ["write"]
 
 
 def test_a_file_is_named_once_before_it_runs_and_an_installed_name_is_not(

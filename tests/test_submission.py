@@ -647,7 +647,7 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
         Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
         for what in labels
     ]
-    made = Rerun(comparisons=statuses, attempts=[])
+    made = Rerun(comparisons=statuses)
     monkeypatch.setattr("bench.submission.verification.rerun", lambda *a, **k: made)
     code, text = verify(folder, "--sample", "2")
     assert code == 0, text

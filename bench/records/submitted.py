@@ -68,8 +68,7 @@ class Verified(BaseModel):
         date: Of the rerun.
         cells: How many were run again.
         seed: That they were drawn with.
-        passed: Whether figures were compared, none differed, and the code tried nothing that it
-            has no business with.
+        passed: Whether figures were compared, none differed, and the rerun came to its end.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.attempts import watch_workers
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code, Keys
@@ -28,8 +27,8 @@ from bench.records.submitted import PluginSource, is_submission, read_submission
 from bench.registry import Registry, discover
 from bench.submission.documents import inside
 
-RECORDS, TEMPORARY, REFUSAL = "run", "tmp", "refused.txt"
-"""In the request's folder: records, what the code may use as it likes, and why nothing was run."""
+RECORDS, REFUSAL = "run", "refused.txt"
+"""In the request's folder: records, and why nothing was run."""
 PROGRESS = "leakbench-progress: "
 """Before each line that tells of a job that ended."""
 
@@ -145,22 +144,16 @@ def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: Non
 def main() -> int:
     """Carry out the request on standard input; what the code prints is nowhere."""
     request = Rerunning(**json.load(sys.stdin))
-    out = Path(request.out)
     with open(os.dup(1), "w") as own, open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
 
         def tell(text: str) -> None:
             print(f"{PROGRESS}{text}", file=own, flush=True)
 
-        watch_workers(
-            sources_of(Path(request.submission)),
-            writable=[out / TEMPORARY],
-            readable=[Path(request.data_dir)] if request.data_dir else [],
-        )
         try:
             run_again(request, tell)
         except UserError as error:
-            (out / REFUSAL).write_text(str(error))
+            (Path(request.out) / REFUSAL).write_text(str(error))
             return 2
     return 0
 

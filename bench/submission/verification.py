@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from bench import models
-from bench.attempts import Attempt, attempt_of, printable, watched
 from bench.errors import UserError
 from bench.files import no_link, sha256
 from bench.harness.environment import Environment, versions
@@ -48,6 +47,7 @@ from bench.records.submitted import (
 )
 from bench.registry import discover
 from bench.report import leaderboard
+from bench.report.escaping import one_line
 from bench.seeding import generator
 from bench.submission.documents import check_files, check_records, inside
 from bench.submission.figures import Comparison, compare
@@ -57,11 +57,9 @@ from bench.submission.rerunning import (
     PROGRESS,
     RECORDS,
     REFUSAL,
-    TEMPORARY,
     Rerunning,
     plugins_of,
     run_again,
-    sources_of,
 )
 from bench.submission.selection import check_suite
 
@@ -71,7 +69,6 @@ _LAST_WORDS = 5
 """Lines of a process that failed."""
 _LAST_LINES_S = 10.0
 """How long the lines of a process that has ended may take to be read."""
-_MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +99,10 @@ class Rerun:
 
     Attributes:
         comparisons: Every figure of the sample, submitted and rerun.
-        attempts: What the code tried that it has no business with.
         end: How the process ended, where it did not come to its end.
     """
 
     comparisons: list[Comparison]
-    attempts: list[Attempt]
     end: str | None = None
 
 
@@ -286,7 +281,6 @@ def rerun(
     """
     check_tolerance(tolerance)
     found: list[Comparison] = []
-    attempts: list[Attempt] = []
     with tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name:
         out = Path(name).resolve()
         request = Rerunning(
@@ -298,15 +292,10 @@ def rerun(
             workers=workers,
         )
         end: str | None = None
-        try:
-            if isolation.bwrap is None and workers == 0:
-                _run_here(request, attempts, tell)
-            else:
-                end = _run_apart(isolation, request, attempts, tell)
-        except UserError as error:
-            if not attempts:
-                raise
-            end = str(error)
+        if isolation.bwrap is None and workers == 0:
+            run_again(request, tell)
+        else:
+            end = _run_apart(isolation, request, tell)
         first, again = Store(opened.folder), out / RECORDS
         for job, key in trainings_of(sampled).items():
             made = first.read("train", key), _read_made(again, "train", key)
@@ -314,26 +303,10 @@ def rerun(
         for cell in sampled:
             scored = first.read("attack", cell.key), _read_made(again, "attack", cell.key)
             found += compare(cell_label(cell.job), *scored, tolerance)
-    return Rerun(comparisons=found, attempts=attempts, end=end)
+    return Rerun(comparisons=found, end=end)
 
 
-def _run_here(request: Rerunning, attempts: list[Attempt], tell: Callable[[str], None]) -> None:
-    """Run the code in this process, its temporary files in a folder of its own."""
-    place = Path(request.out) / TEMPORARY
-    place.mkdir()
-    before, tempfile.tempdir = tempfile.tempdir, str(place)
-    data = [Path(request.data_dir)] if request.data_dir else []
-    files = sources_of(Path(request.submission))
-    try:
-        with watched(files, writable=[place], readable=data, found=attempts):
-            run_again(request, tell)
-    finally:
-        tempfile.tempdir = before
-
-
-def _run_apart(
-    isolation: Isolation, request: Rerunning, attempts: list[Attempt], tell: Callable[[str], None]
-) -> str | None:
+def _run_apart(isolation: Isolation, request: Rerunning, tell: Callable[[str], None]) -> str | None:
     """Run the code in a process of its own; how that ended, if not as it should. The process, and
     with a sandbox all that it started, is gone afterwards.
 
@@ -353,14 +326,11 @@ def _run_apart(
     def listen() -> None:
         assert process.stdout is not None
         while line := process.stdout.readline(_LONGEST):
-            text = line.rstrip("\n")
-            attempt = attempt_of(text)
-            if attempt is not None and len(attempts) < _MOST_ATTEMPTS:
-                attempts.append(attempt)
-            elif text.startswith(PROGRESS):
-                tell(printable(text.removeprefix(PROGRESS)))
+            text = one_line(line)
+            if text.startswith(PROGRESS):
+                tell(text.removeprefix(PROGRESS))
             elif text.strip():
-                last.append(printable(text)[:200])
+                last.append(text[:200])
 
     try:
         with suppress(BrokenPipeError):  # how it ended says why it does not listen
@@ -377,7 +347,7 @@ def _run_apart(
         process.wait()
     refusal = out / REFUSAL
     if code == 2 and refusal.is_file() and not refusal.is_symlink():
-        raise UserError(printable(refusal.read_text(errors="replace")[:2000]))
+        raise UserError(one_line(refusal.read_text(errors="replace")[:2000]))
     return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
 
 

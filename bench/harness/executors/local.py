@@ -10,7 +10,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from bench.attempts import watch_as_told
 from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import (
     Outcome,
@@ -182,7 +181,6 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
     end_with_parent()  # jobs would go on for hours, for nobody
     prints_aside()
     os.environ.update(own)
-    watch_as_told()
     import torch
 
     torch.set_num_threads(threads)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench import models
-from bench.attempts import Attempt, watched
 from bench.contract.defense import fresh
 from bench.errors import UserError
 from bench.names import did_you_mean
 from bench.registry import Plugin, PluginKind, Registry, discover
 from bench.sandbox.conformance.attacks import check_attack
 from bench.sandbox.conformance.defenses import check_defense
-from bench.sandbox.conformance.findings import At, Conformance, Finding, begin, failed, passed
+from bench.sandbox.conformance.findings import At, Conformance, begin
 from bench.sandbox.conformance.models import check_model
 
 
@@ -73,44 +69,14 @@ def check_plugins(
     """
     if models.is_named(target):
         begin(At(kind="model", name=target, settings=settings))
-        with _watched(models.file_of(target)) as attempts:
-            found_model = check_model(target, settings, dataset=dataset)
-        yield replace(found_model, findings=[*found_model.findings, _touches_nothing(attempts)])
+        yield check_model(target, settings, dataset=dataset)
         return
     if dataset is not None:
         raise UserError(f"--dataset is for models; '{target}' is a defense or an attack.")
-    path = Path(target)
-    with _watched(path if path.is_file() else None) as at_import:
-        registry, found = find(target)
+    registry, found = find(target)
     for number, (kind, name) in enumerate(found[skip:], start=skip + 1):
         begin(At(kind=kind, name=name, settings=settings, later=len(found) - number))
-        yield check(registry, kind, name, settings, fast=fast, attempts=at_import)
-
-
-def _file_of(cls: type | None) -> Path | None:
-    try:
-        return None if cls is None else Path(inspect.getfile(cls))
-    except (OSError, TypeError):  # of a notebook
-        return None
-
-
-def _watched(*files: Path | None) -> AbstractContextManager[list[Attempt]]:
-    return watched([place for f in files if f is not None for place in (f, f.resolve())])
-
-
-def _touches_nothing(attempts: Sequence[Attempt]) -> Finding:
-    """Whether the plugin's code wrote files, connected or started processes. What it reads is its
-    own affair here: a table or weights that it brings along."""
-    found = [str(a) for a in attempts if a.what not in ("read", "list")]
-    name = "touches nothing else"
-    if not found:
-        return passed(name)
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return failed(
-        name,
-        f"it tried to {'; '.join(found[:3])}{more}.",
-        "Give back all there is in what hooks return: jobs run side by side, on other machines.",
-    )
+        yield check(registry, kind, name, settings, fast=fast)
 
 
 def check(
@@ -120,29 +86,21 @@ def check(
     settings: Mapping[str, Any],
     *,
     fast: bool = False,
-    attempts: Sequence[Attempt] = (),
 ) -> Conformance:
     """The conformance of one plugin with one setting.
 
-    fast: see `check_plugins`. attempts: what it tried when it was imported. Raises UserError for
-    bad settings."""
+    fast: see `check_plugins`. Raises UserError for bad settings."""
     began = time.perf_counter()
-    classes = [registry.get(kind, n).cls for n in name.split("+")]
-    with _watched(*(_file_of(cls) for cls in classes)) as tried:
-        if kind == "defense":
-            built = registry.defense(name, settings)
-            findings = check_defense(
-                fresh(built),
-                settings=settings,
-                rebuild=lambda s: registry.defense(name, s),
-                fast=fast,
-            )
-        else:
-            registry.attack(name, settings)
-            findings = check_attack(
-                lambda: registry.attack(name, settings), settings=settings, fast=fast
-            )
-    findings.append(_touches_nothing([*attempts, *tried]))
+    if kind == "defense":
+        built = registry.defense(name, settings)
+        findings = check_defense(
+            fresh(built), settings=settings, rebuild=lambda s: registry.defense(name, s), fast=fast
+        )
+    else:
+        registry.attack(name, settings)
+        findings = check_attack(
+            lambda: registry.attack(name, settings), settings=settings, fast=fast
+        )
     return Conformance(
         kind=kind,
         name=name,
