@@ -286,9 +286,7 @@ def _answer(
 ) -> Reconstruction:
     """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
     defense = registry_for(env.plugins).defense(cell.train.defense, cell.train.settings)
-    ctx = _context(
-        cell, env, dataset, defense, seen, budget=budget, stream=stream, shared=shared
-    )
+    ctx = _context(cell, env, dataset, defense, seen, budget=budget, stream=stream, shared=shared)
     answer = attack.run(seen, ctx)
     if not isinstance(answer, Reconstruction):
         raise TypeError(

@@ -60,6 +60,7 @@ from bench.records import (
     Workings,
     sound_text,
 )
+from bench.sandbox.declared import Declared
 from bench.seeding import generator, numpy_generator
 from bench.toolkit.precision import whole_float32
 
@@ -126,8 +127,9 @@ def _train(work: Training) -> TrainOutcome:
         device=device,
     )
     observations: dict[str, dict[str, Observation]] = {}
-    release = partial(_release, federation, job, dataset, work.artifacts)
-    recorder = Recorder(job, work.artifacts)
+    declared = Declared(defense, job.seed)
+    release = partial(_release, federation, job, dataset, work.artifacts, declared)
+    recorder = Recorder(job, work.artifacts, declared)
     own = [t for t in job.threats if not t.recorded]
     places = {c: rounds_before(c, protocol.rounds) for c in job.checkpoints if c != TRAINING}
     measured = set(evenly(protocol.rounds, job.course) if job.course else ())
@@ -232,6 +234,7 @@ def _train(work: Training) -> TrainOutcome:
         audit=_audited(defense, job),
         observations={c: observations[c] for c in job.checkpoints},
         course=tuple(course),
+        undeclared=declared.reasons(),
         workings=_workings(uploaded, spent, rounds),
         parameters=network.n_parameters,
         seconds=time.perf_counter() - began,
@@ -366,10 +369,11 @@ class Recorder:
     Args:
         job: The training.
         artifacts: Folder for what the server saw, and for the truth.
+        declared: Is shown every round.
     """
 
-    def __init__(self, job: TrainJob, artifacts: Path) -> None:
-        self.job, self.artifacts = job, artifacts
+    def __init__(self, job: TrainJob, artifacts: Path, declared: Declared) -> None:
+        self.job, self.artifacts, self.declared = job, artifacts, declared
         self.threats = [t for t in job.threats if t.recorded]
         self.numbers = recorded_rounds(job.protocol.rounds, job.seed) if self.threats else []
         self.views = dict.fromkeys((t.name for t in self.threats), 0)
@@ -380,10 +384,13 @@ class Recorder:
     ) -> RoundResult:
         """Play a round of the training; a log of its messages changes nothing of it."""
         if federation.round not in self.numbers:
-            return federation.play(work, sampled)
+            result = federation.play(work, sampled, watched=self.declared.watched(sampled))
+            self.declared.look(federation, result, work.lr, "training")
+            return result
         public = dataset.aux_x.to(federation.device)
         buffers = federation.network.calibrate(federation.mean_weights(), public)
         result = federation.play(work, sampled, observed=True, most_bytes=MOST_BYTES)
+        self.declared.look(federation, result, work.lr, "recorded")
         known = {"name": self.job.defense, "settings": dict(self.job.settings)}
         for threat in self.threats:
             views, reasons = recorded(
@@ -396,6 +403,7 @@ class Recorder:
             )
             self.left_out |= dict.fromkeys(reasons)
             for number, (seen, truth) in enumerate(views, start=self.views[threat.name]):
+                self.declared.told(seen)
                 stem = Observation.view_stem(f"{TRAINING}-{threat.name}", number)
                 save_release(seen, self.artifacts / f"{stem}-seen")
                 save_truth(truth, self.artifacts / f"{stem}-truth.safetensors")
@@ -410,9 +418,7 @@ class Recorder:
             reason = f"not attacked: {why}" if why else None
             none = "no client took part in a recorded round"
             found[name] = (
-                Observation(
-                    status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views
-                )
+                Observation(status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views)
                 if views
                 else Observation(status="not_applicable", reason=reason or none)
             )
@@ -424,6 +430,7 @@ def _release(
     job: TrainJob,
     dataset: Dataset,
     artifacts: Path,
+    declared: Declared,
     threat: ThreatSettings,
     checkpoint: Checkpoint,
     number: int | None,
@@ -437,7 +444,9 @@ def _release(
         defense_known={"name": job.defense, "settings": dict(job.settings)},
         names=(checkpoint,),
         earlier=number,
+        look=partial(declared.look, lr=job.protocol.lr, where="of its own"),
     )
+    declared.told(seen)
     path = artifacts / f"{checkpoint}-{threat.name}-seen"
     if number is None:
         save_release(seen, path, earlier=threat.rounds - 1)

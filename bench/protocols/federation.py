@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -61,6 +61,16 @@ class RoundSeconds:
 
 
 @dataclass(kw_only=True)
+class Aggregation:
+    """What the server aggregated in a round: itself before, the messages, and by the kind of its
+    question what third parties answered it."""
+
+    server: Server | None = None
+    messages: list[Message] = field(default_factory=list)
+    answers: dict[str, list[Message]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class RoundResult:
     """One round that was played; `before` is the state that was broadcast.
 
@@ -68,6 +78,10 @@ class RoundResult:
         used: Indices of the samples of every step, int64 [steps, B], by client.
         seconds: Where the round's time went.
         uploaded: Coordinates of all clients by what became of them, float64 [3] by UPLOADED.
+        trained: The upload of a watched client as it was handed to its defense, by client.
+        received: What a watched client made of the broadcast, which that upload is relative to.
+        sent: A watched client's messages of the round's end.
+        aggregation: What `aggregate` was given, and what third parties answered the server.
     """
 
     wire: Wire
@@ -76,6 +90,16 @@ class RoundResult:
     used: dict[str, Tensor]
     seconds: RoundSeconds
     uploaded: Tensor
+    trained: dict[str, Message]
+    received: dict[str, State]
+    sent: dict[str, list[Message]]
+    aggregation: Aggregation
+
+    @property
+    def shared(self) -> float:
+        """Share of the trained coordinates that clients sent, readable or encrypted."""
+        clear, sealed, withheld = self.uploaded.tolist()
+        return (clear + sealed) / max(1.0, clear + sealed + withheld)
 
 
 @dataclass(kw_only=True)
@@ -189,12 +213,15 @@ class Federation(LocalTraining):
         *,
         observed: bool = False,
         most_bytes: float = math.inf,
+        watched: Container[str] = (),
     ) -> RoundResult:
         """Play one round in which the server samples the clients `sampled`, and advance.
 
         Args:
             observed: Whether the result's wire keeps a log of the messages.
             most_bytes: Of that log, which is empty where the messages have more.
+            watched: Clients of which the result has what they trained and sent; of an observed
+                round all.
         """
         joined = [c for c in self.clients if self._joins(c, c.id in sampled)]
         roster = [c.id for c in joined]
@@ -222,7 +249,14 @@ class Federation(LocalTraining):
         seconds.training = clock() - began
         self._coordinate("upload", wire, joined, locals_)
         began = clock()
-        made = {c.id: self._upload(c, locals_[c.id], work) for c in joined}
+        made, trained = {}, {}
+        for client in joined:
+            plain = self._trained(client, locals_[client.id], work)
+            if observed or client.id in watched:  # a copy, since hooks may change what they get
+                trained[client.id] = plain.with_parts(
+                    {n: replace(p, values=p.values.clone()) for n, p in plain.parts.items()}
+                )
+            made[client.id] = self.defense.upload([plain], locals_[client.id], client)
         seconds.uploading = clock() - began
         began = clock()
         uploads = self.defense.finish_uploads(made)
@@ -236,8 +270,9 @@ class Federation(LocalTraining):
         for client in joined:
             uploaded += _uploaded(uploads[client.id], locals_[client.id])
         began, before_asking = clock(), wire.party_seconds
+        aggregation = Aggregation()
         if joined:
-            self.state = self._aggregate(wire, work)
+            self.state = self._aggregate(wire, work, aggregation)
         seconds.parties = wire.party_seconds - answered
         seconds.aggregation = clock() - began - (wire.party_seconds - before_asking)
         self.round += 1
@@ -248,6 +283,10 @@ class Federation(LocalTraining):
             used=used,
             seconds=seconds,
             uploaded=uploaded,
+            trained=trained,
+            received={client: locals_[client].broadcast for client in trained},
+            sent={client: uploads[client] for client in trained},
+            aggregation=aggregation,
         )
 
     def mean_weights(self) -> State:
@@ -301,13 +340,14 @@ class Federation(LocalTraining):
         for client in joined:
             self.defense.hear(when, client, wire.collect(client.id))
 
-    def _upload(self, client: Client, local: Local, work: LocalWork) -> list[Message]:
+    def _trained(self, client: Client, local: Local, work: LocalWork) -> Message:
+        """The upload of a client without a defense."""
         kind = "gradient" if work.protocol == "fedsgd" else "update"
         values = {}
         for name, start in local.start.items():
             update = (start - local.broadcast[name]) - local.lr * local.grad_sum[name]
             values[name] = -update / (local.lr * local.steps) if kind == "gradient" else update
-        message = Message(
+        return Message(
             kind=kind,
             sender=client.id,
             receiver=SERVER,
@@ -315,7 +355,6 @@ class Federation(LocalTraining):
             local_steps=local.steps,
             parts={n: Part(values=v) for n, v in values.items()},
         )
-        return self.defense.upload([message], local, client)
 
     def _remember(self, client: Client, local: Local, uploads: Sequence[Message]) -> None:
         """Withheld at upload is kept by the client: the one rule behind personal parameters."""
@@ -339,10 +378,12 @@ class Federation(LocalTraining):
         withheld = bool(asked) and bool(torch.stack(asked).any())
         client.own, client.kept = (local.end, kept) if withheld else (None, None)
 
-    def _aggregate(self, wire: Wire, work: LocalWork) -> State:
+    def _aggregate(self, wire: Wire, work: LocalWork, kept: Aggregation) -> State:
         def ask(message: Message) -> list[Message]:
             wire.send([message])
-            return wire.collect(SERVER) + wire.collect(FORMER)
+            answers = wire.collect(SERVER) + wire.collect(FORMER)
+            kept.answers.setdefault(message.kind, []).extend(answers)
+            return answers
 
         server = Server(
             state=self.state,
@@ -352,6 +393,7 @@ class Federation(LocalTraining):
             ask=ask,
         )
         messages = [filled(m, base=self.state) for m in wire.collect(SERVER)]
+        kept.server, kept.messages = server, messages
         chosen = self.defense.aggregate(server, messages)
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from bench.contract.events import Round
 from bench.contract.mechanisms import Mechanism, averaged
 from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, Message, State, detached
 from bench.errors import UserError
+from bench.protocols.aggregated import told_by_aggregation
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
@@ -60,6 +61,7 @@ def observe(
     defense_known: Mapping[str, Any],
     names: tuple[str, ...],
     earlier: int | None = None,
+    look: Callable[[Federation, RoundResult], None] = lambda federation, result: None,
 ) -> tuple[Seen, Truth]:
     """Play one round of `threat.victims` clients on a fork of the federation.
 
@@ -73,6 +75,7 @@ def observe(
         names: Names of the random streams, such as the checkpoint.
         earlier: Number of a release before the last one, from 0, which has randomness of its own;
             None: the last one.
+        look: Is shown the fork and the round that it has played.
 
     Returns:
         What the server saw, and the truth behind it.
@@ -103,12 +106,15 @@ def observe(
         mode=threat.mode,
     )
     result = copy.play(work, victims.ids, observed=True)
+    look(copy, result)
     present = [v for v in victims.ids if v in result.used]
     return _view(
         copy, result, replace(victims, ids=present), place, protocol, threat, defense_known
     )
 
 
+TOLD_BY_AGGREGATION = "told_by_aggregation"
+"""Of what is known, where uploads are what the server's own aggregation tells of each client."""
 MOST_BYTES = 10**9
 """Of the messages of a recorded round."""
 
@@ -189,15 +195,11 @@ def _view(
     )
     messages = result.wire.seen_by(SERVER)
     defense = federation.defense
-    known_round = Round(
-        clients=len(victims.ids),
-        batch=victims.batch,
-        local_steps=victims.steps,
-        lr=protocol.lr,
-        parameters=_uploaded(messages),
-        uploads=max((federation.uploads[v] - 1 for v in victims.ids), default=0),
-        constants={n: v.numel() for n, v in federation.const.items() if n in federation.state},
-    )
+    told = told_by_aggregation(defense, result, victims.ids)
+    if told:
+        others = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender not in told]
+        messages = (*others, *told.values())
+    known_round = round_of(federation, victims, lr=protocol.lr, parameters=_uploaded(messages))
     known: dict[str, Any] = {
         "batch": victims.batch,
         "local_steps": victims.steps,
@@ -208,9 +210,12 @@ def _view(
         "defense": dict(defense_known),
         "mechanisms": [m.to_dict() for m in defense.mechanisms_in(known_round)],
     }
+    if told:
+        left = [m for m in known["mechanisms"] if m["of"] not in UPLOAD_KINDS]
+        known |= {"mechanisms": left, TOLD_BY_AGGREGATION: True}
     if place is not None:
         known["cut"] = place
-    elif defense.only_sums:
+    elif defense.only_sums and not told:
         truth = _as_one(truth, victims.batch)
         known |= _of_sum(known, defense.mechanisms_in(known_round), len(victims.ids))
     learns = defense.forms_model == "server" or threat.hears == "every_broadcast"
@@ -232,6 +237,19 @@ def _view(
         known=known,
     )
     return seen, truth
+
+
+def round_of(federation: Federation, victims: Victims, *, lr: float, parameters: int) -> Round:
+    """What is known of a round that the federation has just played."""
+    return Round(
+        clients=len(victims.ids),
+        batch=victims.batch,
+        local_steps=victims.steps,
+        lr=lr,
+        parameters=parameters,
+        uploads=max((federation.uploads[v] - 1 for v in victims.ids), default=0),
+        constants={n: v.numel() for n, v in federation.const.items() if n in federation.state},
+    )
 
 
 def _as_one(truth: Truth, batch: int) -> Truth:

@@ -260,7 +260,7 @@ class ThreatSettings(BaseModel):
     def _one_source_of_work(self, info: ValidationInfo) -> ThreatSettings:
         if self.work == "trained" and info.context != RECORDED:
             raise UserError(
-                f"threat {self.name}: work \"trained\" is gone; \"as_trained\" observes rounds of "
+                f'threat {self.name}: work "trained" is gone; "as_trained" observes rounds of '
                 "the training itself."
             )
         own = ("victims", "rounds", "batch", "local_steps", "local_epochs")

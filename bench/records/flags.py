@@ -17,6 +17,7 @@ class FlagCode(StrEnum):
     TRAINING_TIMEOUT = "training_timeout"  # values: reason
     TRAINING_NOT_APPLICABLE = "training_not_applicable"  # values: reason
     DIVERGED = "diverged"  # values: reason
+    UNDECLARED = "undeclared"  # values: reason, the first
     AT_CHANCE = "at_chance"
     CLAIMED_NOT_PROVEN = "claimed_not_proven"
     CLAIM_UNIT = "claim_unit"  # subject: the unit
@@ -53,6 +54,12 @@ _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.NOT_AS_PUBLISHED: "warn",
 }
 """Of all others: bad."""
+_COST_RANK = {
+    FlagCode.DIVERGED,
+    FlagCode.UNDECLARED,
+    FlagCode.AT_CHANCE,
+    FlagCode.CONTROL_FAILED,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,4 +87,4 @@ class Flag:
     @property
     def costs_rank(self) -> bool:
         """Whether nobody would deploy the row, or its leak says nothing: ranking it has no use."""
-        return self.code in (FlagCode.DIVERGED, FlagCode.AT_CHANCE, FlagCode.CONTROL_FAILED)
+        return self.code in _COST_RANK

@@ -232,6 +232,7 @@ class TrainRecord(DoneRecord):
         audit: Of one release; None if none was asked for.
         course: Accuracy and epsilon over the rounds; empty where the suite asks for none.
         workings: None in older records.
+        undeclared: What of the messages is not as the defense declares, a clause each.
         inputs: The job; None in older records.
     """
 
@@ -255,6 +256,7 @@ class TrainRecord(DoneRecord):
     audit: AuditSummary | AuditFailure | None = None
     course: tuple[CoursePoint, ...] = ()
     workings: Workings | None = None
+    undeclared: tuple[str, ...] = ()
     inputs: TrainJob | None = None
 
     def __post_init__(self) -> None:
@@ -329,7 +331,6 @@ class AttackRecord(DoneRecord):
                     raise UserError(
                         f"{metric} has {len(figures)} figures for {self.victims} victims."
                     )
-
 
     def of_view(self, number: int) -> AttackRecord:
         """The record of one view's victims alone, who are all where one round was observed."""

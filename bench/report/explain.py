@@ -69,6 +69,7 @@ class Meaning:
 LETTERS = {
     "D": "training diverged",
     "C": "accuracy at chance",
+    "O": "messages are not as the defense declares",
     "N": "attacks do not work here without a defense: nothing is ranked",
     "U": "ranked by the upper bound, for want of judged losses",
     "B": "an attack was cut short: undefended, twice its budget leaks more",
@@ -105,6 +106,13 @@ FLAGS: Mapping[FlagCode, Meaning] = {
         "The weights exploded or are not finite: a result, not an error. The row has no rank,"
         " and its last round was not attacked.",
         letter="D",
+    ),
+    FlagCode.UNDECLARED: Meaning(
+        "not as declared",
+        "messages are not as declared: {reason}",
+        "What clients sent is not what the defense tells attackers that it does, so they attacked "
+        "something else. The row has no rank.",
+        letter="O",
     ),
     FlagCode.AT_CHANCE: Meaning(
         "accuracy at chance",

@@ -275,6 +275,9 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     useful = [s for s in settings if s.row and has_use(s.row)]
     dagger = DAGGER if disputed(s.row for s in settings) else ""
     if not useful:
+        flags = {f.code for s in settings if s.row for f in s.row.flags}
+        if FlagCode.UNDECLARED in flags:
+            return Verdict(why=f"flagged{dagger}", refused=True)
         apply = any(s.row and not _not_applicable(s.row) for s in settings)
         return Verdict(why=f"no use{dagger}" if apply else _NOT_APPLICABLE, refused=apply)
     known = [s for s in useful if s.leak is not None]
@@ -402,10 +405,11 @@ SIGNS = (
     "short or has not run, all attacks stay below the floor, one attack or the first round alone "
     "leaks .1 more than was chosen, images are rebuilt but not whose they are (such leaks are "
     "shown), or no undefended row is of the same seeds. −7.3pt: its settings lose at least that "
-    "much. no use: they do not learn, or attacks fail there without a defense. n/a: the defense or "
-    "every attack has nothing to act on. failed, pending: no attack on it is done. –: not in the "
-    "suite there. Beside the leaks the worst over the tables, as multiples of the undefended run. "
-    "Lines stand by their mean leak, 1 where no setting can be used."
+    "much. flagged: messages are not as declared. no use: they do not learn, or attacks fail there "
+    "without a defense. n/a: the defense or every attack has nothing to act on. failed, pending: "
+    "no attack on it is done. –: not in the suite there. Beside the leaks the worst over the "
+    "tables, as multiples of the undefended run. Lines stand by their mean leak, 1 where no "
+    "setting can be used."
 )
 """What the signs in an overview mean."""
 

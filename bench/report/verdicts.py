@@ -57,6 +57,7 @@ class Trained:
     class_chance: float = 0.0
     personal: tuple[float, ...] = ()
     personal_chance: float = 0.0
+    undeclared: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: TrainOutcome) -> Trained:
@@ -72,6 +73,7 @@ class Trained:
             class_chance=record.class_chance,
             personal=tuple(a for a in record.personal_accuracies if a is not None),
             personal_chance=record.personal_chance or 0.0,
+            undeclared=record.undeclared,
         )
 
 
@@ -88,6 +90,8 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
             yield Flag(code=code, values={"reason": str(found.reason)})
         elif found.diverged:
             yield Flag(code=FlagCode.DIVERGED, values={"reason": found.diverged})
+        for reason in found.undeclared[:1]:
+            yield Flag(code=FlagCode.UNDECLARED, values={"reason": reason})
     if at_chance(row, [t for t in trained if t.status == "done"]):
         yield Flag(code=FlagCode.AT_CHANCE)
     if row.eps_claimed is not None and row.eps_record == float("inf"):

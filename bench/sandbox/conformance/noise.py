@@ -67,9 +67,13 @@ def upload_pair(message: Message, out: Message, *, base: State, lr: float, kind:
 
 
 def check_mechanisms(
-    mechanisms: Sequence[Mechanism], pairs_of: Callable[[str], Sequence[Pair]]
+    mechanisms: Sequence[Mechanism],
+    pairs_of: Callable[[str], Sequence[Pair]],
+    *,
+    most: int = _VALUES,
 ) -> list[Finding]:
-    """One finding per declared mechanism; `pairs_of` gives many pairs by what one acts on."""
+    """One finding per declared mechanism; `pairs_of` gives many pairs by what one acts on, of which
+    about so many values are looked at."""
     layers = Counter(_channel(m) for m in mechanisms if not _scales(m))
 
     def check(mechanism: Mechanism) -> str:
@@ -87,7 +91,7 @@ def check_mechanisms(
         if _scales(mechanism):
             return _scaling(mechanism, pairs)
         clips = [m for m in mechanisms if _scales(m) and m.of == mechanism.of]
-        return _drawn(mechanism, clips, pairs)
+        return _drawn(mechanism, clips, pairs, most)
 
     return [
         finding
@@ -138,7 +142,9 @@ def _rows(pair: Pair, of: str) -> _Rows:
 # --- tests ------------------------------------------------------------------------------------
 
 
-def _drawn(mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair]) -> str:
+def _drawn(
+    mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair], most: int
+) -> str:
     rng = torch.Generator().manual_seed(0)
     centres, sents, draws = [], [], []
     total = 0
@@ -153,7 +159,7 @@ def _drawn(mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pai
         sents.append(rows.sent[rows.there])
         draws.append(torch.stack([d[rows.there] for d in drawn]))
         total += len(sents[-1])
-        if total > _VALUES:
+        if total > most:
             break
     centre, sent, draw = torch.cat(centres), torch.cat(sents), torch.cat(draws, dim=1)
     if not len(sent):

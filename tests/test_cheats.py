@@ -1,0 +1,295 @@
+"""Defenses that cheat: each ends in a failed check, a flag, or the undefended leakage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message, Part, Server, State
+from bench.data.dataset import Dataset
+from bench.protocols.aggregated import told_by_aggregation
+from bench.protocols.local_training import LocalWork
+from bench.records import FlagCode
+from bench.registry import Registry
+from bench.report.leaderboard import rows
+from bench.sandbox.declared import Declared
+from bench.toolkit.aggregation import mean_over_present
+from tests.conftest import Run, federation_of, network_for
+from tests.test_shipped_plugins_conform import DEFENSES, shipped
+
+STD = 0.05
+
+
+def noised(message: Message, rng: torch.Generator, std: float) -> Message:
+    return message.with_parts(
+        {
+            n: replace(p, values=p.values + std * torch.randn(p.values.shape, generator=rng))
+            for n, p in message.parts.items()
+        }
+    )
+
+
+class SentBeside(Defense):
+    """Huge noise in the update, and the update itself in another message, which the server uses."""
+
+    owns = frozenset({"aggregate"})
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (GaussianNoise(of="update", std=1e4),)
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        (plain,) = messages
+        return [noised(plain, client.rng["defense"], 1e4), replace(plain, kind="telemetry")]
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        true = [replace(m, kind="update") for m in messages if m.kind == "telemetry"]
+        return mean_over_present(server, true)
+
+
+class SeedBeside(Defense):
+    """Noise of the declared law whose seed is sent along; the server takes it away again."""
+
+    owns = frozenset({"aggregate"})
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (GaussianNoise(of="update", std=STD),)
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        (plain,) = messages
+        seed = int(torch.randint(2**40, (1,), generator=client.rng["defense"]))
+        told = Part(values=torch.tensor([float(seed)], dtype=torch.float64))
+        beside = replace(plain, kind="seed", parts={"seed": told})
+        return [noised(plain, torch.Generator().manual_seed(seed), STD), beside]
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        seeds = {m.sender: int(m.parts["seed"].values) for m in messages if m.kind == "seed"}
+        rngs = {c: torch.Generator().manual_seed(s) for c, s in seeds.items()}
+        clean = [noised(m, rngs[m.sender], -STD) for m in messages if m.kind == "update"]
+        return mean_over_present(server, clean)
+
+
+class LastBits(Defense):
+    """Declared noise whose last bits hold the update's: the server reads them."""
+
+    owns = frozenset({"aggregate"})
+    grain = 2.0**-6
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (GaussianNoise(of="update", std=STD),)
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        (plain,) = messages
+        loud = noised(plain, client.rng["defense"], STD)
+
+        def hidden(name: str, part: Part) -> Part:
+            coarse = (part.values / self.grain).round() * self.grain
+            return replace(part, values=coarse + plain.parts[name].values.clamp(-0.007, 0.007))
+
+        return [loud.with_parts({n: hidden(n, p) for n, p in loud.parts.items()})]
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        def read(part: Part) -> Part:
+            return replace(
+                part, values=part.values - (part.values / self.grain).round() * self.grain
+            )
+
+        clean = [m.with_parts({n: read(p) for n, p in m.parts.items()}) for m in messages]
+        return mean_over_present(server, clean)
+
+
+class ByAnother(Defense):
+    """Noise of the declared law, which the next client sends in its own second message."""
+
+    owns = frozenset({"aggregate"})
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (GaussianNoise(of="update", std=STD),)
+
+    def finish_uploads(self, uploads: dict[str, list[Message]]) -> dict[str, list[Message]]:
+        clients = list(uploads)
+        for client, other in zip(clients, [*clients[1:], clients[0]], strict=True):
+            (plain,) = (m for m in uploads[client] if m.kind == "update")
+            rng = torch.Generator().manual_seed(hash((client, plain.round)) % 2**31)
+            loud = noised(plain, rng, STD)
+            noise = {
+                n: Part(values=p.values - plain.parts[n].values) for n, p in loud.parts.items()
+            }
+            uploads[client] = [loud, *(m for m in uploads[client] if m.kind != "update")]
+            uploads[other].append(replace(plain, kind="aid", sender=other, parts=noise))
+        return uploads
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        aids = [m for m in messages if m.kind == "aid"]
+        away = [replace(m, kind="update") for m in aids]
+        loud = mean_over_present(server, messages)
+        noise = mean_over_present(server, away)
+        return {n: v - (noise[n] - server.state[n]) for n, v in loud.items()}
+
+
+class ZerosIn(Defense):
+    """Zeros in some rounds, the true update in the others."""
+
+    def __init__(self, *, when: Callable[[Message, Local], bool]) -> None:
+        self.when = when
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        if not self.when(messages[0], local):
+            return messages
+        return [
+            m.with_parts({n: replace(p, values=0 * p.values) for n, p in m.parts.items()})
+            for m in messages
+        ]
+
+
+class WithheldIn(ZerosIn):
+    """Nothing is sent in these rounds."""
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        if not self.when(messages[0], local):
+            return messages
+        return [
+            m.with_parts(
+                {
+                    n: replace(p, present=torch.zeros_like(p.values, dtype=torch.bool))
+                    for n, p in m.parts.items()
+                }
+            )
+            for m in messages
+        ]
+
+
+class LazyIn(Defense):
+    """No gradient in the first round and in the last, as far as it can tell."""
+
+    owns = frozenset({"gradient"})
+    calls = 0
+
+    def gradient(self, loss, variables, x, y, draw):  # type: ignore[no-untyped-def]
+        found = super().gradient(loss, variables, x, y, draw)
+        LazyIn.calls += 1
+        return {n: 0 * g for n, g in found.items()} if LazyIn.calls <= 2 else found
+
+
+class LessNoise(Defense):
+    """A tenth of the declared noise in most rounds, and the declared noise in the others."""
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (GaussianNoise(of="update", std=STD),)
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        loud = messages[0].round in (0, 3)
+        return [noised(m, client.rng["defense"], STD if loud else STD / 10) for m in messages]
+
+
+def flagged(digits: Dataset, defense: Defense, rounds: int = 8) -> tuple[str, ...]:
+    """What a run of which rounds 0, 3 and 7 are recorded says of it."""
+    federation = federation_of(digits, network_for(digits), defense, each=12)
+    declared = Declared(defense, 0)
+    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=2)
+    ids = [c.id for c in federation.clients]
+    for number in range(rounds):
+        recorded = number in (0, 3, 7)
+        result = federation.play(work, ids, observed=recorded, watched=declared.watched(ids))
+        declared.look(federation, result, 0.1, "recorded" if recorded else "training")
+    return declared.reasons()
+
+
+ATTACKED = (0, 3, 7)
+CHEATS = {
+    "zeros in attacked rounds": ZerosIn(when=lambda message, local: message.round in ATTACKED),
+    "zeros in the first": ZerosIn(when=lambda message, local: message.round == 0),
+    "nothing in attacked rounds": WithheldIn(when=lambda message, local: message.round in ATTACKED),
+    "no gradient in the first": LazyIn(),
+    "less noise where nobody looks": LessNoise(),
+    "hidden in the last bits": LastBits(),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_rounds_outside_of_what_is_declared_are_flagged(digits: Dataset, name: str) -> None:
+    LazyIn.calls = 0
+    assert flagged(digits, CHEATS[name])
+
+
+@pytest.mark.parametrize("cheat", [SentBeside, SeedBeside, LastBits, ByAnother])
+def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defense]) -> None:
+    federation = federation_of(digits, network_for(digits), cheat())
+    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
+    result = federation.play(work, [c.id for c in federation.clients], observed=True)
+    told = told_by_aggregation(federation.defense, result, list(result.trained))
+    assert told.keys() == result.trained.keys()
+    for client, message in told.items():
+        true, read = (
+            torch.cat([p.values.flatten() for p in m.parts.values()])
+            for m in (result.trained[client], message)
+        )
+        assert torch.cosine_similarity(true, read, dim=0) > 0.75
+
+
+SEEDS = pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 6))]
+)
+
+
+@SEEDS
+@pytest.mark.parametrize("protocol", ["fedavg", "splitfed"])
+@pytest.mark.parametrize("name", shipped("leakbench.defenses"))
+def test_no_honest_defense_is_flagged(
+    registry: Registry, digits: Dataset, name: str, protocol: str, seed: int
+) -> None:
+    defense = registry.defense(name, DEFENSES.get(name, {}))
+    split = {"cuts": ("block1",), "labels": "shared"} if protocol == "splitfed" else {}
+    federation = federation_of(
+        digits, network_for(digits), defense, protocol=protocol, seed=seed, **split
+    )
+    declared = Declared(defense, seed)
+    work = LocalWork(protocol=protocol, batch=4, lr=0.1, local_steps=2)
+    single = LocalWork(protocol=protocol, batch=1, lr=0.1, local_steps=1)
+    ids = [c.id for c in federation.clients]
+    for number in range(6):
+        recorded = number in (0, 3, 5)
+        fork = federation.fork("test", number)
+        alone = fork.play(single, ids, observed=True)
+        declared.look(fork, alone, 0.1, "of its own")
+        result = federation.play(work, ids, observed=recorded, watched=declared.watched(ids))
+        declared.look(federation, result, 0.1, "recorded" if recorded else "training")
+        for one in (alone, result) if recorded else (alone,):
+            assert not told_by_aggregation(federation.defense, one, list(one.trained))
+    assert not declared.reasons()
+
+
+CHEAT = """
+import torch
+from dataclasses import replace
+from bench.api import Defense
+
+class Zeros(Defense):
+    def upload(self, messages, local, client):
+        if messages[0].round in (0, 4, 8):
+            return [m.with_parts({n: replace(p, values=0 * p.values) for n, p in m.parts.items()})
+                    for m in messages]
+        return messages
+"""
+
+
+def test_a_flagged_row_has_no_rank_and_says_why(
+    tiny: Callable[..., Path], run: Run, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "zeros.py"
+    plugin.write_text(CHEAT)
+    suite = tiny(
+        append='\n[[defenses]]\nname = "zeros"\n',
+        **{'[[threats]]\nvictims = 2': '[[threats]]\nwork = "as_trained"',
+           "rounds = 1": "rounds = 9", "batch = 8": "batch = 2"},
+    )  # fmt: skip
+    store, report = run(suite, plugins=(plugin,), only={"defense": "none,zeros"})
+    assert not report.failures
+    found = {r.defense: r for r in rows(store.folder)}
+    assert found["zeros"].rank is None
+    (flag,) = (f for f in found["zeros"].flags if f.code == FlagCode.UNDECLARED)
+    assert "round 0" in str(flag.values["reason"])
+    assert not any(f.code == FlagCode.UNDECLARED for f in found["none"].flags)
