@@ -28,9 +28,9 @@ def duration(seconds: float) -> str:
     """40 s, 6 min, 3 h 40 min or 2.1 days."""
     if seconds < 60:
         return f"{math.ceil(seconds)} s"
-    minutes = math.ceil(seconds / 60)
-    if minutes >= 48 * 60:
-        return f"{seconds / 86400:.2g} days"
+    if seconds >= 48 * 3600:
+        return f"{seconds / 86400:,.{1 if seconds < 864000 else 0}f} days"
+    minutes = round(seconds / 60)
     whole, rest = divmod(minutes, 60)
     return f"{whole} h {rest} min" if whole else f"{rest} min"
 
@@ -83,17 +83,8 @@ class TimeLeft:
 def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress]:
     """Progress with time left: a bar on a terminal; elsewhere a line every tenth of the way and
     every minute."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich import progress as bars
     from rich.table import Column
-    from rich.text import Text
 
     left = TimeLeft(seconds=estimated_seconds(plan, keys), began=time.monotonic())
 
@@ -101,18 +92,18 @@ def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress
         seconds = left.at(time.monotonic())
         return "" if seconds is None else f"{duration(seconds)} left"
 
-    class LeftColumn(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(words())
+    class LeftColumn(bars.ProgressColumn):
+        def render(self, task: bars.Task) -> str:
+            return words()
 
-    view = Progress(
-        TextColumn("{task.fields[suite]}", style="bold", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"),
-        TimeElapsedColumn(),
+    view = bars.Progress(
+        bars.TextColumn("{task.fields[suite]}", style="bold", markup=False),
+        bars.BarColumn(bar_width=20),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[failed]} failed"),
+        bars.TimeElapsedColumn(),
         LeftColumn(),
-        TextColumn(
+        bars.TextColumn(
             "{task.fields[label]}",
             style="dim",
             markup=False,
