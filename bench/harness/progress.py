@@ -7,12 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.harness import runner
-from bench.harness.costs.lookup import Table, shipped
-from bench.harness.costs.prices import Prices
+from bench.harness.costs import Costs, shipped
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.records import AttackJob, TrainJob
@@ -36,15 +34,16 @@ def duration(seconds: float) -> str:
 
 
 def estimated_seconds(plan: Plan, keys: Keys) -> dict[TrainJob | AttackJob, float]:
-    """What each job of a plan is likely to take, by the costs that come with leakbench; what
-    nothing tells of takes the middle of the others."""
-    prices, kind = Prices(table=Table(shipped()), keys=keys), keys.env.device.split(":")[0]
+    """Seconds of each job of a plan, by the costs that come with leakbench.
+
+    Where none was measured on the plan's kind of device, those of a CPU are used: how jobs compare
+    is what matters to the time left.
+    """
+    costs, kind = Costs([shipped()], keys.env), keys.env.device.split(":")[0]
+    device = kind if kind in costs.devices else "cpu"
     jobs: list[TrainJob | AttackJob] = [*plan.trainings, *plan.cells]
-    told = {job: prices.of(job, kind) for job in jobs}
-    known = [e.seconds for e in told.values() if e.match != "none"]
-    usual = median(known) if known else 1.0
     # None is free: starting a job takes time as well.
-    return {job: max(0.05, e.seconds if e.match != "none" else usual) for job, e in told.items()}
+    return {j: max(0.05, c.seconds if (c := costs.of(j, device)) else 0.0) for j in jobs}
 
 
 @dataclass(kw_only=True)
