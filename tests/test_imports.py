@@ -19,7 +19,7 @@ LAYERS = (
     ("capturing",),
     ("submission", "results", "outside", "tuning", "harness.merge"),
     ("report",),
-    ("harness.launch", "harness.progress"),
+    ("harness.forecast", "harness.launch", "harness.progress"),
     ("harness.runner",),
     ("harness.executors",),
     ("harness.train", "harness.attack"),

@@ -7,12 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.harness import runner
-from bench.harness.costs.lookup import Table, shipped
-from bench.harness.costs.prices import Prices
+from bench.harness.costs import Costs, shipped
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.records import AttackJob, TrainJob
@@ -28,23 +26,24 @@ def duration(seconds: float) -> str:
     """40 s, 6 min, 3 h 40 min or 2.1 days."""
     if seconds < 60:
         return f"{math.ceil(seconds)} s"
-    minutes = math.ceil(seconds / 60)
-    if minutes >= 48 * 60:
-        return f"{seconds / 86400:.2g} days"
+    if seconds >= 48 * 3600:
+        return f"{seconds / 86400:,.{1 if seconds < 864000 else 0}f} days"
+    minutes = round(seconds / 60)
     whole, rest = divmod(minutes, 60)
     return f"{whole} h {rest} min" if whole else f"{rest} min"
 
 
 def estimated_seconds(plan: Plan, keys: Keys) -> dict[TrainJob | AttackJob, float]:
-    """What each job of a plan is likely to take, by the costs that come with leakbench; what
-    nothing tells of takes the middle of the others."""
-    prices, kind = Prices(table=Table(shipped()), keys=keys), keys.env.device.split(":")[0]
+    """Seconds of each job of a plan, by the costs that come with leakbench.
+
+    Where none was measured on the plan's kind of device, those of a CPU are used: how jobs compare
+    is what matters to the time left.
+    """
+    costs, kind = Costs([shipped()], keys.env), keys.env.device.split(":")[0]
+    device = kind if kind in costs.devices else "cpu"
     jobs: list[TrainJob | AttackJob] = [*plan.trainings, *plan.cells]
-    told = {job: prices.of(job, kind) for job in jobs}
-    known = [e.seconds for e in told.values() if e.match != "none"]
-    usual = median(known) if known else 1.0
     # None is free: starting a job takes time as well.
-    return {job: max(0.05, e.seconds if e.match != "none" else usual) for job, e in told.items()}
+    return {j: max(0.05, c.seconds if (c := costs.of(j, device)) else 0.0) for j in jobs}
 
 
 @dataclass(kw_only=True)
@@ -83,17 +82,8 @@ class TimeLeft:
 def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress]:
     """Progress with time left: a bar on a terminal; elsewhere a line every tenth of the way and
     every minute."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich import progress as bars
     from rich.table import Column
-    from rich.text import Text
 
     left = TimeLeft(seconds=estimated_seconds(plan, keys), began=time.monotonic())
 
@@ -101,18 +91,18 @@ def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress
         seconds = left.at(time.monotonic())
         return "" if seconds is None else f"{duration(seconds)} left"
 
-    class LeftColumn(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(words())
+    class LeftColumn(bars.ProgressColumn):
+        def render(self, task: bars.Task) -> str:
+            return words()
 
-    view = Progress(
-        TextColumn("{task.fields[suite]}", style="bold", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"),
-        TimeElapsedColumn(),
+    view = bars.Progress(
+        bars.TextColumn("{task.fields[suite]}", style="bold", markup=False),
+        bars.BarColumn(bar_width=20),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[failed]} failed"),
+        bars.TimeElapsedColumn(),
         LeftColumn(),
-        TextColumn(
+        bars.TextColumn(
             "{task.fields[label]}",
             style="dim",
             markup=False,

@@ -1,0 +1,226 @@
+"""What jobs cost: medians of what finished jobs took.
+
+Seconds of a training grow with rounds x participants x local steps, those of an attack that
+computes gradients with budget x samples. A job is estimated by finished jobs of the same stage,
+device, plugin, model, data set and protocol; where there are none, by those that share the first
+four, three or two of these, scaled by what local training of the two models takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from bench.harness.environment import Environment, dataset_of, dealing_of
+from bench.harness.store import Store
+from bench.protocols.settings import MOST_RECORDED
+from bench.records import (
+    AttackJob,
+    AttackRecord,
+    TrainJob,
+    TrainRecord,
+    canonical,
+    settled,
+    to_json,
+)
+from bench.seeding import numpy_generator
+
+_SHARED = (6, 4, 3, 2)
+"""How many leading parts of their groups two jobs share, the most similar first."""
+
+
+class Group(NamedTuple):
+    """Jobs that cost the same per unit of work."""
+
+    stage: str
+    device: str
+    plugin: str
+    model: str
+    dataset: str
+    protocol: str
+
+
+class Cost(NamedTuple):
+    """What a job takes, measured or estimated, or the medians of several jobs.
+
+    Attributes:
+        group: Of the jobs that were measured.
+        seconds: Per unit of work if `grows`, else of the whole job.
+        grows: Whether seconds are proportional to the job's work.
+        n_bytes: On disk, record included.
+        host: Peak bytes of the process, None if unknown.
+        gpu: Peak bytes of tensors on the GPU, None if unknown.
+        sample_s: Client seconds per sample of a step, of trainings only.
+    """
+
+    group: Group
+    seconds: float
+    grows: bool
+    n_bytes: float
+    host: float | None = None
+    gpu: float | None = None
+    sample_s: float | None = None
+
+
+def group_of(job: TrainJob | AttackJob, device: str) -> Group:
+    """The group of a job on a device, cpu or cuda with or without a number."""
+    if isinstance(job, AttackJob):
+        return group_of(job.train, device)._replace(stage="attack", plugin=job.attack)
+    task, kind = job.task, device.split(":")[0]
+    return Group("train", kind, job.defense, task.model, task.dataset, job.protocol.name)
+
+
+def threat_size(job: AttackJob) -> float:
+    """Samples that an attack reconstructs, counted in every observed round."""
+    threat, protocol = job.threat, job.train.protocol
+    if threat.recorded:
+        steps = protocol.local_steps or 1
+        return float(MOST_RECORDED * protocol.participants * steps * protocol.batch)
+    return float(threat.victims * threat.batch * threat.local_steps * threat.rounds)
+
+
+def finished(folder: Path) -> dict[str, Cost | None]:
+    """Cache keys of the finished jobs of a result folder, or of a published one, and their costs.
+
+    A cost is None where the job was not applicable or the record does not hold its inputs.
+    """
+    store, found = Store(folder), dict[str, Cost | None]()
+    trainings = dict[str, TrainJob]()
+    for key in store.keys("train"):
+        record = store.read("train", key, lenient=True)
+        if settled(record):
+            found[key] = None
+        if isinstance(record, TrainRecord) and record.inputs:
+            job = trainings[key] = record.inputs
+            steps, protocol = record.facts.local_steps, job.protocol
+            work = float(max(1, record.rounds_played) * protocol.participants * steps)
+            sample_s = record.client_seconds / steps / protocol.batch
+            found[key] = _cost(record, job, record.seconds, work, sample_s)
+    for key in store.keys("attack"):
+        outcome = store.read("attack", key, lenient=True)
+        if settled(outcome):
+            found[key] = None
+        if isinstance(outcome, AttackRecord) and outcome.inputs and outcome.train in trainings:
+            train = trainings[outcome.train]
+            if outcome.inputs.threat in {t.name for t in train.threats}:
+                attack = outcome.inputs.on(train)
+                work = attack.budget * threat_size(attack) if outcome.gradient_evaluations else 0
+                seconds = outcome.seconds + (outcome.doubled.seconds if outcome.doubled else 0.0)
+                found[key] = _cost(outcome, attack, seconds, work)
+    return found
+
+
+def _cost(
+    record: TrainRecord | AttackRecord,
+    job: TrainJob | AttackJob,
+    seconds: float,
+    work: float,
+    sample_s: float | None = None,
+) -> Cost:
+    group, per_unit = group_of(job, record.device), seconds / (work or 1)
+    n_bytes = len(to_json(record)) + sum((record.files or {}).values())
+    peaks = record.memory.get("host"), record.memory.get("device")
+    return Cost(group, per_unit, work > 0, n_bytes, *peaks, sample_s)
+
+
+def _middle(costs: Sequence[Cost]) -> Cost:
+    """The medians of some costs: of seconds, over those that grow if these are at least half."""
+    grows = 2 * sum(c.grows for c in costs) >= len(costs)
+    return Cost(
+        group=costs[0].group,
+        seconds=median(c.seconds for c in costs if c.grows == grows),
+        grows=grows,
+        n_bytes=median(c.n_bytes for c in costs),
+        host=_median(c.host for c in costs),
+        gpu=_median(c.gpu for c in costs),
+        sample_s=_median(c.sample_s for c in costs),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return median(known) if known else None
+
+
+def shipped() -> list[Cost]:
+    """The costs that come with leakbench; `costs.json` says where and how they were measured."""
+    data = json.loads((files("bench.harness") / "costs.json").read_text())
+    rows = (row for source in data["sources"] for row in source["costs"])
+    return [Cost(Group(*group), *rest) for group, *rest in rows]
+
+
+class Costs:
+    """Estimates what jobs cost.
+
+    Args:
+        sources: Costs of each origin; of equally similar jobs, those of the first origin count.
+        env: Where the jobs' data sets are.
+    """
+
+    def __init__(self, sources: Iterable[Iterable[Cost | None]], env: Environment) -> None:
+        self._env = env
+        self._near: dict[tuple[str, ...], list[Cost]] = {}
+        for source in sources:
+            near = defaultdict[tuple[str, ...], list[Cost]](list)
+            groups = defaultdict[Group, list[Cost]](list)
+            for measured in filter(None, source):
+                groups[measured.group].append(measured)
+            for cost in map(_middle, groups.values()):
+                for shared in _SHARED:
+                    near[cost.group[:shared]].append(cost)
+                if cost.group.stage == "train":
+                    near["model", cost.group.device, cost.group.model].append(cost)
+            self._near = {**near, **self._near}
+        found = self._near.items()
+        self._models = {key[1:]: _middle(costs) for key, costs in found if key[0] == "model"}
+        self._steps = dict[str, int]()
+        self._known = dict[tuple[Group, float], Cost | None]()
+        self.devices = sorted({group[1] for group in self._near})
+        """Kinds of device, cpu or cuda, on which jobs were measured."""
+
+    def of(self, job: TrainJob | AttackJob, device: str) -> Cost | None:
+        """What the whole job takes on a device; None if no job of its stage was measured there.
+
+        The cost's group differs from the job's own where it comes from less similar jobs.
+        """
+        if isinstance(job, AttackJob):
+            work = job.budget * threat_size(job)
+        else:
+            protocol = job.protocol
+            work = float(protocol.rounds * protocol.participants * self._local_steps(job))
+        known = group_of(job, device), work
+        if known not in self._known:
+            found = (self._near.get(known[0][:shared]) for shared in _SHARED)
+            near = [self._scaled(cost, *known) for cost in next(filter(None, found), [])]
+            self._known[known] = _middle(near) if near else None
+        return self._known[known]
+
+    def _scaled(self, cost: Cost, group: Group, work: float) -> Cost:
+        """The cost of a whole job of another group; unscaled where a model was never trained."""
+        names = (group.model, cost.group.model)
+        own, other = (self._models.get((group.device, name)) for name in names)
+        time = space = 1.0
+        if own and other and own.sample_s and other.sample_s:
+            time, space = own.sample_s / other.sample_s, own.n_bytes / other.n_bytes
+        seconds = cost.seconds * time * (work if cost.grows else 1)
+        return cost._replace(seconds=seconds, grows=False, n_bytes=cost.n_bytes * space)
+
+    def _local_steps(self, job: TrainJob) -> int:
+        """Steps per round of the client that takes the most."""
+        batch, epochs = job.protocol.batch, job.protocol.local_epochs
+        if not epochs:
+            return job.protocol.local_steps or 1
+        known = canonical([job.task, job.protocol, job.threats, job.seed])
+        if known not in self._steps:
+            dataset = dataset_of(job, self._env)
+            rng = numpy_generator(job.seed, "partition", job.task.dataset)
+            owners = None if dataset.train_clients is None else dataset.train_clients.numpy()
+            shares = dealing_of(job).deal(dataset.train_y.numpy(), rng, owners)
+            most = max(map(len, shares))
+            self._steps[known] = max(1, round(epochs * most / min(batch, most)))
+        return self._steps[known]
