@@ -130,6 +130,19 @@ class ByAnother(Defense):
         return {n: v - (noise[n] - server.state[n]) for n, v in loud.items()}
 
 
+class Erases(Defense):
+    """The server's aggregation erases what the log of messages shows."""
+
+    owns = frozenset({"aggregate"})
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        after = mean_over_present(server, messages)
+        for message in messages:
+            for part in message.parts.values():
+                part.values.zero_()
+        return after
+
+
 class ZerosIn(Defense):
     """Zeros in some rounds, the true update in the others."""
 
@@ -228,6 +241,15 @@ def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defens
             for m in (result.trained[client], message)
         )
         assert torch.cosine_similarity(true, read, dim=0) > 0.75
+
+
+def test_aggregation_cannot_erase_what_was_seen(digits: Dataset) -> None:
+    federation = federation_of(digits, network_for(digits), Erases())
+    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
+    result = federation.play(work, [c.id for c in federation.clients], observed=True)
+    for message in result.wire.seen_by("server"):
+        plain = result.trained[message.sender].parts
+        assert all(torch.equal(p.values, plain[n].values) for n, p in message.parts.items())
 
 
 SEEDS = pytest.mark.parametrize(

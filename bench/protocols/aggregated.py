@@ -18,6 +18,7 @@ from torch import Tensor
 from bench.contract.defense import Defense
 from bench.contract.messages import FORMER, UPLOAD_KINDS, Message, Part, State, as_kind
 from bench.protocols.federation import Aggregation, RoundResult
+from bench.protocols.wire import frozen
 from bench.toolkit.aggregation import mean_over_present
 
 TOLD = 0.5
@@ -42,7 +43,10 @@ def told_by_aggregation(
     def best(client: str) -> tuple[Message, float]:
         return max(_told(defense, result, client), key=lambda told: told[1])
 
-    if all(best(client)[1] <= TOLD for client in clients[:2]):
+    finite = all(
+        bool(p.values.isfinite().all()) for c in clients for p in result.trained[c].parts.values()
+    )
+    if not finite or all(best(client)[1] <= TOLD for client in clients[:2]):
         return {}
     return {client: best(client)[0] for client in clients}
 
@@ -114,9 +118,10 @@ def _moved(defense: Defense, result: RoundResult, messages: Sequence[Message]) -
             m for m in kept.answers.get(question.kind, ()) if m.receiver != FORMER
         ],
     )
+    given = [frozen(m) for m in messages]
     try:
-        after = copy.deepcopy(defense).aggregate(server, list(messages))
-        after = mean_over_present(server, messages) if after is None else after
+        after = copy.deepcopy(defense).aggregate(server, given)
+        after = mean_over_present(server, given) if after is None else after
         moved = {n: (v - result.before[n]).detach() for n, v in after.items() if n in result.before}
     except Exception:  # a plugin's code, on messages that no run gives it
         return {}
@@ -125,7 +130,7 @@ def _moved(defense: Defense, result: RoundResult, messages: Sequence[Message]) -
 
 def _row(parts: Iterable[Part | None], like: Tensor) -> Tensor:
     """What was sent of a tensor, 0 where nothing was."""
-    shown = [torch.where(p.presence(), p.values, 0.0) for p in parts if p is not None]
+    shown = [torch.where(p.presence(), p.values, 0.0).nan_to_num() for p in parts if p is not None]
     return shown[0] if shown else torch.zeros_like(like)
 
 

@@ -20,7 +20,7 @@ from bench.contract.messages import FORMER, SERVER, Message, Part, Stage, State,
 from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.local_training import LocalTraining, LocalWork
-from bench.protocols.wire import Wire
+from bench.protocols.wire import Wire, frozen
 from bench.seeding import derived_seed, generator
 from bench.toolkit.aggregation import filled, mean_over_present
 
@@ -81,7 +81,7 @@ class RoundResult:
         trained: The upload of a watched client as it was handed to its defense, by client.
         received: What a watched client made of the broadcast, which that upload is relative to.
         sent: A watched client's messages of the round's end.
-        aggregation: What `aggregate` was given, and what third parties answered the server.
+        aggregation: Of an observed round what `aggregate` was given, and third parties' answers.
     """
 
     wire: Wire
@@ -91,7 +91,7 @@ class RoundResult:
     seconds: RoundSeconds
     uploaded: Tensor
     trained: dict[str, Message]
-    received: dict[str, State]
+    received: Mapping[str, State]
     sent: dict[str, list[Message]]
     aggregation: Aggregation
 
@@ -249,13 +249,13 @@ class Federation(LocalTraining):
         seconds.training = clock() - began
         self._coordinate("upload", wire, joined, locals_)
         began = clock()
-        made, trained = {}, {}
+        made: dict[str, list[Message]] = {}
+        trained, received, sent = {}, {}, {}
         for client in joined:
             plain = self._trained(client, locals_[client.id], work)
-            if observed or client.id in watched:  # a copy, since hooks may change what they get
-                trained[client.id] = plain.with_parts(
-                    {n: replace(p, values=p.values.clone()) for n, p in plain.parts.items()}
-                )
+            if observed or client.id in watched:  # copies, since hooks may change what they get
+                trained[client.id] = frozen(plain)
+                received[client.id] = detached(locals_[client.id].broadcast)
             made[client.id] = self.defense.upload([plain], locals_[client.id], client)
         seconds.uploading = clock() - began
         began = clock()
@@ -263,6 +263,8 @@ class Federation(LocalTraining):
         seconds.sealing = clock() - began
         answered = wire.party_seconds
         for client in joined:
+            if client.id in trained:
+                sent[client.id] = [frozen(m) for m in uploads[client.id]]
             self._remember(client, locals_[client.id], uploads[client.id])
             wire.send(uploads[client.id])
             self.uploads[client.id] = self.uploads.get(client.id, 0) + 1
@@ -272,7 +274,7 @@ class Federation(LocalTraining):
         began, before_asking = clock(), wire.party_seconds
         aggregation = Aggregation()
         if joined:
-            self.state = self._aggregate(wire, work, aggregation)
+            self.state = self._aggregate(wire, work, aggregation if observed else None)
         seconds.parties = wire.party_seconds - answered
         seconds.aggregation = clock() - began - (wire.party_seconds - before_asking)
         self.round += 1
@@ -284,8 +286,8 @@ class Federation(LocalTraining):
             seconds=seconds,
             uploaded=uploaded,
             trained=trained,
-            received={client: locals_[client].broadcast for client in trained},
-            sent={client: uploads[client] for client in trained},
+            received=received,
+            sent=sent,
             aggregation=aggregation,
         )
 
@@ -378,11 +380,12 @@ class Federation(LocalTraining):
         withheld = bool(asked) and bool(torch.stack(asked).any())
         client.own, client.kept = (local.end, kept) if withheld else (None, None)
 
-    def _aggregate(self, wire: Wire, work: LocalWork, kept: Aggregation) -> State:
+    def _aggregate(self, wire: Wire, work: LocalWork, kept: Aggregation | None) -> State:
         def ask(message: Message) -> list[Message]:
             wire.send([message])
             answers = wire.collect(SERVER) + wire.collect(FORMER)
-            kept.answers.setdefault(message.kind, []).extend(answers)
+            if kept is not None:
+                kept.answers.setdefault(message.kind, []).extend(map(frozen, answers))
             return answers
 
         server = Server(
@@ -393,7 +396,8 @@ class Federation(LocalTraining):
             ask=ask,
         )
         messages = [filled(m, base=self.state) for m in wire.collect(SERVER)]
-        kept.server, kept.messages = server, messages
+        if kept is not None:
+            kept.server, kept.messages = server, [frozen(m) for m in messages]
         chosen = self.defense.aggregate(server, messages)
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)

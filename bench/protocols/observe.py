@@ -21,6 +21,11 @@ from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import derived_seed, generator
 
+TOLD_BY_AGGREGATION = "told_by_aggregation"
+"""Of what is known, where uploads are what the server's own aggregation tells of each client."""
+MOST_BYTES = 10**9
+"""Of the messages of a recorded round."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
@@ -111,12 +116,6 @@ def observe(
     return _view(
         copy, result, replace(victims, ids=present), place, protocol, threat, defense_known
     )
-
-
-TOLD_BY_AGGREGATION = "told_by_aggregation"
-"""Of what is known, where uploads are what the server's own aggregation tells of each client."""
-MOST_BYTES = 10**9
-"""Of the messages of a recorded round."""
 
 
 def recorded(

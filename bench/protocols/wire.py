@@ -56,7 +56,7 @@ class Wire:
         raise RuntimeError(f"third parties still answer each other after {_MOST_DELIVERIES}.")
 
     def _deliver(self, message: Message) -> list[Message]:
-        message = _frozen(message)
+        message = frozen(message)
         if message.receiver != EVERYONE and not (
             message.receiver in self.inbox or message.receiver in self.parties
         ):
@@ -67,7 +67,8 @@ class Wire:
             )
         if self.keeps:
             self.logged += message.n_bytes
-            self.log.append(_without_boxes(message))
+            # A copy again: who receives a message may change it.
+            self.log.append(_without_boxes(frozen(message)))
             if self.logged > self.most_bytes:
                 self.log.clear()
         if message.receiver == EVERYONE:
@@ -102,7 +103,8 @@ class Wire:
         )
 
 
-def _frozen(message: Message) -> Message:
+def frozen(message: Message) -> Message:
+    """A copy that shares no storage with a message, but for what is sealed."""
     return message.with_parts({n: _copied(p) for n, p in message.parts.items()})
 
 

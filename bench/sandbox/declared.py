@@ -10,6 +10,7 @@ the others: whether its clients sent as much, and trained as much.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import UPLOAD_KINDS
+from bench.contract.messages import UPLOAD_KINDS, Message
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.observe import TOLD_BY_AGGREGATION, Victims, round_of
 from bench.sandbox.conformance.noise import Pair, check_mechanisms, upload_pair
@@ -53,14 +54,14 @@ class Declared:
 
     def look(self, federation: Federation, result: RoundResult, lr: float, where: Where) -> None:
         """Hold a round that the federation has just played against what is declared."""
-        if not result.trained:
-            return
+        plain = [p.values for m in result.trained.values() for p in m.parts.values()]
+        if not plain or not all(bool(v.isfinite().all()) for v in plain):
+            return  # nobody took part, or the training diverges
         number = next(iter(result.trained.values())).round
         name = f"round {number}" + (" on a fork" if where == "of its own" else "")
         for reason in self._misfits(federation, result, lr):
             self.found.setdefault(f"{name}: {reason}")
-        parts = [p for m in result.trained.values() for p in m.parts.values()]
-        square = torch.stack([p.values.double().square().sum() for p in parts]).sum()
+        square = torch.stack([v.double().square().sum() for v in plain]).sum()
         size = float(square / len(result.trained)) ** 0.5
         self.rounds.append((where, result.shared, size))
 
@@ -101,11 +102,24 @@ class Declared:
 def _pairs(result: RoundResult, lr: float, kind: str) -> list[Pair]:
     """The watched clients' uploads before and after their defense."""
     return [
-        upload_pair(plain, sent, base=result.received[client], lr=lr, kind=kind)
+        upload_pair(_here(plain), _here(sent), base=base, lr=lr, kind=kind)
         for client, plain in result.trained.items()
+        for base in [{n: v.cpu() for n, v in result.received[client].items()}]
         for sent in result.sent[client]
         if sent.kind in UPLOAD_KINDS
     ]
+
+
+def _here(message: Message) -> Message:
+    """The same on the CPU, where mechanisms draw."""
+    return message.with_parts(
+        {
+            n: replace(
+                p, values=p.values.cpu(), present=None if p.present is None else p.present.cpu()
+            )
+            for n, p in message.parts.items()
+        }
+    )
 
 
 def _changed(mechanisms: Sequence[Mechanism], pairs: Sequence[Pair]) -> Iterator[str]:
