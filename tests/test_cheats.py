@@ -10,15 +10,19 @@ import pytest
 import torch
 
 from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message, Part, Server, State
+from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
 from bench.protocols.aggregated import told_by_aggregation
 from bench.protocols.local_training import LocalWork
+from bench.protocols.observe import TOLD_BY_AGGREGATION, recorded
+from bench.protocols.settings import ProtocolSettings
 from bench.records import FlagCode
 from bench.registry import Registry
 from bench.report.leaderboard import rows
 from bench.sandbox.declared import Declared
 from bench.toolkit.aggregation import mean_over_present
 from tests.conftest import Run, federation_of, network_for
+from tests.test_recorded import AS_TRAINED
 from tests.test_shipped_plugins_conform import DEFENSES, shipped
 
 STD = 0.05
@@ -260,27 +264,41 @@ SEEDS = pytest.mark.parametrize(
 @SEEDS
 @pytest.mark.parametrize("protocol", ["fedavg", "splitfed"])
 @pytest.mark.parametrize("name", shipped("leakbench.defenses"))
-def test_no_honest_defense_is_flagged(
+def test_every_shipped_defense_is_recorded_and_none_is_flagged(
     registry: Registry, digits: Dataset, name: str, protocol: str, seed: int
 ) -> None:
+    """Of a sum all clients are one victim."""
     defense = registry.defense(name, DEFENSES.get(name, {}))
-    split = {"cuts": ("block1",), "labels": "shared"} if protocol == "splitfed" else {}
+    split = {"cut": "block1", "labels": "shared"} if protocol == "splitfed" else {}
+    settings = ProtocolSettings(name=protocol, clients=4, local_steps=2, batch=4, lr=0.1, **split)  # type: ignore[arg-type]
+    cuts = {"cuts": settings.cuts, "labels": settings.labels} if split else {}
     federation = federation_of(
-        digits, network_for(digits), defense, protocol=protocol, seed=seed, **split
+        digits, network_for(digits), defense, protocol=protocol, seed=seed, **cuts
     )
     declared = Declared(defense, seed)
     work = LocalWork(protocol=protocol, batch=4, lr=0.1, local_steps=2)
     single = LocalWork(protocol=protocol, batch=1, lr=0.1, local_steps=1)
     ids = [c.id for c in federation.clients]
-    for number in range(6):
-        recorded = number in (0, 3, 5)
-        fork = federation.fork("test", number)
-        alone = fork.play(single, ids, observed=True)
-        declared.look(fork, alone, 0.1, "of its own")
-        result = federation.play(work, ids, observed=recorded, watched=declared.watched(ids))
-        declared.look(federation, result, 0.1, "recorded" if recorded else "training")
-        for one in (alone, result) if recorded else (alone,):
-            assert not told_by_aggregation(federation.defense, one, list(one.trained))
+    for number in range(5):
+        attacked = number in (0, 3)
+        if attacked:
+            fork = federation.fork("test", number)
+            alone = fork.play(single, ids, observed=True)
+            declared.look(fork, alone, 0.1, "of its own")
+            assert not told_by_aggregation(fork.defense, alone, list(alone.trained))
+        result = federation.play(work, ids, observed=attacked, watched=declared.watched(ids))
+        declared.look(federation, result, 0.1, "recorded" if attacked else "training")
+        if not attacked:
+            continue
+        views, left_out = recorded(
+            federation, result, protocol=settings, threat=AS_TRAINED, buffers={}, defense_known={}
+        )
+        assert views or left_out
+        for seen, truth in views:
+            joint = seen.clients == (SUM,)
+            assert truth.y.shape == ((1, 32) if joint else (len(seen.clients), 8))
+            assert all(m.receiver in (SERVER, "all") or m.sender == SERVER for m in seen.messages)
+            assert TOLD_BY_AGGREGATION not in seen.known
     assert not declared.reasons()
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
-from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness.environment import Environment
@@ -24,13 +23,11 @@ from bench.protocols.export import load_seen, load_truth
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, recorded, whole_batches
 from bench.protocols.settings import ProtocolSettings, ThreatSettings, recorded_rounds
-from bench.registry import Registry
 from bench.report.leaderboard import rows
 from bench.sandbox.stage import play_round
 from bench.suite import read_suite
 from defenses.spm import SPM
 from tests.conftest import Run, federation_of, network_for
-from tests.test_shipped_plugins_conform import DEFENSES, shipped
 
 AS_TRAINED = ThreatSettings(work="as_trained")
 RECORDED = """
@@ -179,27 +176,6 @@ def test_a_round_of_too_many_bytes_says_how_many(digits: Dataset) -> None:
         federation, result, protocol=settings, threat=AS_TRAINED, buffers={}, defense_known={}
     )
     assert found == ([], ["a round holds 3 GB of messages, of which at most 1 are kept"])
-
-
-@pytest.mark.parametrize("protocol", ["fedavg", "splitfed"])
-@pytest.mark.parametrize("name", shipped("leakbench.defenses"))
-def test_every_shipped_defense_is_recorded(
-    registry: Registry, digits: Dataset, name: str, protocol: str
-) -> None:
-    """Or does not run under the protocol at all; a sum is one victim."""
-    settings = DEFENSES.get(name, {})
-    defense = registry.defense(name, settings)
-    split = {"cut": "block1", "labels": "shared"} if protocol == "splitfed" else {}
-    work = LocalWork(protocol=protocol, batch=4, lr=0.1, local_steps=2)
-    try:
-        views, left_out = recorded_round(digits, defense, work, local_steps=2, batch=4, **split)
-    except (UserError, ValueError, KeyError) as error:
-        pytest.skip(f"{name} under {protocol}: {error}")
-    assert views or left_out
-    for seen, truth in views:
-        joint = seen.clients == (SUM,)
-        assert truth.y.shape == ((1, 32) if joint else (len(seen.clients), 8))
-        assert all(m.receiver in (SERVER, "all") or m.sender == SERVER for m in seen.messages)
 
 
 # --- in a run ---------------------------------------------------------------------------------
