@@ -24,7 +24,7 @@ from bench.protocols.observe import TOLD_BY_AGGREGATION, Victims, round_of
 from bench.sandbox.conformance.noise import Pair, check_mechanisms, upload_pair
 from bench.seeding import generator
 
-_VALUES = 40_000
+_VALUES = 20_000
 """Values of a round that are held against what is declared, about."""
 _ROUNDING = 1e-4
 _LESS, _LITTLE = 0.5, 0.1
