@@ -19,7 +19,7 @@ from bench.protocols.settings import ProtocolSettings
 from bench.records import FlagCode
 from bench.registry import Registry
 from bench.report.leaderboard import rows
-from bench.sandbox.declared import Declared
+from bench.sandbox.declared import MessageCheck
 from bench.toolkit.aggregation import mean_over_present
 from tests.conftest import Run, federation_of, network_for
 from tests.test_recorded import AS_TRAINED
@@ -205,7 +205,7 @@ class LessNoise(Defense):
 def flagged(digits: Dataset, defense: Defense, rounds: int = 8) -> tuple[str, ...]:
     """What a run of which rounds 0, 3 and 7 are recorded says of it."""
     federation = federation_of(digits, network_for(digits), defense, each=12)
-    declared = Declared(defense, 0)
+    declared = MessageCheck(defense, 0)
     work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=2)
     ids = [c.id for c in federation.clients]
     for number in range(rounds):
@@ -275,7 +275,7 @@ def test_every_shipped_defense_is_recorded_and_none_is_flagged(
     federation = federation_of(
         digits, network_for(digits), defense, protocol=protocol, seed=seed, **cuts
     )
-    declared = Declared(defense, seed)
+    declared = MessageCheck(defense, seed)
     work = LocalWork(protocol=protocol, batch=4, lr=0.1, local_steps=2)
     single = LocalWork(protocol=protocol, batch=1, lr=0.1, local_steps=1)
     ids = [c.id for c in federation.clients]

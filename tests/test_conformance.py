@@ -15,13 +15,13 @@ from bench.contract.defense import Client, Defense
 from bench.contract.mechanisms import GaussianNoise
 from bench.contract.messages import Part
 from bench.registry import Registry
-from bench.sandbox.conformance.defenses import _audit
+from bench.sandbox.conformance.defenses import _audit, check_mechanisms
 from bench.sandbox.conformance.findings import Broken, Finding, NotChecked
 from bench.sandbox.conformance.leaks import _alike
-from bench.sandbox.conformance.noise import Pair, check_independence, check_mechanisms
 from bench.sandbox.conformance.playground import private_data
 from bench.sandbox.conformance.plugins import check
 from bench.sandbox.conformance.rounds import Examination
+from bench.sandbox.noise import Pair, check_independence
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate
 from tests.broken_plugins import (

@@ -34,7 +34,7 @@ from bench.api import (
     squared_distance,
     without_law,
 )
-from bench.sandbox.conformance.noise import check_mechanisms
+from bench.sandbox.conformance.defenses import check_mechanisms
 from bench.sandbox.conformance.playground import Ground
 from bench.sandbox.conformance.probes import Probes
 from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise, SunAdaptive

@@ -15,6 +15,7 @@ from attacks.engine import inverter
 from bench.api import Context
 from bench.harness import shared
 from bench.harness.shared import SharedWork
+from bench.protocols.settings import MOST_RECORDED
 from tests.conftest import Run
 
 
@@ -62,7 +63,9 @@ def test_who_asks_first_and_what_was_asked_before_decide_nothing() -> None:
     other = _context(9, _shared("order"))
     back = [other.once(key, _drawn) for key in (("b",), ("a",))]
     assert forth == back[::-1]
-    assert shared._made.cache_info().currsize == 1  # of one observation alone: it takes memory
+    for number in range(9):
+        _context(1, _shared(f"view {number}")).once(("a",), _drawn)
+    assert shared._made.cache_info().currsize == MOST_RECORDED  # of a few views: it takes memory
     assert forth[0] != forth[1]
 
 

@@ -834,7 +834,7 @@ def test_a_folder_that_is_none_is_bad_input() -> None:
 
 
 def _marked(rows: list[Any], *, victims: int = 8) -> list[str]:
-    suite = SimpleNamespace(threats=(SimpleNamespace(victims=victims),))
+    suite = SimpleNamespace(threats=(SimpleNamespace(victims=victims, recorded=False),))
     return marks(rows, SimpleNamespace(suite=suite), kind="defense", name="spm")  # type: ignore[arg-type]
 
 

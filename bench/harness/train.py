@@ -60,7 +60,7 @@ from bench.records import (
     Workings,
     sound_text,
 )
-from bench.sandbox.declared import Declared
+from bench.sandbox.declared import MessageCheck
 from bench.seeding import generator, numpy_generator
 from bench.toolkit.precision import whole_float32
 
@@ -127,7 +127,7 @@ def _train(work: Training) -> TrainOutcome:
         device=device,
     )
     observations: dict[str, dict[str, Observation]] = {}
-    declared = Declared(defense, job.seed)
+    declared = MessageCheck(defense, job.seed)
     release = partial(_release, federation, job, dataset, work.artifacts, declared)
     recorder = Recorder(job, work.artifacts, declared)
     own = [t for t in job.threats if not t.recorded]
@@ -372,7 +372,7 @@ class Recorder:
         declared: Is shown every round.
     """
 
-    def __init__(self, job: TrainJob, artifacts: Path, declared: Declared) -> None:
+    def __init__(self, job: TrainJob, artifacts: Path, declared: MessageCheck) -> None:
         self.job, self.artifacts, self.declared = job, artifacts, declared
         self.threats = [t for t in job.threats if t.recorded]
         self.numbers = recorded_rounds(job.protocol.rounds, job.seed) if self.threats else []
@@ -430,7 +430,7 @@ def _release(
     job: TrainJob,
     dataset: Dataset,
     artifacts: Path,
-    declared: Declared,
+    declared: MessageCheck,
     threat: ThreatSettings,
     checkpoint: Checkpoint,
     number: int | None,

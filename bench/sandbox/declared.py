@@ -21,7 +21,8 @@ from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.observe import TOLD_BY_AGGREGATION, Victims, round_of
-from bench.sandbox.conformance.noise import Pair, check_mechanisms, upload_pair
+from bench.sandbox.broken import Broken, NotChecked
+from bench.sandbox.noise import Pair, checks_of, upload_pair
 from bench.seeding import generator
 
 _VALUES = 20_000
@@ -33,7 +34,7 @@ Where = Literal["training", "recorded", "of its own"]
 """A round: of the training, of the training and attacked, or played only to be attacked."""
 
 
-class Declared:
+class MessageCheck:
     """Holds the rounds of a run against what its defense declares.
 
     Args:
@@ -91,11 +92,14 @@ class Declared:
         early = "gradient" in self.defense.owns
         mechanisms = [m for m in self.defense.mechanisms_in(in_round)
                       if m.of in UPLOAD_KINDS and not (early and m.of == "gradient")]  # fmt: skip
-        for finding in check_mechanisms(
-            mechanisms, lambda kind: _pairs(result, lr, kind), most=_VALUES
-        ):
-            if finding.status == "failed":
-                yield finding.reason.removesuffix(".")
+        checks = checks_of(mechanisms, lambda kind: _pairs(result, lr, kind), most=_VALUES)
+        for _, check in checks:
+            try:
+                check()
+            except NotChecked:
+                continue
+            except Broken as error:
+                yield error.reason.removesuffix(".")
         yield from _changed(mechanisms, _pairs(result, lr, "update"))
 
 

@@ -47,7 +47,7 @@ def _size(own: Sequence[Row], run: Run) -> Iterator[str]:
     if seeds < LEAST_SEEDS:
         few = counted(seeds, "seed")
         yield f"{few} where {LEAST_SEEDS} are asked for: other trainings may differ."
-    victims = min(t.victims for t in run.suite.threats if not t.recorded)
+    victims = min((t.victims for t in run.suite.threats if not t.recorded), default=LEAST_VICTIMS)
     if victims < LEAST_VICTIMS:
         yield f"{counted(victims, 'victim')} per training where {LEAST_VICTIMS} are asked for."
 

@@ -23,10 +23,10 @@ from bench.sandbox.conformance.findings import (
     NotChecked,
     begin_check,
     failed,
+    findings_of,
     passed,
     skipped,
 )
-from bench.sandbox.conformance.noise import check_mechanisms
 from bench.sandbox.conformance.patterns import check_patterns
 from bench.sandbox.conformance.playground import (
     BATCH,
@@ -41,6 +41,7 @@ from bench.sandbox.conformance.probes import Probes
 from bench.sandbox.conformance.rounds import Examination, examine_rounds
 from bench.sandbox.conformance.watching import Watch, attributes, changed_attribute
 from bench.sandbox.hooked import PluginFault
+from bench.sandbox.noise import Pair, checks_of
 
 AUDIT_DRAWS, AUDIT_CONFIDENCE = 500, 1 - 1e-6
 _SAME = 1e-6
@@ -165,6 +166,17 @@ def _declared(probes: Probes) -> list[Finding]:
     if not mechanisms:
         return [skipped("declared noise", "mechanisms() declares none")]
     return check_mechanisms(mechanisms, probes.pairs)
+
+
+def check_mechanisms(
+    mechanisms: Sequence[Mechanism], pairs_of: Callable[[str], Sequence[Pair]]
+) -> list[Finding]:
+    """One finding per declared mechanism; see `checks_of`."""
+    return [
+        finding
+        for name, check in checks_of(mechanisms, pairs_of)
+        for finding in findings_of(name, check)
+    ]
 
 
 def _facts(defense: Defense) -> Facts:

@@ -7,22 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from bench.foreign import foreign_code
+from bench.sandbox.broken import Broken, NotChecked
 
 Status = Literal["passed", "failed", "skipped"]
 LEFT_OUT = "left out by --fast"
 """Why a check is skipped by who asked for a fast examination."""
-
-
-class Broken(Exception):
-    """A check that a plugin fails: what is wrong, what to change and where, as in `Finding`."""
-
-    def __init__(self, reason: str, change: str, hook: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.change, self.hook = reason, change, hook
-
-
-class NotChecked(Exception):
-    """A check that does not apply; the text is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

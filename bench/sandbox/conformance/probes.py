@@ -16,10 +16,10 @@ from bench.contract.hooks import overrides
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part
 from bench.protocols.federation import Federation
-from bench.sandbox.conformance.noise import Pair, upload_pair
 from bench.sandbox.conformance.playground import BATCH, CLASSES, Ground, company, play, private_data
 from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.hooked import PluginFault
+from bench.sandbox.noise import Pair, upload_pair
 from bench.sandbox.stage import CPU, Uploader, client_alone
 from bench.seeding import generator
 

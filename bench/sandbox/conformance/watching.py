@@ -4,7 +4,7 @@ and a defense whose every hook is watched for it while a real protocol plays it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -223,8 +223,3 @@ def poisoned(part: Part) -> Part:
     if part.present is None:
         return part
     return replace(part, values=torch.where(part.present, part.values, part.values + _POISON))
-
-
-def flat(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors end to end, float64."""
-    return torch.cat([p.detach().double().flatten() for p in parts] or [torch.zeros(0)])

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
-from bench.sandbox.conformance.findings import Broken, Finding, NotChecked, findings_of
-from bench.sandbox.conformance.watching import flat
+from bench.sandbox.broken import Broken, NotChecked
 
 FALSE_ALARM = 1e-6
 """Chance that an honest plugin fails any test of this file."""
@@ -66,14 +65,20 @@ def upload_pair(message: Message, out: Message, *, base: State, lr: float, kind:
     )
 
 
-def check_mechanisms(
+def checks_of(
     mechanisms: Sequence[Mechanism],
     pairs_of: Callable[[str], Sequence[Pair]],
     *,
     most: int = _VALUES,
-) -> list[Finding]:
-    """One finding per declared mechanism; `pairs_of` gives many pairs by what one acts on, of which
-    about so many values are looked at."""
+) -> list[tuple[str, Callable[[], str]]]:
+    """One check per declared mechanism, with its name: it says what was seen, or raises Broken or
+    NotChecked.
+
+    Args:
+        mechanisms: As declared.
+        pairs_of: Gives many pairs by what a mechanism acts on.
+        most: Values that are looked at, about.
+    """
     layers = Counter(_channel(m) for m in mechanisms if not _scales(m))
 
     def check(mechanism: Mechanism) -> str:
@@ -93,11 +98,7 @@ def check_mechanisms(
         clips = [m for m in mechanisms if _scales(m) and m.of == mechanism.of]
         return _drawn(mechanism, clips, pairs, most)
 
-    return [
-        finding
-        for m in mechanisms
-        for finding in findings_of(f"declared {type(m).__name__} of {m.of}", partial(check, m))
-    ]
+    return [(f"declared {type(m).__name__} of {m.of}", partial(check, m)) for m in mechanisms]
 
 
 def _channel(mechanism: Mechanism) -> str:
@@ -132,11 +133,16 @@ def _rows(pair: Pair, of: str) -> _Rows:
         (name,) = names
         given, sent = (p[name].values.detach().double() for p in (pair.given, pair.sent))
         return _Rows(given=given, sent=sent, there=there[name], base=None)
-    given = flat([torch.where(there[n], pair.given[n].values, 0.0) for n in names])
-    sent = flat([pair.sent[n].values for n in names])
+    given = _flat([torch.where(there[n], pair.given[n].values, 0.0) for n in names])
+    sent = _flat([pair.sent[n].values for n in names])
     shown = torch.cat([there[n].flatten() for n in names])
     base = None if pair.base is None else {n: pair.base[n] for n in names}
     return _Rows(given=given[None], sent=sent[None], there=shown[None], base=base)
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors end to end, float64."""
+    return torch.cat([p.detach().double().flatten() for p in parts] or [torch.zeros(0)])
 
 
 # --- tests ------------------------------------------------------------------------------------
