@@ -11,6 +11,7 @@ fact that has no line, or a line that belongs to none, ends the build.
     ledger               the command in its line, run while the site is built, with what it printed
     results SUITE NAME.. rows of a reference run's last round, beside the undefended one
     scores SUITE         columns of its tables, one in each line, of all its rows
+    tasks SUITE          the same of each table's first row, all in one table
     overview SUITE NAME  its overview: leaks of defenses by tables, shaded, and what they cost; or
                          only the named ones beside the undefended one, without its legend
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
@@ -410,6 +411,21 @@ def scores(names: Sequence[str], body: str) -> str:
     return "\n".join(parts)
 
 
+def tasks(names: Sequence[str], body: str) -> str:
+    from bench.report import tables, text
+
+    (suite,) = names
+    columns = body.splitlines()
+    lines = []
+    for title, rows in tables.tables(reference(suite)):
+        header, cells = text.cells(rows)
+        found = [marked(cells[0][header.index(c)]) if c in header else "–" for c in columns]
+        lines.append([title, *found])
+    seeds = list(reference(suite)[0].seeds)
+    first = f"From the run `results/{suite}` (seeds {seeds}); mean [95 % interval]."
+    return f"{first}\n\n{table(['table', *columns], lines)}"
+
+
 def overview(names: Sequence[str], _: str) -> str:
     from bench.report import overview as overviews
 
@@ -520,6 +536,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "others": others,
     "results": results,
     "scores": scores,
+    "tasks": tasks,
     "overview": overview,
     "board": board,
     "printed": printed,
