@@ -25,6 +25,9 @@ TOLD = 0.5
 """Correlation of what aggregation gives with what a client trained, from which on aggregation tells
 it, once what it sent and the mean of all clients are taken out of both: by chance it is about one
 over the root of the coordinates."""
+_COMBINED = 0.95
+"""The same of a sum of multiples of what was sent beside uploads: maps of what matters to a client
+may tell much of its update without anybody's hiding it there."""
 _FEWEST = 150
 """Fewer coordinates are not compared: of so few chance alone makes half of it."""
 
@@ -46,7 +49,7 @@ def told_by_aggregation(
     finite = all(
         bool(p.values.isfinite().all()) for c in clients for p in result.trained[c].parts.values()
     )
-    if not finite or all(best(client)[1] <= TOLD for client in clients[:2]):
+    if not finite or not any(best(client)[1] for client in clients[:2]):
         return {}
     return {client: best(client)[0] for client in clients}
 
@@ -65,7 +68,11 @@ def _told(defense: Defense, result: RoundResult, client: str) -> Iterator[tuple[
     rest = _moved(defense, result, [m for m in messages if not _of(m, client)])
     count = len({m.sender for m in messages if m.kind in UPLOAD_KINDS})
     without = {n: count * both[n] - (count - 1) * rest[n] for n in both if n in rest}
-    for update in (alone, without, _combined(trained, messages)):
+    for update, least in (
+        (alone, TOLD),
+        (without, TOLD),
+        (_combined(trained, messages), _COMBINED),
+    ):
         names = [n for n in trained.parts if n in update]
         if sum(update[n].numel() for n in names) < _FEWEST:
             continue
@@ -73,7 +80,8 @@ def _told(defense: Defense, result: RoundResult, client: str) -> Iterator[tuple[
         known += [_flat(both[n] for n in names)] if both else []
         own_update = _flat(trained.parts[n].values for n in names)
         how_much = _beside(_flat(update[n] for n in names), own_update, known)
-        yield trained.with_parts({n: Part(values=update[n]) for n in names}), how_much
+        if how_much > least:
+            yield trained.with_parts({n: Part(values=update[n]) for n in names}), how_much
 
 
 def _combined(trained: Message, messages: Sequence[Message]) -> State:
