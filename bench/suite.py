@@ -191,11 +191,14 @@ class Suite(BaseModel):
         for attack in self.attacks:
             if attack.threat is not None and attack.threat not in threats:
                 yield did_you_mean("threat", attack.threat, threats)
+            if attack.threat not in [None, *threats]:
+                continue
+            observed = self.observed_checkpoints(attack)
             for checkpoint in attack.checkpoints or []:
-                if attack.threat in [None, *threats] and checkpoint not in self.seen_by(attack):
+                if checkpoint not in observed:
                     yield (
                         f"attack {attack.name} is to run at checkpoint {checkpoint}, but threat "
-                        f"{attack.threat or threats[0]} observes {', '.join(self.seen_by(attack))}."
+                        f"{attack.threat or threats[0]} observes {', '.join(observed)}."
                     )
         if TRAINING in self.checkpoints and not any(t.recorded for t in self.threats):
             yield f'checkpoint {TRAINING} needs a threat whose work is "as_trained".'
@@ -302,7 +305,7 @@ class Suite(BaseModel):
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
             yield from repeats(where, made, show=lambda setting: _setting(*setting))
 
-    def seen_by(self, attack: AttackSettings) -> list[Checkpoint]:
+    def observed_checkpoints(self, attack: AttackSettings) -> list[Checkpoint]:
         """The checkpoints that an attack's threat observes."""
         name = attack.threat or self.threats[0].name
         recorded = any(t.recorded for t in self.threats if t.name == name)
@@ -310,7 +313,8 @@ class Suite(BaseModel):
 
     def checkpoints_of(self, attack: AttackSettings) -> list[Checkpoint]:
         """Those at which an attack runs."""
-        return [c for c in self.seen_by(attack) if c in (attack.checkpoints or self.checkpoints)]
+        wanted = attack.checkpoints or self.checkpoints
+        return [c for c in self.observed_checkpoints(attack) if c in wanted]
 
     def threats_of(self, place: int) -> list[ThreatSettings]:
         """What the trainings of the task at a place observe: every threat, but none where attacks

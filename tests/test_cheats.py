@@ -12,9 +12,9 @@ import torch
 from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message, Part, Server, State
 from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
-from bench.protocols.aggregated import told_by_aggregation
+from bench.protocols.aggregated import read_updates
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import TOLD_BY_AGGREGATION, recorded
+from bench.protocols.observe import READ_BY_AGGREGATION, recorded
 from bench.protocols.settings import ProtocolSettings
 from bench.records import FlagCode
 from bench.registry import Registry
@@ -52,6 +52,22 @@ class SentBeside(Defense):
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         true = [replace(m, kind="update") for m in messages if m.kind == "telemetry"]
         return mean_over_present(server, true)
+
+
+class MedianOfBeside(SentBeside):
+    """The same with cubes, of whose roots the server takes the median: only aggregation of one
+    client's messages reads them."""
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        loud, beside = super().upload(messages, local, client)
+        cubes = {n: replace(p, values=p.values.double() ** 3) for n, p in beside.parts.items()}
+        return [loud, beside.with_parts(cubes)]
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        true = [m.parts for m in messages if m.kind == "telemetry"]
+        roots = {n: torch.stack([p[n].values for p in true]) for n in server.state}
+        roots = {n: v.sign() * v.abs() ** (1 / 3) for n, v in roots.items()}
+        return {n: v + roots[n].median(dim=0).values.to(v) for n, v in server.state.items()}
 
 
 class SeedBeside(Defense):
@@ -211,7 +227,7 @@ def flagged(digits: Dataset, defense: Defense, rounds: int = 8) -> tuple[str, ..
     for number in range(rounds):
         recorded = number in (0, 3, 7)
         result = federation.play(work, ids, observed=recorded, watched=declared.watched(ids))
-        declared.look(federation, result, 0.1, "recorded" if recorded else "training")
+        declared.check_round(federation, result, 0.1, "recorded" if recorded else "training")
     return declared.reasons()
 
 
@@ -232,12 +248,12 @@ def test_rounds_outside_of_what_is_declared_are_flagged(digits: Dataset, name: s
     assert flagged(digits, CHEATS[name])
 
 
-@pytest.mark.parametrize("cheat", [SentBeside, SeedBeside, LastBits, ByAnother])
+@pytest.mark.parametrize("cheat", [SentBeside, MedianOfBeside, SeedBeside, LastBits, ByAnother])
 def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defense]) -> None:
     federation = federation_of(digits, network_for(digits), cheat())
     work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
     result = federation.play(work, [c.id for c in federation.clients], observed=True)
-    told = told_by_aggregation(federation.defense, result, list(result.trained))
+    told = read_updates(federation.defense, result, list(result.trained))
     assert told.keys() == result.trained.keys()
     for client, message in told.items():
         true, read = (
@@ -284,10 +300,10 @@ def test_every_shipped_defense_is_recorded_and_none_is_flagged(
         if attacked:
             fork = federation.fork("test", number)
             alone = fork.play(single, ids, observed=True)
-            declared.look(fork, alone, 0.1, "of its own")
-            assert not told_by_aggregation(fork.defense, alone, list(alone.trained))
+            declared.check_round(fork, alone, 0.1, "of its own")
+            assert not read_updates(fork.defense, alone, list(alone.trained))
         result = federation.play(work, ids, observed=attacked, watched=declared.watched(ids))
-        declared.look(federation, result, 0.1, "recorded" if attacked else "training")
+        declared.check_round(federation, result, 0.1, "recorded" if attacked else "training")
         if not attacked:
             continue
         views, left_out = recorded(
@@ -298,7 +314,7 @@ def test_every_shipped_defense_is_recorded_and_none_is_flagged(
             joint = seen.clients == (SUM,)
             assert truth.y.shape == ((1, 32) if joint else (len(seen.clients), 8))
             assert all(m.receiver in (SERVER, "all") or m.sender == SERVER for m in seen.messages)
-            assert TOLD_BY_AGGREGATION not in seen.known
+            assert READ_BY_AGGREGATION not in seen.known
     assert not declared.reasons()
 
 

@@ -10,19 +10,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
+from bench.harness.attack import joined_views
 from bench.harness.environment import Environment
 from bench.outside.exports import export, open_export
 from bench.outside.scores import score_files
-from bench.protocols.export import load_seen, load_truth
+from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, recorded, whole_batches
 from bench.protocols.settings import ProtocolSettings, ThreatSettings, recorded_rounds
+from bench.records import AttackRecord, DoubledRun
 from bench.report.leaderboard import rows
 from bench.sandbox.stage import play_round
 from bench.suite import read_suite
@@ -178,6 +179,31 @@ def test_a_round_of_too_many_bytes_says_how_many(digits: Dataset) -> None:
     assert found == ([], ["a round holds 3 GB of messages, of which at most 1 are kept"])
 
 
+def record_of(ssim: list[float], doubled: list[float] | None) -> AttackRecord:
+    again = doubled and DoubledRun(
+        budget=2, values={"ssim": doubled}, gradient_evaluations=1, seconds=1.0
+    )
+    return AttackRecord(
+        victims=len(ssim), samples=1, failed=0, is_floor=False, values={"ssim": ssim},
+        floors={"ssim": [0.1] * len(ssim)}, gradient_evaluations=1, notes=(), loss=None,
+        judged=list(ssim), doubled=again or None, seconds=1.0, device="cpu", versions={},
+    )  # fmt: skip
+
+
+def test_views_are_joined_and_taken_apart_again() -> None:
+    """A view that had nothing to gain from twice the budget counts with what it has."""
+    views = [record_of([0.4, 0.5], [0.6, 0.7]), record_of([0.99], None)]
+    joined = joined_views(views)
+    assert joined.views == (2, 1)
+    assert joined.values == {"ssim": [0.4, 0.5, 0.99]}
+    assert joined.doubled is not None
+    assert joined.doubled.values == {"ssim": [0.6, 0.7, 0.99]}
+    for number, view in enumerate(views):
+        assert joined.of_view(number).values == view.values
+        assert joined.of_view(number).judged == view.judged
+    assert joined_views(views[1:]).doubled is None
+
+
 # --- in a run ---------------------------------------------------------------------------------
 def test_attacks_run_on_all_that_took_part_in_every_recorded_round(
     tiny: Callable[..., Path], run: Run, tmp_path: Path
@@ -225,19 +251,13 @@ def test_one_view_is_exported_and_scored(
     assert opened.about["view"] == 2
     answer = torch.full((3, 2, *opened.public_x.shape[1:]), 0.5)
     save = tmp_path / "answer.safetensors"
-    _save({"images": answer}, save)
+    save_tensors({"images": answer}, save)
     found = score_files(store.folder, str(tmp_path / "x.json"), [save], Environment())
     assert (found.victims, found.samples) == (3, 2)
     again = score_files(store.folder, cell, [save], Environment(), 2)
     assert again.answers[0].figures == found.answers[0].figures
     other = score_files(store.folder, cell, [save], Environment(), 0)
     assert other.answers[0].figures != found.answers[0].figures
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(tensors, path)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
         truth = torch.cat([v.truth for v in views])
         rebuilt = {"images": torch.cat(images), "truth": truth}
         save_tensors(rebuilt, work.artifacts / RECONSTRUCTION)
-    record = _joined([v.record for v in views]) if look.views else views[0].record
+    record = joined_views([v.record for v in views]) if look.views else views[0].record
     notes = record.notes if look.reason is None else (*record.notes, look.reason)
     return replace(record, notes=notes)
 
@@ -222,7 +222,7 @@ def _attack_view(
     return _View(record=record, images=spared.images(scores.images), truth=whole["x"])
 
 
-def _joined(records: Sequence[AttackRecord]) -> AttackRecord:
+def joined_views(records: Sequence[AttackRecord]) -> AttackRecord:
     """One attack's records of all views of recorded rounds as one: victims one after the other,
     with the metrics that all have."""
 
@@ -237,10 +237,11 @@ def _joined(records: Sequence[AttackRecord]) -> AttackRecord:
     values = together([r.values for r in records])
     again = [r.doubled for r in records if r.doubled]
     doubled = None
-    if len(again) == len(records):
+    if again:  # a view with nothing to gain did not run twice
+        values_again = together([(r.doubled or r).values for r in records])
         doubled = replace(
             again[0],
-            values={n: v for n, v in together([d.values for d in again]).items() if n in values},
+            values={n: v for n, v in values_again.items() if n in values},
             gradient_evaluations=sum(d.gradient_evaluations for d in again),
             seconds=sum(d.seconds for d in again),
         )

@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.harness.environment import Environment, dataset_of, dealing_of
+from bench.harness.environment import Environment, dataset_of, shares_of
 from bench.harness.store import Store
+from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import MOST_RECORDED
 from bench.records import (
     AttackJob,
@@ -28,7 +29,6 @@ from bench.records import (
     settled,
     to_json,
 )
-from bench.seeding import numpy_generator
 
 _SHARED = (6, 4, 3, 2)
 """How many leading parts of their groups two jobs share, the most similar first."""
@@ -212,15 +212,11 @@ class Costs:
 
     def _local_steps(self, job: TrainJob) -> int:
         """Steps per round of the client that takes the most."""
-        batch, epochs = job.protocol.batch, job.protocol.local_epochs
-        if not epochs:
-            return job.protocol.local_steps or 1
+        work = LocalWork.of(job.protocol)
+        if work.local_epochs is None:
+            return work.steps(work.batch)
         known = canonical([job.task, job.protocol, job.threats, job.seed])
         if known not in self._steps:
-            dataset = dataset_of(job, self._env)
-            rng = numpy_generator(job.seed, "partition", job.task.dataset)
-            owners = None if dataset.train_clients is None else dataset.train_clients.numpy()
-            shares = dealing_of(job).deal(dataset.train_y.numpy(), rng, owners)
-            most = max(map(len, shares))
-            self._steps[known] = max(1, round(epochs * most / min(batch, most)))
+            shares = shares_of(job, dataset_of(job, self._env))
+            self._steps[known] = max(work.steps(len(share)) for share in shares)
         return self._steps[known]

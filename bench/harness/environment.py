@@ -9,10 +9,13 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from bench import data, models, registry
 from bench.data.dataset import Dataset
 from bench.data.partition import Dealing
 from bench.records import NoResult, TrainJob, sound_text
+from bench.seeding import numpy_generator
 
 DATASETS_KEPT = 4
 """How many data sets a process keeps: a plan's seeds take turns, each with a split of its own."""
@@ -70,18 +73,30 @@ def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
     )
 
 
+def needed_samples(job: TrainJob) -> int:
+    """Samples that each client needs for the rounds that threats play on a fork."""
+    return max((t.batch * t.local_steps for t in job.threats), default=1)
+
+
+def shares_of(job: TrainJob, dataset: Dataset) -> list[np.ndarray]:
+    """Indices of each client's training samples."""
+    rng = numpy_generator(job.seed, "partition", job.task.dataset)
+    owners = None if dataset.train_clients is None else dataset.train_clients.numpy()
+    return dealing_of(job).deal(dataset.train_y.numpy(), rng, owners)
+
+
 def dealing_of(job: TrainJob) -> Dealing:
     """How a training deals samples to its clients."""
     protocol = job.protocol
-    least = [t.batch * t.local_steps for t in job.threats]
+    least = needed_samples(job)
     if any(t.recorded for t in job.threats):
-        least.append(protocol.batch * (protocol.local_steps or 1))
+        least = max(least, protocol.batch * (protocol.local_steps or 1))
     return Dealing(
         how=protocol.partition,
         clients=protocol.clients,
         alpha=protocol.alpha,
         each=protocol.shards,
-        least=max(least, default=1),
+        least=least,
     )
 
 

@@ -17,7 +17,13 @@ from bench.data.partition import enough
 from bench.errors import Complaints, UserError
 from bench.harness.attack import Attacking
 from bench.harness.cascade import Earlier
-from bench.harness.environment import Environment, dataset_of, dealing_of, versions
+from bench.harness.environment import (
+    Environment,
+    dataset_of,
+    dealing_of,
+    needed_samples,
+    versions,
+)
 from bench.harness.executors.task import Executor, Outcome, Task, Work
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
@@ -149,8 +155,7 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
     owners: Whose each sample is, None where the data does not say.
     """
     dealing = dealing_of(job)
-    own = [t.batch * t.local_steps for t in job.threats if not t.recorded]
-    need = dealing.clients * max(own, default=1)
+    need = dealing.clients * needed_samples(job)
     if samples < need:
         raise UserError(
             f"{place}: {job.task.dataset} has {samples} training samples, but "

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +25,10 @@ from bench.errors import UnfitError, UserError
 from bench.harness.environment import (
     Environment,
     dataset_of,
-    dealing_of,
     network_of,
     not_applicable,
     registry_for,
+    shares_of,
     versions,
 )
 from bench.privacy.entry import Entry
@@ -61,7 +60,7 @@ from bench.records import (
     sound_text,
 )
 from bench.sandbox.declared import MessageCheck
-from bench.seeding import generator, numpy_generator
+from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
 
 EXPLODED = 100.0
@@ -115,7 +114,7 @@ def _train(work: Training) -> TrainOutcome:
         return not_applicable(lack)
     if "mix" in defense.owns and len(set(protocol.cuts)) > 1:
         return not_applicable("clients that are cut at different places cannot be mixed")
-    shares = _shares(job, dataset)
+    shares = shares_of(job, dataset)
     federation = start_federation(
         protocol.name,
         network=network,
@@ -149,13 +148,7 @@ def _train(work: Training) -> TrainOutcome:
                 }
 
     sampling = generator(job.seed, "participation")
-    local = LocalWork(
-        protocol=protocol.name,
-        batch=protocol.batch,
-        lr=protocol.lr,
-        local_steps=1 if protocol.name == "fedsgd" else protocol.local_steps,
-        local_epochs=protocol.local_epochs,
-    )
+    local = LocalWork.of(protocol)
 
     def facts() -> Facts:
         """What happened so far."""
@@ -288,14 +281,6 @@ def _audited(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | N
     )
 
 
-def _shares(job: TrainJob, dataset: Dataset) -> list[Any]:
-    rng = numpy_generator(job.seed, "partition", job.task.dataset)
-    owners = dataset.train_clients
-    return dealing_of(job).deal(
-        dataset.train_y.numpy(), rng, None if owners is None else owners.numpy()
-    )
-
-
 def check_company(job: TrainJob, defense: Defense) -> None:
     """Raises UserError if fewer clients take part, or are observed, than the defense needs to
     act together."""
@@ -385,12 +370,12 @@ class Recorder:
         """Play a round of the training; a log of its messages changes nothing of it."""
         if federation.round not in self.numbers:
             result = federation.play(work, sampled, watched=self.declared.watched(sampled))
-            self.declared.look(federation, result, work.lr, "training")
+            self.declared.check_round(federation, result, work.lr, "training")
             return result
         public = dataset.aux_x.to(federation.device)
         buffers = federation.network.calibrate(federation.mean_weights(), public)
         result = federation.play(work, sampled, observed=True, most_bytes=MOST_BYTES)
-        self.declared.look(federation, result, work.lr, "recorded")
+        self.declared.check_round(federation, result, work.lr, "recorded")
         known = {"name": self.job.defense, "settings": dict(self.job.settings)}
         for threat in self.threats:
             views, reasons = recorded(
@@ -403,7 +388,7 @@ class Recorder:
             )
             self.left_out |= dict.fromkeys(reasons)
             for number, (seen, truth) in enumerate(views, start=self.views[threat.name]):
-                self.declared.told(seen)
+                self.declared.note_aggregation(seen)
                 stem = Observation.view_stem(f"{TRAINING}-{threat.name}", number)
                 save_release(seen, self.artifacts / f"{stem}-seen")
                 save_truth(truth, self.artifacts / f"{stem}-truth.safetensors")
@@ -444,9 +429,9 @@ def _release(
         defense_known={"name": job.defense, "settings": dict(job.settings)},
         names=(checkpoint,),
         earlier=number,
-        look=partial(declared.look, lr=job.protocol.lr, where="of its own"),
+        look=partial(declared.check_round, lr=job.protocol.lr, where="of its own"),
     )
-    declared.told(seen)
+    declared.note_aggregation(seen)
     path = artifacts / f"{checkpoint}-{threat.name}-seen"
     if number is None:
         save_release(seen, path, earlier=threat.rounds - 1)

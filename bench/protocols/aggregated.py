@@ -1,9 +1,9 @@
-"""What the server's own aggregation tells of one client.
+"""Updates of single clients that the server's own aggregation reads.
 
-Whatever a defense's `aggregate` can read the server can read. So it is played once more on the
-messages of one client alone, and of all but one, where third parties answer what they answered in
-the round. What comes out counts as an upload if it tells of the client's training what its own
-upload does not, and so does a sum of multiples of what was sent beside the uploads.
+The server can read whatever a defense's `aggregate` can. So `aggregate` runs again on one client's
+messages, and on all but one client's, with the third parties' answers of that round. The result
+counts as the client's upload if it tells more of its training than the upload does. So does a
+linear combination of what was sent beside uploads.
 """
 
 from __future__ import annotations
@@ -21,72 +21,81 @@ from bench.protocols.federation import Aggregation, RoundResult
 from bench.protocols.wire import frozen
 from bench.toolkit.aggregation import mean_over_present
 
-TOLD = 0.5
-"""Correlation of what aggregation gives with what a client trained, from which on aggregation tells
-it, once what it sent and the mean of all clients are taken out of both: by chance it is about one
-over the root of the coordinates."""
-_COMBINED = 0.95
-"""The same of a sum of multiples of what was sent beside uploads: maps of what matters to a client
-may tell much of its update without anybody's hiding it there."""
+LEAST = 0.5
+"""Least partial correlation of what aggregation gives with what a client trained, given what it
+sent and the mean of all clients, from which on the server can read the update. By chance it is
+about one over the root of the number of coordinates."""
+_LEAST_COMBINED = 0.95
+"""The same for a linear combination of what was sent beside uploads: sensitivity maps may tell much
+of an update without hiding it."""
 _FEWEST = 150
-"""Fewer coordinates are not compared: of so few chance alone makes half of it."""
+"""Fewest coordinates that are compared: among fewer, chance alone correlates half."""
 
 
-def told_by_aggregation(
+def read_updates(
     defense: Defense, result: RoundResult, clients: Sequence[str]
 ) -> dict[str, Message]:
-    """By client the update that the server can read of it; empty where it can read no more of the
-    first two clients than they sent.
+    """Read each client's update by the server's own aggregation.
 
     Args:
-        result: A round in which the clients were watched.
-        clients: Those that are attacked.
+        defense: The defense that the clients ran.
+        result: An observed round.
+        clients: Ids of the attacked clients.
+
+    Returns:
+        The updates by client; empty where aggregation tells no more of the first two clients than
+        they sent.
     """
-
-    def best(client: str) -> tuple[Message, float]:
-        return max(_told(defense, result, client), key=lambda told: told[1])
-
-    finite = all(
-        bool(p.values.isfinite().all()) for c in clients for p in result.trained[c].parts.values()
-    )
-    if not finite or not any(best(client)[1] for client in clients[:2]):
+    uploads = [p.values for c in clients for p in result.trained[c].parts.values()]
+    if not uploads or not all(bool(v.isfinite().all()) for v in uploads):
         return {}
-    return {client: best(client)[0] for client in clients}
+    total = _aggregate_again(defense, result, result.aggregation.messages)
+
+    def best(client: str) -> tuple[Message, float] | None:
+        candidates = _candidates(defense, result, client, total)
+        return max(candidates, key=lambda candidate: candidate[1], default=None)
+
+    first = {client: best(client) for client in clients[:2]}
+    if not any(found and found[1] > 1 for found in first.values()):
+        return {}
+    return {c: found[0] for c in clients if (found := first.get(c) or best(c))}
 
 
-def _told(defense: Defense, result: RoundResult, client: str) -> Iterator[tuple[Message, float]]:
-    """What may tell of a client's update, and how much each does beside what is known."""
+def _candidates(
+    defense: Defense, result: RoundResult, client: str, total: State
+) -> Iterator[tuple[Message, float]]:
+    """Estimates of a client's update, each with its partial correlation over the least one that
+    counts.
+
+    total: By how much aggregation of all messages moves the state.
+    """
     messages, server = result.aggregation.messages, result.aggregation.server
     assert server is not None
-    lr = server.lr
-    trained = as_kind(result.trained[client], "update", base=result.received[client], lr=lr)
-    yield trained, 0.0
-    own = [m for m in result.sent[client] if m.kind in UPLOAD_KINDS]
-    sent = [as_kind(m, "update", base=result.before, lr=lr) for m in own]
-    both = _moved(defense, result, messages)
-    alone = _moved(defense, result, [m for m in messages if _of(m, client)])
-    rest = _moved(defense, result, [m for m in messages if not _of(m, client)])
+    trained = as_kind(result.trained[client], "update", base=result.received[client], lr=server.lr)
+    sent = [
+        as_kind(m, "update", base=result.before, lr=server.lr)
+        for m in result.sent[client]
+        if m.kind in UPLOAD_KINDS
+    ]
+    alone = _aggregate_again(defense, result, [m for m in messages if _of(m, client)])
+    rest = _aggregate_again(defense, result, [m for m in messages if not _of(m, client)])
     count = len({m.sender for m in messages if m.kind in UPLOAD_KINDS})
-    without = {n: count * both[n] - (count - 1) * rest[n] for n in both if n in rest}
-    for update, least in (
-        (alone, TOLD),
-        (without, TOLD),
-        (_combined(trained, messages), _COMBINED),
-    ):
+    without = {n: count * total[n] - (count - 1) * rest[n] for n in total if n in rest}
+    combined = _combined(trained, messages)
+    for update, least in ((alone, LEAST), (without, LEAST), (combined, _LEAST_COMBINED)):
         names = [n for n in trained.parts if n in update]
         if sum(update[n].numel() for n in names) < _FEWEST:
             continue
         known = [_flat(_row((m.parts.get(n) for m in sent), update[n]) for n in names)]
-        known += [_flat(both[n] for n in names)] if both else []
-        own_update = _flat(trained.parts[n].values for n in names)
-        how_much = _beside(_flat(update[n] for n in names), own_update, known)
-        if how_much > least:
-            yield trained.with_parts({n: Part(values=update[n]) for n in names}), how_much
+        known += [_flat(total[n] for n in names)] if total else []
+        target = _flat(trained.parts[n].values for n in names)
+        correlation = _partial_correlation(_flat(update[n] for n in names), target, known)
+        yield trained.with_parts({n: Part(values=update[n]) for n in names}), correlation / least
 
 
 def _combined(trained: Message, messages: Sequence[Message]) -> State:
-    """The sum of multiples of its upload, and of all that was sent beside uploads, which is nearest
-    to what a client trained. Others' uploads tell of it too, as far as all train alike."""
+    """The linear combination of a client's upload, and of all that was sent beside uploads, that is
+    nearest to what it trained. Other clients' uploads are left out: they resemble it by nature."""
     alike = [
         m
         for m in messages
@@ -115,8 +124,9 @@ def _of(message: Message, client: str) -> bool:
     return client == message.sender or client in message.parts
 
 
-def _moved(defense: Defense, result: RoundResult, messages: Sequence[Message]) -> State:
-    """By how much aggregation of these messages moves the state; empty where it fails."""
+def _aggregate_again(defense: Defense, result: RoundResult, messages: Sequence[Message]) -> State:
+    """By how much aggregation of these messages moves the state; empty where `aggregate` raises, as
+    it may on messages that no run gives it."""
     kept: Aggregation = result.aggregation
     assert kept.server is not None
     server = replace(
@@ -146,14 +156,14 @@ def _flat(values: Iterable[Tensor]) -> Tensor:
     return torch.cat([v.detach().flatten().double() for v in values])
 
 
-def _beside(told: Tensor, trained: Tensor, known: Sequence[Tensor]) -> float:
-    """Correlation of what is told with what was trained, without what both have of what is known;
-    0 where that tells all of either."""
+def _partial_correlation(estimate: Tensor, trained: Tensor, known: Sequence[Tensor]) -> float:
+    """Correlation of an estimate with what was trained, given what is known; 0 where that explains
+    all of either."""
     basis = torch.linalg.qr(torch.stack([k / k.norm().clamp_min(1e-300) for k in known], dim=1))[0]
 
     def rest(values: Tensor) -> Tensor:
         left = values - basis @ (basis.T @ values)
         return left if left.norm() > 1e-3 * values.norm() else torch.zeros_like(left)
 
-    one, other = rest(told), rest(trained)
+    one, other = rest(estimate), rest(trained)
     return float((one @ other) / (one.norm() * other.norm()).clamp_min(1e-300))

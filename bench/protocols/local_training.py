@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.func import vmap
 from bench.contract.defense import Client, Defense, Local, Loss
 from bench.contract.messages import State
 from bench.models import Network
+from bench.protocols.settings import ProtocolSettings
 from bench.protocols.wire import Wire
 from bench.toolkit.losses import NetworkLoss
 from bench.toolkit.memory import halving, to_device
@@ -44,6 +45,17 @@ class LocalWork:
     local_steps: int | None = None
     local_epochs: float | None = None
     mode: Mode = "train"
+
+    @classmethod
+    def of(cls, protocol: ProtocolSettings) -> Self:
+        """The work of a round of a training."""
+        return cls(
+            protocol=protocol.name,
+            batch=protocol.batch,
+            lr=protocol.lr,
+            local_steps=1 if protocol.name == "fedsgd" else protocol.local_steps,
+            local_epochs=protocol.local_epochs,
+        )
 
     def steps(self, samples: int) -> int:
         """Gradient steps of a client with so many samples."""

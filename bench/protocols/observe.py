@@ -15,14 +15,14 @@ from bench.contract.events import Round
 from bench.contract.mechanisms import Mechanism, averaged
 from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, Message, State, detached
 from bench.errors import UserError
-from bench.protocols.aggregated import told_by_aggregation
+from bench.protocols.aggregated import read_updates
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.seeding import derived_seed, generator
 
-TOLD_BY_AGGREGATION = "told_by_aggregation"
-"""Of what is known, where uploads are what the server's own aggregation tells of each client."""
+READ_BY_AGGREGATION = "read_by_aggregation"
+"""Of what is known: uploads are those that the server's own aggregation reads."""
 MOST_BYTES = 10**9
 """Of the messages of a recorded round."""
 
@@ -194,10 +194,10 @@ def _view(
     )
     messages = result.wire.seen_by(SERVER)
     defense = federation.defense
-    told = told_by_aggregation(defense, result, victims.ids)
-    if told:
-        others = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender not in told]
-        messages = (*others, *told.values())
+    read = read_updates(defense, result, victims.ids)
+    if read:
+        others = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender not in read]
+        messages = (*others, *read.values())
     known_round = round_of(federation, victims, lr=protocol.lr, parameters=_uploaded(messages))
     known: dict[str, Any] = {
         "batch": victims.batch,
@@ -209,12 +209,12 @@ def _view(
         "defense": dict(defense_known),
         "mechanisms": [m.to_dict() for m in defense.mechanisms_in(known_round)],
     }
-    if told:
+    if read:
         left = [m for m in known["mechanisms"] if m["of"] not in UPLOAD_KINDS]
-        known |= {"mechanisms": left, TOLD_BY_AGGREGATION: True}
+        known |= {"mechanisms": left, READ_BY_AGGREGATION: True}
     if place is not None:
         known["cut"] = place
-    elif defense.only_sums and not told:
+    elif defense.only_sums and not read:
         truth = _as_one(truth, victims.batch)
         known |= _of_sum(known, defense.mechanisms_in(known_round), len(victims.ids))
     learns = defense.forms_model == "server" or threat.hears == "every_broadcast"

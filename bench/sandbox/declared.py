@@ -20,7 +20,7 @@ from bench.contract.defense import Defense
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message
 from bench.protocols.federation import Federation, RoundResult
-from bench.protocols.observe import TOLD_BY_AGGREGATION, Victims, round_of
+from bench.protocols.observe import READ_BY_AGGREGATION, Victims, round_of
 from bench.sandbox.broken import Broken, NotChecked
 from bench.sandbox.noise import Pair, checks_of, upload_pair
 from bench.seeding import generator
@@ -45,7 +45,7 @@ class MessageCheck:
     def __init__(self, defense: Defense, seed: int) -> None:
         self.defense = defense
         self.rng = generator(seed, "declared")
-        self.found: dict[str, None] = {}
+        self.misfits: dict[str, None] = {}
         self.rounds: list[tuple[Where, float, float]] = []
 
     def watched(self, sampled: Sequence[str]) -> list[str]:
@@ -53,7 +53,9 @@ class MessageCheck:
         place = int(torch.randint(max(1, len(sampled)), (1,), generator=self.rng))
         return list(sampled[place : place + 1])
 
-    def look(self, federation: Federation, result: RoundResult, lr: float, where: Where) -> None:
+    def check_round(
+        self, federation: Federation, result: RoundResult, lr: float, where: Where
+    ) -> None:
         """Hold a round that the federation has just played against what is declared."""
         plain = [p.values for m in result.trained.values() for p in m.parts.values()]
         if not plain or not all(bool(v.isfinite().all()) for v in plain):
@@ -61,15 +63,15 @@ class MessageCheck:
         number = next(iter(result.trained.values())).round
         name = f"round {number}" + (" on a fork" if where == "of its own" else "")
         for reason in self._misfits(federation, result, lr):
-            self.found.setdefault(f"{name}: {reason}")
+            self.misfits.setdefault(f"{name}: {reason}")
         square = torch.stack([v.double().square().sum() for v in plain]).sum()
         size = float(square / len(result.trained)) ** 0.5
         self.rounds.append((where, result.shared, size))
 
-    def told(self, seen: Seen) -> None:
-        """Note whether aggregation tells of each client what its upload does not."""
-        if seen.known.get(TOLD_BY_AGGREGATION):
-            self.found.setdefault("aggregation tells of single clients what they do not send")
+    def note_aggregation(self, seen: Seen) -> None:
+        """Note whether the server's aggregation reads single clients' updates."""
+        if seen.known.get(READ_BY_AGGREGATION):
+            self.misfits.setdefault("the server's aggregation reads single clients' updates")
 
     def reasons(self) -> tuple[str, ...]:
         """What is not as declared, a clause each."""
@@ -77,12 +79,12 @@ class MessageCheck:
         shares, sizes = zip(*plain, strict=True) if plain else ((0.0,), (0.0,))
         for where, shared, size in self.rounds:
             if where != "training" and shared < _LESS * min(shares):
-                self.found.setdefault(
+                self.misfits.setdefault(
                     "clients send less of their values in rounds that are attacked"
                 )
             if where == "recorded" and size < _LITTLE * min(sizes):
-                self.found.setdefault("clients train less in rounds that are attacked")
-        return tuple(self.found)
+                self.misfits.setdefault("clients train less in rounds that are attacked")
+        return tuple(self.misfits)
 
     def _misfits(self, federation: Federation, result: RoundResult, lr: float) -> Iterator[str]:
         (steps, batch), *_ = (used.shape for used in result.used.values())
