@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from attacks.engine.judging import judged, judging
+from attacks.engine.judging import judged, judging, unexplained
 from attacks.engine.labels import known_labels, read_labels
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError
@@ -24,13 +26,38 @@ class Likelihood(Judge):
     """
 
     def losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
+        """See `Judge.losses`."""
+        return self._figures(judged, seen, ctx, answer)
+
+    def unexplained(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
+        """See `Judge.unexplained`."""
+        if answer.images is None:
+            return None
+        return self._figures(unexplained, seen, ctx, answer)
+
+    def _figures(
+        self,
+        of: Callable[[Matcher, Tensor, Tensor], Tensor | None],
+        seen: Seen,
+        ctx: Context,
+        answer: Reconstruction,
+    ) -> Tensor | None:
+        """A figure of the answer [V], infinite for victims without one; None where nothing can be
+        said."""
         try:
-            return self._losses(seen, ctx, answer)
+            asked = self._asked(seen, ctx, answer)
+            figures = None if asked is None else of(*asked)
         except NonFiniteError:
             # Attacks that look at it have failed; an answer that looked at nothing stands.
             return None
+        if figures is None or answer.failed is None:
+            return None if figures is None else figures.cpu()
+        return figures.cpu().masked_fill(answer.failed.cpu(), torch.inf)
 
-    def _losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
+    def _asked(
+        self, seen: Seen, ctx: Context, answer: Reconstruction
+    ) -> tuple[Matcher, Tensor, Tensor] | None:
+        """The matcher, images and labels to judge the answer with; None where it cannot be."""
         matcher = judging(seen, ctx)
         if matcher is None:
             return None
@@ -40,10 +67,7 @@ class Likelihood(Judge):
         if images is None:
             means = class_means(ctx.aux_x, ctx.aux_y, classes=classes)
             images = means.to(ctx.device, dtype)[labels]
-        losses = judged(matcher, images, labels).cpu()
-        if answer.failed is not None:
-            losses = losses.masked_fill(answer.failed.cpu(), torch.inf)
-        return losses
+        return matcher, images, labels
 
     def _labels(
         self, answer: Reconstruction, images: Tensor | None, matcher: Matcher, ctx: Context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -129,8 +129,14 @@ class Registry:
             self.broken.append(plugin)
 
 
-def discover(files: tuple[Path, ...] = ()) -> Registry:
+def discover(
+    files: tuple[Path, ...] = (), needed: Collection[tuple[PluginKind, str]] | None = None
+) -> Registry:
     """Everything installed, then the given files.
+
+    Args:
+        files: Python files, all of which are executed.
+        needed: Kind and name of the installed plugins to import; None for all.
 
     Raises:
         UserError: For a file that does not exist or that defines no plugin.
@@ -138,7 +144,8 @@ def discover(files: tuple[Path, ...] = ()) -> Registry:
     registry = Registry()
     for kind, group in GROUPS.items():
         for point in sorted(entry_points(group=group), key=lambda p: p.name):
-            registry.add(_load(kind, point))
+            if needed is None or (kind, point.name) in needed:
+                registry.add(_load(kind, point))
     for path in files:
         for plugin in _from_file(path):
             registry.add(plugin)

@@ -43,14 +43,34 @@ def judging(seen: Seen, ctx: Context) -> Matcher | None:
 def judged(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
     """Judged losses [V] of images [V, K, *shape] of the matcher's precision with labels int64
     [V, K], infinite where none is finite; see `Matcher.judged`."""
+    images = _arranged(matcher, images, labels)
+    if keeping(matcher.evidence):
+        suit(matcher, images, labels)
+    return matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf)
+
+
+def unexplained(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor | None:
+    """Squared distance [V] of what was seen from what the images would give, as a share of the
+    square of what was seen; None under noise, and where clients kept values to themselves."""
+    evidence = matcher.evidence
+    if evidence.noisy or keeping(evidence):
+        return None
+    images = _arranged(matcher, images, labels)
+    hot = torch.nn.functional.one_hot(labels, matcher.encoding.classes).to(images)
+    everyone = torch.arange(len(images), device=images.device)
+    with torch.no_grad():
+        share = matcher.losses(images, hot, everyone) / evidence.square
+    return share.nan_to_num(torch.inf, posinf=torch.inf)
+
+
+def _arranged(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
+    """The images as they explain most: see `_uncut` and `_ordered`."""
     evidence, encoding = matcher.evidence, matcher.encoding
     drawn = evidence.noisy and (evidence.noise is None or evidence.noise.random)
     if not drawn and encoding.image:
         images = _uncut(evidence, images, labels)
     _ordered(evidence, encoding, images, labels)
-    if keeping(evidence):
-        suit(matcher, images, labels)
-    return matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf)
+    return images
 
 
 def _ordered(evidence: Evidence, encoding: Encoding, images: Tensor, labels: Tensor) -> None:

@@ -17,6 +17,7 @@ from bench.contract.defense import Defense
 from bench.data.partition import Dealing
 from bench.errors import UserError
 from bench.harness.shared import SharedWork
+from bench.metrics.answers import tensors_of
 from bench.metrics.floors import floors
 from bench.metrics.named import leak
 from bench.metrics.score import Scores, score
@@ -307,13 +308,8 @@ def save_answer(made: Attacked, out: Path) -> Path:
     """Write what an attack rebuilt to OUT-ATTACK.safetensors: images, labels, label_counts, failed,
     as far as it answers."""
     assert made.answer is not None
-    found = {
-        name: value
-        for name in ("images", "labels", "label_counts", "failed")
-        if (value := getattr(made.answer, name)) is not None
-    }
     place = out.with_name(f"{out.name}-{made.attack}.safetensors")
-    save_tensors({n: v.cpu() for n, v in found.items()}, place)
+    save_tensors(tensors_of(made.answer), place)
     return place
 
 

@@ -206,6 +206,20 @@ class Judge:
         """
         raise TypeError(f"{type(self).__name__} must define losses(seen, ctx, answer).")
 
+    def unexplained(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
+        """How much of what was seen an answer does not reproduce.
+
+        Args:
+            seen: What the server saw.
+            ctx: What else an attacker has.
+            answer: An attack's answer.
+
+        Returns:
+            [V], squared distance as a share of the square of what was seen; None where it cannot
+            be told, such as under noise.
+        """
+        return None
+
 
 class Attack:
     """Base class of an attack.

@@ -14,7 +14,8 @@ import numpy as np
 from bench import data, models, registry
 from bench.data.dataset import Dataset
 from bench.data.partition import Dealing
-from bench.records import NoResult, TrainJob, sound_text
+from bench.names import PluginKind
+from bench.records import AttackJob, NoResult, TrainJob, sound_text
 from bench.seeding import numpy_generator
 
 DATASETS_KEPT = 4
@@ -45,9 +46,21 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def registry_for(files: tuple[Path, ...]) -> registry.Registry:
-    """All plugins, loaded once per process and set of files."""
-    return registry.discover(files)
+def registry_for(
+    files: tuple[Path, ...], needed: frozenset[tuple[PluginKind, str]] | None = None
+) -> registry.Registry:
+    """The installed plugins that are needed, None for all, and those of the files; loaded once per
+    process."""
+    return registry.discover(files, needed)
+
+
+def needed_by(job: TrainJob | AttackJob) -> frozenset[tuple[PluginKind, str]]:
+    """Kind and name of the plugins that a training or an attack runs."""
+    train = job if isinstance(job, TrainJob) else job.train
+    found: set[tuple[PluginKind, str]] = {("defense", n) for n in train.defense.split("+")}
+    if isinstance(job, AttackJob):
+        found.add(("attack", job.attack))
+    return frozenset(found)
 
 
 @lru_cache(maxsize=DATASETS_KEPT)

@@ -3,8 +3,9 @@
 A training's key holds its settings, the data set's files, the kind of device, and the code that
 `bench.harness.train`, the defense and the loader of an installed package's data set reach by
 imports; an attack's holds its training's key, its own settings, and the code that
-`bench.harness.attack`, the attack and the judge of its answer reach. Versions of libraries are in
-the records, not in their keys.
+`bench.harness.attack`, the attack and the judge of its answer reach. An attack's record names the
+code that scored it, so that other metrics need no attack again. Versions of libraries are in the
+records, not in their keys.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bench.registry import PluginKind, Registry, judge
 
 TRAINING = "bench.harness.train"
 ATTACKING = "bench.harness.attack"
+SCORING = "bench.harness.scoring"
 
 
 class Code:
@@ -48,9 +50,14 @@ class Code:
 
     @cached_property
     def attacking(self) -> str:
-        """Of all that attacks an observation and scores and judges the answer in leakbench."""
+        """Of all that attacks an observation and judges the answer in leakbench."""
         judging = self._sources.reached(type(judge()).__module__)
         return _hash({**self._sources.reached(ATTACKING), **judging})
+
+    @cached_property
+    def scoring(self) -> str:
+        """Of all that scores an answer."""
+        return _hash(self._sources.reached(SCORING))
 
     def plugin(self, kind: PluginKind, name: str) -> str:
         """Of a plugin, `a+b` too, with all that it reaches by imports, leakbench's toolkit too.
@@ -103,7 +110,9 @@ class Code:
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
         """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""
         found = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
-        return found | {"leakbench": _hash({"train": self.training, "attack": self.attacking})}
+        return found | {"leakbench": _hash(
+            {"train": self.training, "attack": self.attacking, "score": self.scoring}
+        )}
 
     def _reached(self, kind: PluginKind, name: str) -> dict[str, str]:
         cls = self.registry.get(kind, name).cls
@@ -156,6 +165,11 @@ class Keys:
                 **earlier,
             }
         )
+
+    @property
+    def scoring(self) -> str:
+        """Of the code that scores answers."""
+        return self._code.scoring
 
     def code(self, plan: Plan) -> dict[str, str]:
         """Hashes of all code that decides the plan's figures, by what it belongs to."""

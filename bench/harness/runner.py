@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +18,18 @@ from bench.contract.defense import Defense
 from bench.data.partition import enough
 from bench.errors import Complaints, UserError
 from bench.harness.attack import Attacking
-from bench.harness.cascade import Earlier
 from bench.harness.environment import (
     Environment,
     dataset_of,
     dealing_of,
+    needed_by,
     needed_samples,
     versions,
 )
-from bench.harness.executors.task import Executor, Outcome, Task, Work
+from bench.harness.executors.task import SCORES, Executor, Outcome, Task, Work
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
+from bench.harness.scoring import Scoring
 from bench.harness.store import Store, write_whole
 from bench.harness.train import Training, check_company
 from bench.protocols.split import Split
@@ -254,108 +257,144 @@ class _Run:
         self.numbers = count()
         self.jobs: dict[int, TrainJob | AttackJob] = {}
         self.cells = plan.by_training()
-        self.made: set[AttackJob] = set()
+        self.followed = {earlier for cell in plan.cells for earlier in cell.after}
+        self.answered: set[AttackJob] = set()
         for job in plan.trainings:
             if fresh or not self._resume(job):
-                self.queue.append(self._task(job))
+                self.queue.append(self._training(job))
 
     def _resume(self, job: TrainJob) -> bool:
-        """Take what is finished of a training and its attacks, and queue the attacks that are not;
-        False if the training must be run, and then all of them."""
+        """Take what is finished of a training and its attacks, and queue the attacks and scores
+        that are not; False if the training must be run, and then all of them."""
         key = self.keys.train(job)
-        record = self.store.read("train", key, lenient=True)
-        if record is None or not settled(record):
+        trained = self.store.read("train", key, lenient=True)
+        if trained is None or not settled(trained):
             return False
-        found = [
-            (c, self.store.read("attack", self.keys.attack(c), lenient=True))
-            for c in self.cells[job]
-        ]
-        missing = [c for c, r in found if not settled(r) or self._damaged(c, r)]
-        if missing and (wrong := self.store.damage(key, record)):
+        found = {c: self._finished(c) for c in self.cells[job]}
+        unscored = {c: r for c, r in found.items() if self._waits(r)}
+        missing = [c for c, r in found.items() if r is None]
+        if (missing or unscored) and (wrong := self.store.damage(key, trained)):
             self.report.remade.append(wrong)
             return False  # its observations are gone, cut short or changed
-        self.made.update({c for c, _ in found} - {*missing})
+        self.answered.update({c for c, r in found.items() if r is not None})
         self.report.cached += 1
-        self._advance(job, record, cached=True)
-        again = set(missing)
-        for cell, done in found:
-            if done is not None and cell not in again:
+        self._advance(job, trained, cached=True)
+        for cell, done in found.items():
+            if cell in unscored:
+                self.queue.append(self._scoring(cell, trained, unscored[cell]))
+            elif done is not None:
                 self.report.cached += 1
                 self._advance(cell, done, cached=True)
-        self.queue.extend(self._attack(cell, record) for cell in missing if self._ready(cell))
+        self.queue.extend(self._attack(cell, trained) for cell in missing if self._ready(cell))
         return True
 
-    def _ready(self, cell: AttackJob) -> bool:
-        """Whether all attacks that go before it are made."""
-        return self.made.issuperset(cell.after)
-
-    def _damaged(self, cell: AttackJob, record: AttackOutcome | None) -> bool:
-        """Whether what an attack rebuilt was changed; who took all of it away meant to."""
+    def _finished(self, cell: AttackJob) -> AttackOutcome | None:
+        """The record of an attack that need not be run again, though perhaps scored."""
         key = self.keys.attack(cell)
-        if record is None or not self.store.artifacts(key).is_dir():
-            return False
-        wrong = self.store.damage(key, record)
+        record = self.store.read("attack", key, lenient=True, unscored=True)
+        kept = self.store.artifacts(key).is_dir()  # who took all of it away meant to
+        if record is None or not settled(record) or (self._waits(record) and not kept):
+            return None
+        wrong = self.store.damage(key, record) if kept else None
         self.report.remade += [wrong] if wrong else []
-        return wrong is not None
+        return None if wrong else record
+
+    def _waits(self, record: AttackOutcome | None) -> bool:
+        """Whether an answer is still to be scored by the present code."""
+        return isinstance(record, AttackRecord) and record.scoring != self.keys.scoring
+
+    def _ready(self, cell: AttackJob) -> bool:
+        """Whether all attacks that go before it have answered."""
+        return self.answered.issuperset(cell.after)
 
     def take(self, outcome: Outcome) -> None:
         """Keep what a task left, and queue what it was needed for."""
         job, record = self.jobs.pop(outcome.task.id), outcome.record
-        self.report.ran += 1
         if isinstance(job, TrainJob):
             assert not isinstance(record, AttackRecord)
             self.store.keep("train", self.keys.train(job), replace(record, inputs=job))
             ready = [c for c in self.cells[job] if self._ready(c)]
             self.queue.extendleft(self._attack(c, record) for c in reversed(ready))
-        else:
-            assert not isinstance(record, TrainRecord)
-            trained = self.keys.train(job.train)
-            self.store.keep(
-                "attack",
-                self.keys.attack(job),
-                replace(record, inputs=AttackInputs.of(job), train=trained),
-            )
-            self._go_on_after(job)
+            self._advance(job, record, cached=False)
+            return
+        assert not isinstance(record, TrainRecord)
+        key = self.keys.attack(job)
+        record = replace(
+            record, inputs=AttackInputs.of(job), train=self.keys.train(job.train)
+        )
+        if isinstance(outcome.task.work, Scoring):
+            if isinstance(record, AttackRecord):
+                record = replace(record, scoring=self.keys.scoring)
+            self.store.keep_scored(key, record)
+            self._advance(job, record, cached=False)
+            return
+        self.store.keep("attack", key, record)
+        self.answered.add(job)
+        followers = [
+            c for c in self.cells[job.train]
+            if job in c.after and c not in self.answered and self._ready(c)
+        ]  # fmt: skip
+        if isinstance(record, AttackRecord) or followers:
+            trained = self.store.read("train", self.keys.train(job.train))
+            assert trained is not None
+            self.queue.extendleft(self._attack(c, trained) for c in reversed(followers))
+            if isinstance(record, AttackRecord) and isinstance(trained, TrainRecord):
+                kept = self.store.read("attack", key, unscored=True)
+                self.queue.appendleft(self._scoring(job, trained, kept))
+                return
         self._advance(job, record, cached=False)
 
-    def _go_on_after(self, job: AttackJob) -> None:
-        """Queue what waited for an attack alone."""
-        self.made.add(job)
-        waited = [
-            c
-            for c in self.cells[job.train]
-            if job in c.after and c not in self.made and self._ready(c)
-        ]
-        trained = self.store.read("train", self.keys.train(job.train)) if waited else None
-        if trained is not None:
-            self.queue.extendleft(self._attack(c, trained) for c in reversed(waited))
-
-    def _task(self, job: TrainJob) -> Task:
-        place = self.store.scratch(self.keys.train(job))
-        work = Training(job=job, env=self.keys.env, artifacts=place)
-        return self._numbered(job, label_of(job), work, self.keys.train(job))
+    def _training(self, job: TrainJob) -> Task:
+        key = self.keys.train(job)
+        work = Training(job=job, env=self._environment(job), artifacts=self.store.scratch(key))
+        return self._numbered(job, label_of(job), work, key, f"train {job.defense}")
 
     def _attack(self, cell: AttackJob, trained: TrainOutcome) -> Task:
+        key = self.keys.train(cell.train)
         work = Attacking(
             cell=cell,
-            env=self.keys.env,
+            env=self._environment(cell),
             trained=trained,
-            observed=self.store.artifacts(self.keys.train(cell.train)),
+            observed=self.store.artifacts(key),
             artifacts=self.store.scratch(self.keys.attack(cell)),
             earlier=tuple(self._earlier(cell)),
+            followed=cell in self.followed,
         )
-        return self._numbered(cell, cell_label(cell), work, self.keys.train(cell.train))
+        return self._numbered(cell, cell_label(cell), work, key, f"attack {cell.train.defense}")
 
-    def _earlier(self, cell: AttackJob) -> Iterator[Earlier]:
-        """What the attacks found that go before it; one that failed found nothing."""
+    def _scoring(self, cell: AttackJob, trained: TrainOutcome, record: Any) -> Task:
+        """The score of an answer."""
+        assert isinstance(trained, TrainRecord)
+        key = self.keys.attack(cell)
+        work = Scoring(
+            cell=cell,
+            env=replace(self.keys.env, plugins=()),
+            trained=trained,
+            record=record,
+            observed=self.store.artifacts(self.keys.train(cell.train)),
+            answers=self.store.artifacts(key),
+            artifacts=self.store.scratch(key),
+        )
+        return self._numbered(cell, cell_label(cell), work, self.keys.train(cell.train), SCORES)
+
+    def _environment(self, job: TrainJob | AttackJob) -> Environment:
+        """Where a job runs, with the plugin files that it needs."""
+        usable, env = self.keys.registry.usable, self.keys.env
+        origins = {usable[one].origin for one in needed_by(job) if one in usable}
+        return replace(env, plugins=tuple(f for f in env.plugins if str(f) in origins))
+
+    def _earlier(self, cell: AttackJob) -> Iterator[tuple[str, AttackRecord, Path]]:
+        """What the attacks answered that go before it; one that failed answered nothing."""
         for one in cell.after:
             key = self.keys.attack(one)
-            record = self.store.read("attack", key, lenient=True)
+            record = self.store.read("attack", key, lenient=True, unscored=True)
             if isinstance(record, AttackRecord):
-                yield Earlier(label=one.label, record=record, artifacts=self.store.artifacts(key))
+                yield one.label, record, self.store.artifacts(key)
 
-    def _numbered(self, job: TrainJob | AttackJob, label: str, work: Work, group: str) -> Task:
-        task = Task(id=next(self.numbers), label=label, work=work, group=group)
+    def _numbered(
+        self, job: TrainJob | AttackJob, label: str, work: Work, group: str, room: str
+    ) -> Task:
+        task = Task(id=next(self.numbers), label=label, work=work, group=group, room=room)
         self.jobs[task.id] = job
         return task
 
@@ -367,6 +406,7 @@ class _Run:
         cached: bool,
     ) -> None:
         report = self.report
+        report.ran += not cached
         label = label_of(job) if isinstance(job, TrainJob) else cell_label(job)
         if not settled(record):
             report.failures.append((label, f"{record.status}: {record.reason}"))

@@ -29,6 +29,7 @@ from bench.files import check_plain, no_link, sha256
 from bench.records import (
     ARCHIVE,
     AttackOutcome,
+    AttackRecord,
     DoneRecord,
     Kind,
     Record,
@@ -189,22 +190,36 @@ class Store:
     def keep(self, kind: Kind, key: str, record: Record) -> None:
         """Put a finished job's files and its record in their places, the record last, with the
         sizes and hashes of the files. Raises OSError if that fails: then there is no record."""
-        scratch, place = self.scratch(key), self.artifacts(key)
+        place = self.artifacts(key)
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
-        files: dict[str, int] = {}
-        hashes: dict[str, str] = {}
-        if isinstance(record, DoneRecord) and scratch.is_dir():
+        if isinstance(record, DoneRecord):
+            record = self._with_files(key, replace(record, files={}, hashes={}))
+        else:
+            shutil.rmtree(self.scratch(key), ignore_errors=True)
+            record = replace(record, files={}, hashes={})
+        self.write(kind, key, record)
+
+    def keep_scored(self, key: str, record: AttackOutcome) -> None:
+        """As `keep`, of an attack whose answer was scored: its files stay, the score's join them."""
+        if isinstance(record, DoneRecord):
+            record = self._with_files(key, record)
+        self.write("attack", key, record)
+
+    def _with_files(self, key: str, record: DoneRecord) -> Any:
+        """The record with the sizes and hashes of its job's files, which are put in their place."""
+        scratch, place = self.scratch(key), self.artifacts(key)
+        files, hashes = dict(record.files or {}), dict(record.hashes or {})
+        if scratch.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
             for path in sorted(scratch.iterdir()):
                 files[path.name], hashes[path.name] = check_plain(path), sha256(path)
                 _to_disk(path)
-            _to_disk(scratch)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            scratch.rename(place)
+                os.replace(path, place / path.name)
+            scratch.rmdir()
+            _to_disk(place)
             _to_disk(place.parent)
-        else:
-            shutil.rmtree(scratch, ignore_errors=True)
-        self.write(kind, key, replace(record, files=files, hashes=hashes))
+        return replace(record, files=files, hashes=hashes)
 
     def write(self, kind: Kind, key: str, record: Record) -> None:
         """Write a record alone."""
@@ -220,25 +235,33 @@ class Store:
 
     @overload
     def read(
-        self, kind: Literal["train"], key: str, *, lenient: bool = False
+        self, kind: Literal["train"], key: str, *, lenient: bool = False, unscored: bool = False
     ) -> TrainOutcome | None: ...
     @overload
     def read(
-        self, kind: Literal["attack"], key: str, *, lenient: bool = False
+        self, kind: Literal["attack"], key: str, *, lenient: bool = False, unscored: bool = False
     ) -> AttackOutcome | None: ...
     def read(
-        self, kind: Kind, key: str, *, lenient: bool = False
+        self, kind: Kind, key: str, *, lenient: bool = False, unscored: bool = False
     ) -> TrainOutcome | AttackOutcome | None:
         """The record of a training or attack, None if there is none.
 
-        Raises UserError for a file that is no record; where `lenient`, that counts as none too, so
-        that its job is run again.
+        Args:
+            kind: Of the record.
+            key: Its name.
+            lenient: Whether a file that is no record counts as none, so that its job is run again.
+            unscored: Whether an attack's record that has no scores yet counts as one.
+
+        Raises:
+            UserError: For a file that is no record.
         """
         try:
-            return read_outcome(self.path(kind, key), kind)
+            found = read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
             return self._archived.get((kind, key))
         except UserError:
             if lenient:
                 return None
             raise
+        waits = isinstance(found, AttackRecord) and not found.is_scored
+        return None if waits and not unscored else found

@@ -25,6 +25,7 @@ from bench.errors import UnfitError, UserError
 from bench.harness.environment import (
     Environment,
     dataset_of,
+    needed_by,
     network_of,
     not_applicable,
     registry_for,
@@ -34,7 +35,13 @@ from bench.harness.environment import (
 from bench.privacy.entry import Entry
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, Utility, evaluate
-from bench.protocols.export import earlier_path, save_release, save_truth
+from bench.protocols.export import (
+    PUBLIC,
+    earlier_path,
+    save_release,
+    save_tensors,
+    save_truth,
+)
 from bench.protocols.federation import UPLOADED, Federation, RoundResult, RoundSeconds
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import MOST_BYTES, Truth, observe, recorded
@@ -89,7 +96,7 @@ class Training:
 
     def prepare(self) -> None:
         """Import all plugins."""
-        registry_for(self.env.plugins)
+        registry_for(self.env.plugins, needed_by(self.job))
 
 
 @whole_float32()
@@ -106,7 +113,7 @@ def _train(work: Training) -> TrainOutcome:
     job, env = work.job, work.env
     dataset = dataset_of(job, env) if work.dataset is None else work.dataset
     network = network_of(job, dataset)
-    defense = registry_for(env.plugins).defense(job.defense, job.settings)
+    defense = registry_for(env.plugins, needed_by(job)).defense(job.defense, job.settings)
     device = torch.device(env.device)
     protocol = job.protocol
     lack = unmet(defense, cut=bool(protocol.cuts))
@@ -206,6 +213,8 @@ def _train(work: Training) -> TrainOutcome:
             course.append(_point(rounds, utility(), account(defense, facts())))
     if diverged is None:
         observations[TRAINING] = recorder.observations()
+    if any(look.status == "done" for looks in observations.values() for look in looks.values()):
+        _save_public(dataset, job, work.artifacts)
     for checkpoint in set(job.checkpoints) - observations.keys():
         reason = f"training diverged ({diverged})"
         lost = Observation(status="not_applicable", reason=reason)
@@ -346,6 +355,14 @@ def _observe(
     stem = f"{checkpoint}-{threat.name}"
     save_truth(truth, artifacts / f"{stem}-truth.safetensors")
     return Observation(status="done", stem=stem)
+
+
+def _save_public(dataset: Dataset, job: TrainJob, artifacts: Path) -> None:
+    """Write the public samples that attackers are granted, as many as any threat grants."""
+    granted = [len(dataset.aux_y) if t.aux is None else t.aux for t in job.threats]
+    most = slice(None, max(granted))
+    public = {"x": dataset.aux_x[most], "y": dataset.aux_y[most]}
+    save_tensors(public, artifacts / f"{PUBLIC}.safetensors")
 
 
 class Recorder:

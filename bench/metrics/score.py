@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.contract.attack import Reconstruction
 from bench.metrics import images, labels
+from bench.metrics.answers import checked
 from bench.metrics.matching import one_to_one
 
 
@@ -49,14 +50,15 @@ def score(
         ValueError: For an answer of the wrong shape, dtype or range.
     """
     victims, samples = y.shape
+    answer = checked(answer, tuple(x.shape), classes)
     values: dict[str, Tensor] = {}
     failed = torch.zeros(victims, dtype=torch.bool)
     matched = None
     order = torch.arange(samples).expand(victims, -1)
     if answer.failed is not None:
-        failed |= _shaped(answer.failed, (victims,), "failed").bool()
+        failed |= answer.failed.bool()
     if answer.images is not None:
-        guess = _shaped(answer.images, tuple(x.shape), "images").float()
+        guess = answer.images.float()
         failed |= ~torch.isfinite(guess).flatten(1).all(dim=1)
         fallback = aux_x.mean(dim=0).expand_as(x)
         guess = torch.where(failed.view(-1, *[1] * (x.ndim - 1)), fallback, guess)
@@ -66,19 +68,9 @@ def score(
         matched = guess[torch.arange(victims)[:, None], order]
         values |= image_values(matched, x, categorical)
     if answer.label_counts is not None:
-        counts = _shaped(answer.label_counts, (victims, classes), "label_counts")
-        if counts.is_floating_point() or bool((counts < 0).any()):
-            raise ValueError("label_counts must be integers >= 0.")
-        values |= label_values(counts, counts_of(y, classes))
+        values |= label_values(answer.label_counts, counts_of(y, classes))
     if answer.labels is not None:
-        guess_y = _shaped(answer.labels, (victims, samples), "labels")
-        if bool(((guess_y < 0) | (guess_y >= classes)).any()):
-            raise ValueError(
-                f"labels must lie in 0..{classes - 1}, got {int(guess_y.min())} to "
-                f"{int(guess_y.max())}."
-            )
-        guess_y = guess_y.gather(1, order.to(guess_y.device))
-        values["label_accuracy"] = (guess_y == y).double().mean(dim=1)
+        values["label_accuracy"] = (answer.labels.gather(1, order) == y).double().mean(dim=1)
     return Scores(
         values={k: v.tolist() for k, v in values.items()}, failed=int(failed.sum()), images=matched
     )
@@ -124,10 +116,3 @@ def label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
 def counts_of(y: Tensor, classes: int) -> Tensor:
     """Labels [V, K] as counts [V, C]."""
     return torch.nn.functional.one_hot(y, classes).sum(dim=1)
-
-
-def _shaped(value: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
-    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"the attack's {what} must be a tensor {list(shape)}, got {got}.")
-    return value.cpu()

@@ -3,7 +3,6 @@ of what somebody's own program rebuilt from them."""
 
 from __future__ import annotations
 
-from bench.outside.answers import ANSWERS
 from bench.outside.exports import (
     Exported,
     NetworkModule,
@@ -20,7 +19,6 @@ from bench.outside.scores import (
 )
 
 __all__ = [
-    "ANSWERS",
     "Against",
     "Beside",
     "Exported",

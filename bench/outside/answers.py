@@ -17,9 +17,9 @@ from torch import Tensor
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
 from bench.files import check_plain
+from bench.metrics.answers import FIELDS
 from bench.names import did_you_mean
 
-ANSWERS = ("images", "labels", "label_counts", "failed")
 _ROUNDING = 1e-6
 """By which an image may leave [0, 1]."""
 
@@ -71,8 +71,8 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     except _UNREADABLE as error:
         raise UserError(f"cannot read {path}: {error}") from error
     for name in found:
-        if name not in ANSWERS:
-            raise UserError(did_you_mean("array", name, ANSWERS, where=str(path)))
+        if name not in FIELDS:
+            raise UserError(did_you_mean("array", name, FIELDS, where=str(path)))
     if not set(found) - {"failed"}:
         raise UserError(f"{path} holds no images, labels or label_counts.")
     return found

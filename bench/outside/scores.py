@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.attack import floors_of, truth_of
+from bench.harness.scoring import floors_of, truth_of
 from bench.harness.environment import Environment, dataset_of
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval, interval_of

@@ -28,6 +28,8 @@ from bench.protocols.observe import Truth
 from bench.protocols.view_text import ViewText
 
 FORMAT = 2
+PUBLIC = "public"
+"""Name of the file, beside what was seen, of the public samples `x` and their labels `y`."""
 _PLAIN = ("protocol", "party", "labels", "network", "known")
 _HEADER = ("kind", "sender", "receiver", "round", "step", "local_steps")
 _STATES = ("initial", "const", "buffers", "before", "after")

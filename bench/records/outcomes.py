@@ -300,6 +300,7 @@ class AttackRecord(DoneRecord):
         budget: Gradient evaluations allowed per start; None in older records.
         doubled: The same at twice the budget, None where that was not run.
         views: Victims of each view of recorded rounds; empty where one round was observed.
+        scoring: Hash of the code that scored it, "" before it is scored; None in older records.
         inputs: Of the job; None in older records.
         train: Key of its training.
     """
@@ -317,8 +318,14 @@ class AttackRecord(DoneRecord):
     budget: int | None = None
     doubled: DoubledRun | None = None
     views: tuple[Count, ...] = ()
+    scoring: str | None = None
     inputs: AttackInputs | None = None
     train: str = ""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its answer has been held against the truth."""
+        return self.scoring != ""
 
     def __post_init__(self) -> None:
         again = self.doubled.values if self.doubled else {}

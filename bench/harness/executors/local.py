@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 
 from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import (
+    SCORES,
     Outcome,
     Task,
     guarded,
@@ -34,6 +35,11 @@ READY_S = 600.0
 """How long a worker may take until it is ready for a job, imports and all; on a machine that is
 overloaded, a minute is not rare."""
 _READY = "ready"
+_PRELOADED = (
+    *("torch", "torchvision", "sklearn.datasets", "scipy.optimize", "skimage.metrics"),
+    *("bench.harness.train", "bench.harness.attack", "bench.harness.scoring"),
+)
+"""What the server process imports from which workers are forked: no plugin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,8 @@ class Workers:
         return {"CUDA_VISIBLE_DEVICES": self.gpus[mine], GPU_SHARE: f"{share:.6f}"}
 
     def __call__(self, tasks: deque[Task]) -> Generator[Outcome]:
-        """Carry out the tasks in their order, and those added meanwhile.
+        """Carry out the tasks in their order, and those added meanwhile; scores in a process of
+        their own beside the workers.
 
         A task over a limit kills its worker and ends as `timeout` or `failed`; a worker that dies
         (signal, exit) ends its task as `failed`; both workers are replaced and the run goes on.
@@ -75,13 +82,19 @@ class Workers:
         pool: list[_Worker] = []
         try:
             while tasks or any(w.task for w in pool):
-                needed = len(tasks) + sum(w.task is not None for w in pool)
-                while len(pool) < min(self.count, needed):
-                    pool.append(_Worker(self, len(pool)))
+                waiting = sum(t.room != SCORES for t in tasks)
+                at_work = [w for w in pool if not w.scores]
+                needed = waiting + sum(w.task is not None for w in at_work)
+                for number in range(len(at_work), min(self.count, needed)):
+                    pool.append(_Worker(self, number))
+                if len(tasks) > waiting and len(pool) == len(at_work):
+                    pool.append(_Worker(self, self.count, scores=True))
                 for worker in pool:
-                    if worker.task is None and tasks:
-                        others = {w.group for w in pool if w is not worker}
-                        worker.give(next_of(tasks, worker.group, others))
+                    if worker.task is None:
+                        others = {w.at for w in pool if w is not worker}
+                        task = next_of(tasks, worker.at, others, worker.scores)
+                        if task is not None:
+                            worker.give(task)
                 busy = [w for w in pool if w.task]
                 wait([w.pipe for w in busy], timeout=_TICK_S)
                 for worker in busy:
@@ -94,21 +107,30 @@ class Workers:
 
 
 class _Worker:
-    """One process and the pipe to it; respawned when it dies or is killed. began: when the task was
-    given, or, once the worker is ready for it, when it began."""
+    """One process and the pipe to it; replaced when it dies or is killed, and before a task of
+    another room.
 
-    def __init__(self, settings: Workers, number: int) -> None:
-        self.settings, self.number = settings, number
+    Attributes:
+        task: What it is at.
+        at: Room and group of its last task.
+        scores: Whether it takes scores only.
+        began: When the task was given, or, once the worker is ready for it, when it began.
+    """
+
+    def __init__(self, settings: Workers, number: int, *, scores: bool = False) -> None:
+        self.settings, self.number, self.scores = settings, number, scores
         self.task: Task | None = None
-        self.group = ""
+        self.at = ("", "")
         self.began, self.ready = 0.0, False
         self._spawn()
 
     def _spawn(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(_PRELOADED))
         self.pipe, far = context.Pipe()
-        own = self.settings.surroundings(self.number)
         threads = self.settings.threads
+        own = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        own |= {} if self.scores else self.settings.surroundings(self.number)
         self.process = context.Process(target=_serve, args=(far, threads, own), daemon=True)
         with environment_variables({"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY}):
             self.process.start()
@@ -116,10 +138,11 @@ class _Worker:
 
     def give(self, task: Task) -> None:
         limit = self.settings.memory
-        if limit is not None and resident(self.process.pid or 0) > limit // 2:
-            # What earlier jobs leaked must not fail this one.
+        full = limit is not None and resident(self.process.pid or 0) > limit // 2
+        if full or self.at[0] not in ("", task.room):
+            # What earlier jobs leaked must not fail this one, nor what they changed reach it.
             self._renew()
-        self.task, self.group = task, task.group
+        self.task, self.at = task, (task.room, task.group)
         self.began, self.ready = time.monotonic(), False
         try:
             self.pipe.send(task.work)
@@ -180,6 +203,7 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     end_with_parent()  # jobs would go on for hours, for nobody
     prints_aside()
+    os.environ.clear()  # those of the server process may be older
     os.environ.update(own)
     import torch
 

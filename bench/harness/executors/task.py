@@ -30,6 +30,10 @@ class Work(Protocol):
         """Import what the job needs, which is no part of its time."""
 
 
+SCORES = "scores"
+"""The room of tasks that score answers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A job in the queue.
@@ -39,12 +43,15 @@ class Task:
         label: What to call it in errors.
         work: What to do.
         group: What tasks have in common that a worker keeps at hand, as a training's observations.
+        room: Tasks of different rooms never share a process: trainings of one defense, attacks on
+            it, or scores. What a plugin changes of its process reaches no other room.
     """
 
     id: int
     label: str
     work: Work
     group: str = ""
+    room: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +77,27 @@ class Outcome(Ended):
     task: Task
 
 
-def next_of(tasks: deque[Task], own: str, others: Container[str]) -> Task:
-    """Take the next task out of the queue for a worker: the first of its own group, which it has at
-    hand, or else of one that no other worker is at, or else the first.
+def next_of(
+    tasks: deque[Task], own: tuple[str, str], others: Container[tuple[str, str]], scores: bool
+) -> Task | None:
+    """Take the next task out of the queue for a worker: the first of its own room and group, which
+    it has at hand, or else of a room and group that no other worker is at, or else the first.
 
     Args:
-        tasks: At least one.
-        own: Group of the worker's last task.
-        others: Groups of the other workers' tasks.
+        tasks: The queue.
+        own: Room and group of the worker's last task.
+        others: Those of the other workers' tasks.
+        scores: Whether the worker takes scores only; others take none.
+
+    Returns:
+        None if there is no task for the worker.
     """
-    fits = next((t for t in tasks if t.group == own), None)
-    chosen = fits or next((t for t in tasks if t.group not in others), None) or tasks[0]
-    tasks.remove(chosen)
+    mine = [t for t in tasks if (t.room == SCORES) == scores]
+    fits = next((t for t in mine if (t.room, t.group) == own), None)
+    chosen = fits or next((t for t in mine if (t.room, t.group) not in others), None)
+    chosen = chosen or next(iter(mine), None)
+    if chosen is not None:
+        tasks.remove(chosen)
     return chosen
 
 

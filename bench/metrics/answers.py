@@ -1,0 +1,93 @@
+"""Which answers of an attack can be scored, and how they lie on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bench.contract.attack import Reconstruction
+
+FIELDS = ("images", "labels", "label_counts", "failed")
+"""What of an answer is scored."""
+
+
+def checked(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Reconstruction:
+    """The answer on the CPU.
+
+    Args:
+        answer: An attack's answer.
+        shape: Of the private samples [V, K, ...].
+        classes: Their number.
+
+    Raises:
+        ValueError: For a tensor of the wrong shape, dtype or range.
+    """
+    victims, samples = shape[:2]
+    shapes: Mapping[str, tuple[int, ...]] = {
+        "images": shape,
+        "labels": (victims, samples),
+        "label_counts": (victims, classes),
+        "failed": (victims,),
+    }
+    given = {n: _shaped(getattr(answer, n), shapes[n], n) for n in FIELDS}
+    counts, labels = given["label_counts"], given["labels"]
+    if counts is not None and (counts.is_floating_point() or bool((counts < 0).any())):
+        raise ValueError("label_counts must be integers >= 0.")
+    if labels is not None and bool(((labels < 0) | (labels >= classes)).any()):
+        raise ValueError(
+            f"labels must lie in 0..{classes - 1}, got {int(labels.min())} to {int(labels.max())}."
+        )
+    return replace(answer, **given)  # type: ignore[arg-type]
+
+
+def _shaped(value: Tensor | None, shape: tuple[int, ...], what: str) -> Tensor | None:
+    if value is None:
+        return None
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"the attack's {what} must be a tensor {list(shape)}, got {got}.")
+    return value.detach().cpu()
+
+
+def tensors_of(answer: Reconstruction) -> dict[str, Tensor]:
+    """What of an answer is scored, by name; copies."""
+    return {n: v.detach().cpu().clone() for n in FIELDS if (v := getattr(answer, n)) is not None}
+
+
+def merged(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Reconstruction:
+    """The answer about all victims: of some a row of another answer, `own` of those between.
+
+    A field that one of them lacks is None.
+
+    Args:
+        answers: Place of a victim -> the answer that is taken of it, about all victims.
+        own: About the other victims, in their order.
+    """
+    if not answers:
+        return own
+    others = list(answers.values())
+    rows = len(next(iter(tensors_of(others[0]).values())))
+    rest = [v for v in range(rows) if v not in answers]
+    fields: dict[str, Tensor | None] = {}
+    for name in FIELDS:
+        values = {v: getattr(a, name) for v, a in answers.items()}
+        mine = getattr(own, name)
+        if name == "failed":
+            none = torch.zeros(rows, dtype=torch.bool)
+            values = {v: none if x is None else x for v, x in values.items()}
+            mine = none[rest] if mine is None else mine
+        if any(x is None for x in values.values()) or (rest and mine is None):
+            fields[name] = None
+            continue
+        each = {v: x[v] for v, x in values.items()} | dict(zip(rest, mine if rest else (), strict=True))
+        fields[name] = torch.stack([each[v] for v in range(rows)])
+    return replace(own, **fields)  # type: ignore[arg-type]
+
+
+def answer_of(tensors: Mapping[str, Tensor]) -> Reconstruction:
+    """The answer of what `tensors_of` gave."""
+    given = {n: tensors[n] for n in FIELDS if n in tensors}
+    return Reconstruction(**given)  # type: ignore[arg-type]
