@@ -7,7 +7,7 @@ truth, which `bench.harness.scoring` does in another process.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -21,22 +21,20 @@ from bench import models
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.harness.cascade import EXPLAINED, Earlier, apart, of_victims, spare
-from bench.harness.environment import (
-    Environment,
-    needed_by,
-    not_applicable,
-    registry_for,
-    versions,
-)
+from bench.harness.environment import Environment, needed_by, not_applicable, versions
 from bench.harness.shared import SharedWork
+from bench.harness.work import Work
 from bench.metrics.answers import answer_of, checked, tensors_of
-from bench.protocols.export import PUBLIC, load_seen, save_tensors
+from bench.names import PluginKind
+from bench.protocols.export import PUBLIC, TRUTH, load_seen, save_tensors
 from bench.records import (
+    RECONSTRUCTION,
     AttackJob,
     AttackOutcome,
     AttackRecord,
     DoubledRun,
     NoResult,
+    TrainJob,
     TrainOutcome,
     TrainRecord,
     check_kept,
@@ -51,38 +49,53 @@ Stream = tuple[str | int, ...]
 """Names of the random streams of an attack: checkpoint, threat, and the number of a view."""
 RELEASES_BYTES = 4 * 2**30
 """Of all observed rounds that an attack reads, whatever the machine has."""
+ANSWER = "answer-"
+"""What the names of an attack's answers begin with, one for each view."""
 _AGAIN = "doubled/"
 """Before the names of what an attack answered at twice its budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attacking:
-    """One attack, as executors carry it out.
+class Attacking(Work):
+    """One attack, as executors carry it out; it leaves its answer.
 
     Attributes:
         cell: The attack.
-        env: Where it runs.
         trained: What became of its training.
         observed: The training's artifact folder.
-        artifacts: Folder for its answer.
         earlier: Column, record and artifact folder of the attacks that it goes after.
         followed: Whether another attack goes after it.
     """
 
     cell: AttackJob
-    env: Environment
     trained: TrainOutcome
     observed: Path
-    artifacts: Path
     earlier: tuple[tuple[str, AttackRecord, Path], ...] = ()
     followed: bool = False
 
+    needs_data = False
+
+    @property
+    def training(self) -> TrainJob:
+        return self.cell.train
+
+    @property
+    def needed(self) -> frozenset[tuple[PluginKind, str]]:
+        return needed_by(self.cell)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return self.observed, *(folder for _, _, folder in self.earlier)
+
+    def reads(self, name: str) -> bool:
+        return not name.endswith(TRUTH) and name != RECONSTRUCTION
+
+    def with_folders(self, places: Mapping[Path, Path]) -> Attacking:
+        earlier = tuple((label, record, places[p]) for label, record, p in self.earlier)
+        return replace(self, observed=places[self.observed], earlier=earlier)
+
     def __call__(self) -> AttackOutcome:
         return run_attack(self)
-
-    def prepare(self) -> None:
-        """Import the plugins that it needs."""
-        registry_for(self.env.plugins, needed_by(self.cell))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +117,7 @@ class Answer:
     @staticmethod
     def path(folder: Path, view: int) -> Path:
         """Its file."""
-        return folder / f"answer-{view}.safetensors"
+        return folder / f"{ANSWER}{view}.safetensors"
 
     def save(self, path: Path) -> None:
         """Write it."""
@@ -164,7 +177,7 @@ def _attack_view(
     """
     cell, env = work.cell, work.env
     began = time.perf_counter()
-    plugins = registry_for(env.plugins, needed_by(cell))
+    plugins = work.registry()
     attack = plugins.attack(cell.attack, cell.settings)
     defense = plugins.defense(cell.train.defense, cell.train.settings)
     place = work.observed / f"{stem}-seen"

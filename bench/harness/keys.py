@@ -110,9 +110,11 @@ class Code:
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
         """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""
         found = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
-        return found | {"leakbench": _hash(
-            {"train": self.training, "attack": self.attacking, "score": self.scoring}
-        )}
+        return found | {
+            "leakbench": _hash(
+                {"train": self.training, "attack": self.attacking, "score": self.scoring}
+            )
+        }
 
     def _reached(self, kind: PluginKind, name: str) -> dict[str, str]:
         cls = self.registry.get(kind, name).cls

@@ -19,7 +19,7 @@ from bench.harness.executors.cluster import Cluster
 from bench.harness.executors.local import Workers
 from bench.harness.executors.memory import share_of
 from bench.harness.executors.task import Executor, Outcome, Task, run_here
-from bench.harness.keys import Keys, plugins_of
+from bench.harness.keys import Keys
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 
@@ -186,7 +186,6 @@ def executor_of(
         gpus=gpus,
         timeout_s=plan.suite.timeout_s,
         env=keys.env,
-        plugins=tuple(sorted(plugins_of(plan))),
         code=keys.code(plan),
     )
 

@@ -26,12 +26,13 @@ from bench.harness.environment import (
     needed_samples,
     versions,
 )
-from bench.harness.executors.task import SCORES, Executor, Outcome, Task, Work
+from bench.harness.executors.task import SCORES, Executor, Outcome, Task
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.harness.scoring import Scoring
 from bench.harness.store import Store, write_whole
 from bench.harness.train import Training, check_company
+from bench.harness.work import Work
 from bench.protocols.split import Split
 from bench.records import (
     RUN,
@@ -319,9 +320,7 @@ class _Run:
             return
         assert not isinstance(record, TrainRecord)
         key = self.keys.attack(job)
-        record = replace(
-            record, inputs=AttackInputs.of(job), train=self.keys.train(job.train)
-        )
+        record = replace(record, inputs=AttackInputs.of(job), train=self.keys.train(job.train))
         if isinstance(outcome.task.work, Scoring):
             if isinstance(record, AttackRecord):
                 record = replace(record, scoring=self.keys.scoring)

@@ -10,51 +10,60 @@ from typing import Any
 
 import torch
 
-
 from bench.data.dataset import Dataset
-from bench.harness.attack import Answer
-from bench.harness.environment import Environment, dataset_of, dealing_of
+from bench.harness.attack import ANSWER, Answer
+from bench.harness.environment import dealing_of
+from bench.harness.work import Work
 from bench.metrics.floors import floors
 from bench.metrics.score import of_anyone, score
-from bench.protocols.export import load_truth, save_tensors
-from bench.records import RECONSTRUCTION, AttackJob, AttackRecord, TrainRecord, check_kept
+from bench.protocols.export import TRUTH, load_truth, save_tensors
+from bench.records import RECONSTRUCTION, AttackJob, AttackRecord, TrainJob, TrainRecord, check_kept
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """The scores of one attack's answer, as executors carry it out.
+class Scoring(Work):
+    """The scores of one attack's answer, as executors carry it out; it leaves the reconstruction
+    beside the truth.
 
     Attributes:
         cell: The attack.
-        env: Where its data set lies.
         trained: Its training's record.
         record: The attack's own, without scores.
         observed: The training's artifact folder, which holds the truth.
         answers: The attack's.
-        artifacts: Folder for the reconstruction beside the truth.
-        dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
     cell: AttackJob
-    env: Environment
     trained: TrainRecord
     record: AttackRecord
     observed: Path
     answers: Path
-    artifacts: Path
-    dataset: Dataset | None = None
+
+    @property
+    def training(self) -> TrainJob:
+        return self.cell.train
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return self.observed, self.answers
+
+    def reads(self, name: str) -> bool:
+        return name.endswith(TRUTH) or name.startswith(ANSWER)
+
+    def with_folders(self, places: Mapping[Path, Path]) -> Scoring:
+        return replace(self, observed=places[self.observed], answers=places[self.answers])
 
     def __call__(self) -> AttackRecord:
         """The record with scores and baselines."""
         look = self.trained.observations[self.cell.checkpoint][self.cell.threat.name]
-        dataset = dataset_of(self.cell.train, self.env) if self.dataset is None else self.dataset
+        dataset = self.data()
         values, doubled, lowest = [], [], []
         images, truths, failed = [], [], 0
         for number, stem in enumerate(look.stems):
             answer = Answer.load(Answer.path(self.answers, number))
-            name = f"{stem}-truth"
+            name = f"{stem}{TRUTH}"
             check_kept(self.observed, self.trained, name)
-            truth = truth_of(self.cell, dataset, self.observed / f"{name}.safetensors")
+            truth = truth_of(self.cell, dataset, self.observed / name)
             scores = score(answer.first, **truth)
             if scores.images is not None:
                 images.append(scores.images)
@@ -79,11 +88,6 @@ class Scoring:
             doubled=record.doubled
             and replace(record.doubled, values={n: v for n, v in again.items() if n in joined}),
         )
-
-    def prepare(self) -> None:
-        """Load the data set."""
-        if self.dataset is None:
-            dataset_of(self.cell.train, self.env)
 
 
 def together(scores: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:

@@ -201,7 +201,7 @@ class Store:
         self.write(kind, key, record)
 
     def keep_scored(self, key: str, record: AttackOutcome) -> None:
-        """As `keep`, of an attack whose answer was scored: its files stay, the score's join them."""
+        """As `keep`, of an attack that was scored: its files stay, the score's join them."""
         if isinstance(record, DoneRecord):
             record = self._with_files(key, record)
         self.write("attack", key, record)

@@ -23,20 +23,20 @@ from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.errors import UnfitError, UserError
 from bench.harness.environment import (
-    Environment,
-    dataset_of,
     needed_by,
     network_of,
     not_applicable,
-    registry_for,
     shares_of,
     versions,
 )
+from bench.harness.work import Work
+from bench.names import PluginKind
 from bench.privacy.entry import Entry
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, Utility, evaluate
 from bench.protocols.export import (
     PUBLIC,
+    TRUTH,
     earlier_path,
     save_release,
     save_tensors,
@@ -76,27 +76,25 @@ value that is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """One training, as executors carry it out.
+class Training(Work):
+    """One training, as executors carry it out; it leaves what the server saw, and the truth.
 
     Attributes:
         job: The training.
-        env: Where it runs.
-        artifacts: Folder for what the server saw, and for the truth.
-        dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
     job: TrainJob
-    env: Environment
-    artifacts: Path
-    dataset: Dataset | None = None
+
+    @property
+    def training(self) -> TrainJob:
+        return self.job
+
+    @property
+    def needed(self) -> frozenset[tuple[PluginKind, str]]:
+        return needed_by(self.job)
 
     def __call__(self) -> TrainOutcome:
         return run_training(self)
-
-    def prepare(self) -> None:
-        """Import all plugins."""
-        registry_for(self.env.plugins, needed_by(self.job))
 
 
 @whole_float32()
@@ -111,9 +109,9 @@ def run_training(work: Training) -> TrainOutcome:
 def _train(work: Training) -> TrainOutcome:
     began = time.perf_counter()
     job, env = work.job, work.env
-    dataset = dataset_of(job, env) if work.dataset is None else work.dataset
+    dataset = work.data()
     network = network_of(job, dataset)
-    defense = registry_for(env.plugins, needed_by(job)).defense(job.defense, job.settings)
+    defense = work.registry().defense(job.defense, job.settings)
     device = torch.device(env.device)
     protocol = job.protocol
     lack = unmet(defense, cut=bool(protocol.cuts))
@@ -353,7 +351,7 @@ def _observe(
     if not seen.clients:
         return Observation(status="not_applicable", reason="no client checked in")
     stem = f"{checkpoint}-{threat.name}"
-    save_truth(truth, artifacts / f"{stem}-truth.safetensors")
+    save_truth(truth, artifacts / f"{stem}{TRUTH}")
     return Observation(status="done", stem=stem)
 
 
@@ -408,7 +406,7 @@ class Recorder:
                 self.declared.note_aggregation(seen)
                 stem = Observation.view_stem(f"{TRAINING}-{threat.name}", number)
                 save_release(seen, self.artifacts / f"{stem}-seen")
-                save_truth(truth, self.artifacts / f"{stem}-truth.safetensors")
+                save_truth(truth, self.artifacts / f"{stem}{TRUTH}")
             self.views[threat.name] += len(views)
         return result
 

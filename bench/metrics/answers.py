@@ -82,7 +82,9 @@ def merged(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Recons
         if any(x is None for x in values.values()) or (rest and mine is None):
             fields[name] = None
             continue
-        each = {v: x[v] for v, x in values.items()} | dict(zip(rest, mine if rest else (), strict=True))
+        each = {v: x[v] for v, x in values.items()} | dict(
+            zip(rest, mine if rest else (), strict=True)
+        )
         fields[name] = torch.stack([each[v] for v in range(rows)])
     return replace(own, **fields)  # type: ignore[arg-type]
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.errors import UserError
-from bench.harness.scoring import floors_of, truth_of
 from bench.harness.environment import Environment, dataset_of
+from bench.harness.scoring import floors_of, truth_of
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of

@@ -28,6 +28,8 @@ from bench.protocols.observe import Truth
 from bench.protocols.view_text import ViewText
 
 FORMAT = 2
+TRUTH = "-truth.safetensors"
+"""What the names of files with private samples end with."""
 PUBLIC = "public"
 """Name of the file, beside what was seen, of the public samples `x` and their labels `y`."""
 _PLAIN = ("protocol", "party", "labels", "network", "known")

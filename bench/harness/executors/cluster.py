@@ -1,6 +1,6 @@
-"""Jobs on a Ray cluster: one actor per slot, data by the object store, lost nodes survived.
+"""Jobs on a Ray cluster: each is a Ray task, begun anew where its process or node is lost.
 
-Ray moves what a job reads and leaves; the driver alone writes to the result folder, so that nodes
+Ray moves what a job reads and leaves; only the driver writes to the result folder, so that nodes
 need no shared file system. Ray is an optional dependency, imported when this is used.
 """
 
@@ -13,19 +13,21 @@ import sys
 import tempfile
 import time
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.files import read_bytes
-from bench.harness import environment
-from bench.harness.attack import Attacking
-from bench.harness.environment import DATASETS_KEPT, Environment, dataset_of
+from bench.harness.environment import Environment, dataset_of, registry_for
 from bench.harness.executors.memory import keep_to_share
 from bench.harness.executors.task import (
+    SCORES,
     Ended,
     Outcome,
     Task,
@@ -35,19 +37,17 @@ from bench.harness.executors.task import (
     over_time,
 )
 from bench.harness.keys import Code
-from bench.records import NoResult, TrainJob
-from bench.registry import PluginKind
+from bench.harness.work import Work
+from bench.records import NoResult
 from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY
 
 _TICK_S = 0.5
 _LOSSES = 3
-"""So often a job is begun anew because its node was lost."""
-_VERDICT_S = 10.0
-"""How long after a process's death the cluster may take to say that its whole node is gone."""
+"""So often a job is begun anew because its process or its node was lost."""
 _ANSWER_S = 10.0
 """How long a cluster may take to answer at all."""
 _KEPT = 64
-"""Observations that stay in the object store, for the attacks on them."""
+"""Folders and data sets that stay in the object store, for the jobs that read them."""
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _WITH_TOKENS = (2, 52)
 """The version of Ray that brought them."""
@@ -69,10 +69,9 @@ class Cluster:
         address: Of a running cluster, "auto" for the one of this machine, None to start one.
         cpus: Of each job.
         gpus: Of each job.
-        timeout_s: Limit of one job.
+        timeout_s: Limit of one job, counted from when the cluster has room for it.
         env: Where jobs run.
-        plugins: Kind and name of what the plan runs.
-        code: Hashes of its source, which every node must have.
+        code: Hashes of the source of leakbench and the plan's plugins, which every node must have.
     """
 
     address: str | None
@@ -80,27 +79,26 @@ class Cluster:
     gpus: float
     timeout_s: float
     env: Environment
-    plugins: tuple[tuple[PluginKind, str], ...]
     code: Mapping[str, str]
 
     def __call__(self, tasks: deque[Task]) -> Generator[Outcome]:
         """Carry out the tasks in their order, and those added meanwhile.
 
-        A job over its limit ends as `timeout`, one whose process dies as `failed`; one whose node
-        is lost is begun anew elsewhere, three times at most. Raises UserError if there is no
-        cluster, if no node could ever hold a job, or if a node has other code.
+        A job over its limit ends as `timeout`; one whose process or node is lost is begun anew,
+        three times at most, and then ends as `failed`. Raises UserError if there is no cluster, if
+        no node could ever hold a job, or if a node has other code.
         """
         address = None if self.address == "local" else self.address  # Ray's name for a new one
         if address is None:
             _lock()
         ray = _ray()
         started = _connect(ray, address)
-        going = _Pool(ray, self, tasks)
+        going = _Going(ray, self)
         try:
-            while tasks or going.busy:
-                going.grow()
-                going.distribute()
-                yield from going.collect()
+            while tasks or going.jobs or going.scores:
+                for _ in range(min(len(tasks), going.room())):
+                    going.begin(tasks.popleft())
+                yield from going.ended()
         finally:
             going.stop()
             if started:
@@ -167,22 +165,20 @@ def _connect(ray: Any, address: str | None) -> bool:
     return True
 
 
-class _Pool:
-    """Slots for as many jobs as the cluster can hold at once, and what they share."""
+class _Going:
+    """The jobs that a cluster is at, and what they read."""
 
-    def __init__(self, ray: Any, settings: Cluster, tasks: deque[Task]) -> None:
-        self.ray, self.settings, self.tasks = ray, settings, tasks
-        self.slots: list[_Slot] = []
-        self.shelf = _Shelf(ray)
-        self.losses: dict[int, int] = {}
-        self.actor = ray.remote(_Runner)
+    def __init__(self, ray: Any, settings: Cluster) -> None:
+        self.ray, self.settings = ray, settings
+        self.jobs: dict[Any, tuple[Task, float]] = {}
+        self.scores: dict[Future[Ended], Task] = {}
+        # Here, since the truth need not travel; in a process that has loaded no plugin.
+        self.scorer = ProcessPoolExecutor(1, mp_context=get_context("forkserver"))
+        self.shelf: OrderedDict[str, Any] = OrderedDict()
+        self.sources = {p.name: p.read_text() for p in settings.env.plugins}
 
-    @property
-    def busy(self) -> bool:
-        return any(s.task for s in self.slots)
-
-    def capacity(self) -> int:
-        """Jobs that the cluster's nodes hold at once. Raises UserError if none could."""
+    def room(self) -> int:
+        """How many jobs more the cluster's nodes can hold. Raises UserError if none could."""
         cpus, gpus = self.settings.cpus, self.settings.gpus
         alive = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         room = 0
@@ -190,7 +186,7 @@ class _Pool:
             fits = [node.get("CPU", 0.0) // cpus] if cpus else []
             fits += [node.get("GPU", 0.0) // gpus] if gpus else []
             room += int(min(fits, default=0))
-        if not room and not self.slots:
+        if not room and not self.jobs:
             found = ", ".join(
                 f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in alive
             )
@@ -198,244 +194,145 @@ class _Pool:
                 f"no node of the Ray cluster can hold a job of {cpus:g} CPUs and {gpus:g} GPUs: "
                 f"its nodes have {found or 'nothing'}."
             )
-        return room
+        return max(0, room - len(self.jobs))
 
-    def grow(self) -> None:
-        """New slots where nodes joined or slots were lost, never more than there is work."""
-        wanted = len(self.tasks) + sum(s.task is not None for s in self.slots)
-        while len(self.slots) < min(wanted, self.capacity()):
-            self.slots.append(_Slot(self))
-
-    def distribute(self) -> None:
-        for slot in self.slots:
-            if self.tasks and slot.task is None and slot.ready():
-                slot.give(self.tasks.popleft())
-
-    def collect(self) -> Iterator[Outcome]:
-        """Outcomes of the jobs that ended, after waiting a little for one."""
-        waiting = [s.answer for s in self.slots if s.answer is not None]
-        if waiting:
-            self.ray.wait(waiting, num_returns=1, timeout=_TICK_S, fetch_local=False)
-        else:
-            time.sleep(_TICK_S)
-        for slot in list(self.slots):
-            outcome = slot.outcome()
-            if outcome is not None:
-                yield outcome
-            if slot.dead:
-                self.slots.remove(slot)
-
-    def again(self, task: Task) -> Outcome | None:
-        """Queue a job whose node was lost, or end it."""
-        self.losses[task.id] = self.losses.get(task.id, 0) + 1
-        if self.losses[task.id] > _LOSSES:
-            return lost(task, "failed", f"its node was lost {self.losses[task.id]} times")
-        self.tasks.appendleft(task)
-        return None
-
-    def stop(self) -> None:
-        for slot in self.slots:
-            slot.stop()
-
-
-class _Slot:
-    """Room for one job at a time: an actor somewhere on the cluster. answer: what it owes, first
-    who it is, then a job's record. cause: what the cluster says of its death; began: when the job
-    was given, or when it died. cut_off: whether the network lost its answer."""
-
-    def __init__(self, pool: _Pool) -> None:
-        self.pool = pool
-        settings = pool.settings
+    def begin(self, task: Task) -> None:
+        """Have the cluster begin a job, or this machine a score."""
+        work, settings = task.work, self.settings
+        if task.room == SCORES:
+            self.scores[self.scorer.submit(guarded, work)] = task
+            return
         share = settings.gpus if 0 < settings.gpus < 1 else 1.0
+        # Ray keeps processes of other variables apart, and so the rooms.
         variables = {"OMP_NUM_THREADS": "1", **KEEP_MEMORY, GPU_SHARE: f"{share:.6f}"}
-        self.actor = pool.actor.options(
+        perform = self.ray.remote(_perform).options(
             num_cpus=settings.cpus,
             num_gpus=settings.gpus,
-            max_restarts=0,
-            runtime_env={"env_vars": variables},
-        ).remote({p.name: p.read_text() for p in settings.env.plugins})
-        self.answer: Any = self.actor.introduce.remote(settings.plugins)
-        self.node: str | None = None
-        self.task: Task | None = None
-        self.began = 0.0
-        self.cause: str | None = None
-        self.cut_off = self.dead = False
+            max_retries=_LOSSES,
+            runtime_env={"env_vars": {**variables, "LEAKBENCH_ROOM": task.room}},
+        )
+        wanted = [p.name for p in work.env.plugins]
+        dataset = None
+        if work.needs_data:
+            job = work.training
+            name = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
+            dataset = self._stored(name, lambda: dataset_of(job, settings.env))
+        folders = [
+            self._stored(f"{task.room} {folder}", partial(_contents, folder, work.reads))
+            for folder in work.folders
+        ]
+        answer = perform.remote(
+            work, {n: self.sources[n] for n in wanted}, settings.code, dataset, *folders
+        )
+        self.jobs[answer] = task, time.monotonic()
 
-    def ready(self) -> bool:
-        return self.node is not None and self.cause is None and not self.dead
+    def _stored(self, name: str, make: Callable[[], Any]) -> Any:
+        """What several jobs read, put into the object store once."""
+        if name not in self.shelf:
+            self.shelf[name] = self.ray.put(make())
+        self.shelf.move_to_end(name)
+        while len(self.shelf) > _KEPT:
+            self.shelf.popitem(last=False)
+        return self.shelf[name]
 
-    def give(self, task: Task) -> None:
-        work: Any = task.work
-        shelf = self.pool.shelf
-        observed = shelf.observed(work.observed) if isinstance(work, Attacking) else None
-        dataset = shelf.dataset(work.job, self.pool.settings.env)
-        self.task, self.began = task, time.monotonic()
-        # In lists: Ray would fetch bare references anew for every job.
-        self.answer = self.actor.perform.remote(work, [observed], [dataset])
+    def ended(self) -> Iterator[Outcome]:
+        """Outcomes of the jobs that ended, after waiting a little for one."""
+        waited = wait(self.scores, timeout=0 if self.jobs else _TICK_S, return_when=FIRST_COMPLETED)
+        for future in waited.done:
+            yield outcome_of(self.scores.pop(future), future.result())
+        if not self.jobs:
+            return
+        done, _ = self.ray.wait([*self.jobs], timeout=_TICK_S, fetch_local=False)
+        for answer in done:
+            yield self._outcome(answer, *self.jobs.pop(answer))
+        limit = self.settings.timeout_s
+        for answer, (task, began) in list(self.jobs.items()):
+            if time.monotonic() - began > limit:
+                del self.jobs[answer]
+                self.ray.cancel(answer, force=True)
+                yield over_time(task, limit)
 
-    def outcome(self) -> Outcome | None:
-        """The finished job's outcome, or None while it runs or where it is begun anew."""
-        ray, settings = self.pool.ray, self.pool.settings
-        if self.cause is not None:
-            return self._inquest(self.cause)
-        if self.answer is None:
-            return None
-        if ray.wait([self.answer], timeout=0)[0]:
-            try:
-                value = ray.get(self.answer)
-            except ray.exceptions.ActorUnavailableError:
-                # Its node may be lost, or the network for a moment: the next answer tells.
-                self.answer, self.cut_off = self.actor.introduce.remote(settings.plugins), True
-                return None
-            except ray.exceptions.RayError as error:
-                self.answer, self.cause, self.began = None, str(error), time.monotonic()
-                return self._inquest(self.cause)
-            self.answer = None
-            return self._heard(value)
-        if self.task is not None and time.monotonic() - self.began > settings.timeout_s:
-            self.stop()
-            return over_time(self.task, settings.timeout_s)
-        return None
-
-    def _heard(self, value: Any) -> Outcome | None:
-        if self.cut_off:  # the job's own answer was lost on the way
-            self.stop()
-            return self.pool.again(self.task) if self.task is not None else None
-        if self.node is None:
-            self.node, host, code = value
-            for name, digest in self.pool.settings.code.items():
-                if code.get(name) != digest:
-                    raise UserError(
-                        f"node {host} of the Ray cluster has other code of {name} than this "
-                        "machine: install the same version there."
-                    )
-            return None
-        assert self.task is not None
-        task, self.task = self.task, None
-        ended, files = value
-        if ended.spoilt:
-            self.stop()
+    def _outcome(self, answer: Any, task: Task, began: float) -> Outcome:
+        try:
+            host, other, ended, files = self.ray.get(answer)
+        except self.ray.exceptions.RayError as error:
+            brief = " ".join(str(error).split())[:300]
+            return lost(task, "failed", f"the worker process died ({brief})")
+        if other:
+            raise UserError(
+                f"node {host} of the Ray cluster has other code of {other} than this "
+                "machine: install the same version there."
+            )
         try:
             if files:
                 task.work.artifacts.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 (task.work.artifacts / name).write_bytes(content)
         except OSError as error:
-            return Outcome(
-                task=task, record=NoResult(status="failed", reason=str(error)), no_space=True
-            )
+            failed = NoResult(status="failed", reason=str(error))
+            return Outcome(task=task, record=failed, no_space=True)
         return outcome_of(task, ended)
 
-    def _inquest(self, cause: str) -> Outcome | None:
-        """Of an actor that died: whether its node is lost, or, after a while, its process alone."""
-        nodes = [n["NodeID"] for n in self.pool.ray.nodes() if n["Alive"]]
-        gone = "its node has died" in cause or (self.node is not None and self.node not in nodes)
-        if not gone and time.monotonic() - self.began < _VERDICT_S:
-            return None
-        self.stop()
-        if self.task is not None:
-            brief = " ".join(cause.split())[:300]
-            return (
-                self.pool.again(self.task)
-                if gone
-                else lost(self.task, "failed", f"the worker process died ({brief})")
-            )
-        if self.node is None and not gone:
-            raise UserError(
-                f"a worker of the Ray cluster cannot start ({' '.join(cause.split())[:300]})."
-            )
-        return None
-
     def stop(self) -> None:
-        self.dead, self.answer = True, None
-        self.pool.ray.kill(self.actor, no_restart=True)
+        self.scorer.shutdown(cancel_futures=True)
+        for answer in self.jobs:
+            self.ray.cancel(answer, force=True)
 
 
-class _Shelf:
-    """What several jobs read, put into the object store once."""
-
-    def __init__(self, ray: Any) -> None:
-        self.ray = ray
-        self.datasets: OrderedDict[str, Any] = OrderedDict()
-        self.seen: OrderedDict[Path, Any] = OrderedDict()
-
-    def dataset(self, job: TrainJob, env: Environment) -> Any:
-        name = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
-        if name not in self.datasets:
-            self.datasets[name] = self.ray.put(dataset_of(job, env))
-        return _recent(self.datasets, name)
-
-    def observed(self, folder: Path) -> Any:
-        if folder not in self.seen:
-            self.seen[folder] = self.ray.put(_contents(folder))
-        return _recent(self.seen, folder)
-
-
-def _recent(shelf: OrderedDict[Any, Any], name: Any, kept: int = _KEPT) -> Any:
-    """What has that name, which is now the last to go."""
-    shelf.move_to_end(name)
-    while len(shelf) > kept:
-        shelf.popitem(last=False)
-    return shelf[name]
-
-
-def _contents(folder: Path) -> Files:
-    """Files of a folder; nothing of a training that left none."""
+def _contents(folder: Path, reads: Callable[[str], bool] = lambda name: True) -> Files:
+    """Files of a folder that a job reads; nothing of a training that left none."""
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {p.name: read_bytes(p, most=sys.maxsize) for p in paths}
+    return {p.name: read_bytes(p, most=sys.maxsize) for p in paths if reads(p.name)}
 
 
-@dataclass
-class _Runner:
-    """The actor: carries out jobs on its node. sources: the plugin files, name -> text."""
+def _perform(
+    work: Work,
+    sources: Mapping[str, str],
+    code: Mapping[str, str],
+    dataset: Dataset | None,
+    *folders: Files,
+) -> tuple[str, str | None, Ended | None, Files]:
+    """Carry out a job on a node.
 
-    sources: Mapping[str, str]
-    datasets: OrderedDict[str, Dataset] = field(default_factory=OrderedDict)
+    Args:
+        work: The job.
+        sources: Its plugin files, name -> text.
+        code: Hashes that its code must have.
+        dataset: For the jobs that need one.
+        folders: What it reads, in the order of its `folders`.
 
-    def __post_init__(self) -> None:
-        import torch
+    Returns:
+        The node's name, the name of code that is not the same here, what the job left, and its
+        files.
+    """
+    import torch
 
-        torch.set_num_threads(1)
-        keep_to_share()
-        # The process ends with the run, its folder with the process.
-        self.folder = tempfile.TemporaryDirectory(prefix="leakbench-")
-        self.plugins = []
-        for name, text in self.sources.items():
-            path = Path(self.folder.name) / name
-            path.write_text(text)
-            self.plugins.append(path)
+    torch.set_num_threads(1)
+    keep_to_share()
+    host, plugins = socket.gethostname(), _plugin_folder()
+    _write(plugins, sources)
+    env = replace(work.env, plugins=tuple(plugins / n for n in sources), data_dir=None)
+    here = Code(registry_for(env.plugins, work.needed)).of(work.needed)
+    other = next((name for name, digest in here.items() if code.get(name) != digest), None)
+    if other is not None:
+        return host, other, None, {}
+    with tempfile.TemporaryDirectory(prefix="leakbench-") as name:
+        place = Path(name)
+        moved = {folder: place / str(i) for i, folder in enumerate(work.folders)}
+        for folder, files in zip(work.folders, folders, strict=True):
+            _write(moved[folder], files)
+        out = place / "out"
+        work = replace(work.with_folders(moved), env=env, artifacts=out, dataset=dataset)
+        return host, None, guarded(work), _contents(out)
 
-    def introduce(
-        self, plugins: tuple[tuple[PluginKind, str], ...]
-    ) -> tuple[str, str, dict[str, str]]:
-        """The node's id and name, and hashes of the code that it would run."""
-        import ray
 
-        code = Code(environment.registry_for(tuple(self.plugins))).of(plugins)
-        return ray.get_runtime_context().get_node_id(), socket.gethostname(), code
+@cache
+def _plugin_folder() -> Path:
+    """Of this process, for the plugin files of its jobs."""
+    return Path(tempfile.mkdtemp(prefix="leakbench-plugins-"))
 
-    def perform(self, work: Any, observed: list[Any], dataset: list[Any]) -> tuple[Ended, Files]:
-        """What a job left, and its files. observed, dataset: a reference each, of what it reads."""
-        import ray
 
-        with tempfile.TemporaryDirectory(dir=self.folder.name) as name:
-            folder = Path(name)
-            more: dict[str, Any] = {
-                "env": replace(work.env, plugins=tuple(self.plugins), data_dir=None),
-                "artifacts": folder / "out",
-                "dataset": self._dataset(dataset[0]),
-            }
-            if observed[0] is not None:
-                more["observed"] = folder / "seen"
-                more["observed"].mkdir()
-                for file, content in ray.get(observed[0]).items():
-                    (more["observed"] / file).write_bytes(content)
-            return guarded(replace(work, **more)), _contents(folder / "out")
-
-    def _dataset(self, reference: Any) -> Dataset:
-        import ray
-
-        name = reference.hex()
-        if name not in self.datasets:
-            self.datasets[name] = ray.get(reference)
-        return _recent(self.datasets, name, DATASETS_KEPT)
+def _write(folder: Path, files: Mapping[str, bytes | str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())

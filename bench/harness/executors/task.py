@@ -6,29 +6,13 @@ from collections import deque
 from collections.abc import Callable, Container, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from bench.foreign import Left, OverLimit, foreign_code, forget, in_one_line, time_limit
 from bench.harness.executors.memory import peak
+from bench.harness.work import Work
 from bench.protocols.export import DiskFull
 from bench.records import AttackOutcome, NoResult, TrainOutcome, sound_text
-
-
-class Work(Protocol):
-    """A job with all that it needs: called, it gives its record and leaves files in `artifacts`.
-
-    A dataclass, so that it can be sent to another process or machine.
-    """
-
-    @property
-    def artifacts(self) -> Path: ...
-
-    def __call__(self) -> TrainOutcome | AttackOutcome: ...
-
-    def prepare(self) -> None:
-        """Import what the job needs, which is no part of its time."""
-
 
 SCORES = "scores"
 """The room of tasks that score answers."""

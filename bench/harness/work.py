@@ -1,0 +1,70 @@
+"""What executors carry out: a job with all that it needs, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+from bench.data.dataset import Dataset
+from bench.harness.environment import Environment, dataset_of, registry_for
+from bench.names import PluginKind
+from bench.records import AttackOutcome, TrainJob, TrainOutcome
+from bench.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A job: called, it gives its record and leaves files in `artifacts`.
+
+    Attributes:
+        env: Where it runs.
+        artifacts: Folder for its files.
+        dataset: As `dataset_of` gives it, or None to load it where it runs.
+    """
+
+    env: Environment
+    artifacts: Path
+    dataset: Dataset | None = None
+
+    needs_data: ClassVar[bool] = True
+    """Whether it reads the data set, private samples and all."""
+
+    @property
+    def training(self) -> TrainJob:
+        """The training that it belongs to."""
+        raise NotImplementedError
+
+    @property
+    def needed(self) -> frozenset[tuple[PluginKind, str]]:
+        """Kind and name of the plugins that it runs."""
+        return frozenset()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The artifact folders that it reads."""
+        return ()
+
+    def reads(self, name: str) -> bool:
+        """Whether it reads the files of that name in its folders."""
+        return True
+
+    def with_folders(self, places: Mapping[Path, Path]) -> Self:
+        """The same job that reads other folders in place of its own."""
+        return self
+
+    def __call__(self) -> TrainOutcome | AttackOutcome:
+        raise NotImplementedError
+
+    def registry(self) -> Registry:
+        """The plugins that it runs, and no others."""
+        return registry_for(self.env.plugins, self.needed)
+
+    def data(self) -> Dataset:
+        """Its data set."""
+        return dataset_of(self.training, self.env) if self.dataset is None else self.dataset
+
+    def prepare(self) -> None:
+        """Import the plugins, which is no part of its time."""
+        self.registry()
