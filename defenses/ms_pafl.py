@@ -35,7 +35,6 @@ from bench.api import (
     Mechanism,
     Message,
     Server,
-    Stage,
     State,
     Strength,
     Withheld,
@@ -148,6 +147,7 @@ class MSPAFL(Defense):
     # --- client: check in, subsample, split, clip, noise -----------------------------------------
     def joins(self, client: Client, sampled: bool) -> bool:
         """Eq. 14, a coin of the client's own; the server's sampling is not asked."""
+        client.memory.pop(_QUEUE, None)  # a round's subsample is drawn afresh
         number = client.memory.get(_ROUND, 0)
         client.memory[_ROUND] = number + 1
         chance = torch.rand((), generator=client.rng["joins"])
@@ -157,11 +157,6 @@ class MSPAFL(Defense):
         """p of a client in a round, both numbered from 0."""
         row = self.table[round % len(self.table)]
         return row[client % len(row)]
-
-    def say(self, when: Stage, client: Client, local: Local | None, round: int) -> list[Message]:
-        if when == "round":
-            client.memory.pop(_QUEUE, None)  # a round's subsample is drawn afresh
-        return []
 
     def batch(self, client: Client, size: int) -> Tensor:
         """Sec. III-B: a batch of the round's subsample."""

@@ -32,14 +32,8 @@ from bench.submission.figures import Comparison, compare
 from bench.submission.marks import marks
 from bench.submission.packing import Request, _check_data, _without_paths, submit
 from bench.submission.rerunning import load_plugins
-from bench.submission.verification import (
-    Rerun,
-    candidates,
-    open_folder,
-    sample,
-    sources,
-    trainings_of,
-)
+from bench.submission.staged import Rerun, trainings_of
+from bench.submission.verification import candidates, open_folder, sample, sources
 from tests import made_rows as made_up
 from tests.made_records import attacked, trained
 
@@ -648,7 +642,7 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
         for what in labels
     ]
     made = Rerun(comparisons=statuses)
-    monkeypatch.setattr("bench.submission.verification.rerun", lambda *a, **k: made)
+    monkeypatch.setattr("bench.submission.staged.rerun", lambda *a, **k: made)
     code, text = verify(folder, "--sample", "2")
     assert code == 0, text
     assert "2 of 2 sampled cells gave no figures to compare" in text

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.submission.figures import Comparison
-    from bench.submission.verification import Opened, Rerun
+    from bench.submission.staged import Rerun
+    from bench.submission.verification import Opened
 
 _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
 
@@ -57,14 +58,14 @@ def verify(
     """
     with options.plain_errors():
         from bench.harness.runner import cell_label, label_of
-        from bench.submission import verification
+        from bench.submission import staged, verification
         from bench.submission.isolation import isolation
         from bench.suite import parse_pairs
 
         code = _whole(folder)
         tell = partial(options.say, aside=as_json)
         tell("The files are as they were written.")
-        verification.check_tolerance(tolerance)
+        staged.check_tolerance(tolerance)
         env = options.chosen_environment(device, data_dir, False, None)
         opened = verification.open_folder(folder)
         pairs = parse_pairs(only or (), "--only")
@@ -78,7 +79,7 @@ def verify(
         tell(
             f"Sample of {counted(len(drawn), 'cell')} out of "
             f"{len(verification.candidates(opened, pairs))}, seed {seed}. To rerun: "
-            f"{counted(len(verification.trainings_of(drawn)), 'training')} and "
+            f"{counted(len(staged.trainings_of(drawn)), 'training')} and "
             f"{counted(len(drawn), 'attack')}."
         )
         # Drawn whole, a training is one line here and below, with all attacks on it.
@@ -97,8 +98,8 @@ def verify(
             if text.partition(": ")[2] not in lines:
                 tell(f"  {text}", style="dim")
 
-        made = verification.rerun(
-            opened,
+        made = staged.rerun(
+            folder,
             drawn,
             isolation=isolated,
             env=env,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -26,7 +26,14 @@ from bench.harness.environment import (
     needed_samples,
     versions,
 )
-from bench.harness.executors.task import SCORES, Executor, Outcome, Task
+from bench.harness.executors.task import (
+    ATTACKS,
+    SCORES,
+    TRAININGS,
+    Executor,
+    Outcome,
+    Task,
+)
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.harness.scoring import Scoring
@@ -75,6 +82,8 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+KINDS = (TRAININGS, ATTACKS, SCORES)
+"""The kinds of jobs, each of which follows from those before."""
 
 
 @dataclass(kw_only=True)
@@ -193,6 +202,7 @@ def run(
     fresh: bool = False,
     command: Sequence[str] = (),
     on_progress: OnProgress = lambda progress: None,
+    kinds: Collection[str] = KINDS,
 ) -> Report:
     """Make every missing record while holding the folder, each training's attacks as soon as it is
     done.
@@ -207,6 +217,7 @@ def run(
         fresh: Whether what is finished is made anew.
         command: How a reader would make the run again.
         on_progress: Is told of every job that ended.
+        kinds: Of KINDS, what is made of what is missing.
 
     Raises:
         UserError: If another driver holds the folder; if a record or a job's files cannot be
@@ -216,7 +227,7 @@ def run(
         store.sweep()
         with _writing(store):
             write_whole(store.folder / RUN, to_json(planned_run(plan, keys, command)))
-        going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress)
+        going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress, kinds=kinds)
         with closing(executor(going.queue)) as outcomes:
             for outcome in outcomes:
                 if outcome.no_space:
@@ -249,9 +260,16 @@ class _Run:
     """
 
     def __init__(
-        self, plan: Plan, store: Store, keys: Keys, *, fresh: bool, on_progress: OnProgress
+        self,
+        plan: Plan,
+        store: Store,
+        keys: Keys,
+        *,
+        fresh: bool,
+        on_progress: OnProgress,
+        kinds: Collection[str],
     ) -> None:
-        self.store, self.keys, self.on_progress = store, keys, on_progress
+        self.store, self.keys, self.on_progress, self.kinds = store, keys, on_progress, kinds
         self.total = len(plan.trainings) + len(plan.cells)
         self.report = Report()
         self.queue: deque[Task] = deque()
@@ -262,7 +280,7 @@ class _Run:
         self.answered: set[AttackJob] = set()
         for job in plan.trainings:
             if fresh or not self._resume(job):
-                self.queue.append(self._training(job))
+                self._add([self._training(job)])
 
     def _resume(self, job: TrainJob) -> bool:
         """Take what is finished of a training and its attacks, and queue the attacks and scores
@@ -282,12 +300,20 @@ class _Run:
         self._advance(job, trained, cached=True)
         for cell, done in found.items():
             if cell in unscored:
-                self.queue.append(self._scoring(cell, trained, unscored[cell]))
+                self._add([self._scoring(cell, trained, unscored[cell])])
             elif done is not None:
                 self.report.cached += 1
                 self._advance(cell, done, cached=True)
-        self.queue.extend(self._attack(cell, trained) for cell in missing if self._ready(cell))
+        self._add(self._attack(cell, trained) for cell in missing if self._ready(cell))
         return True
+
+    def _add(self, tasks: Iterable[Task], *, first: bool = False) -> None:
+        """Queue the tasks of the kinds that are made, before or after the others."""
+        wanted = [t for t in tasks if t.room.partition(" ")[0] in self.kinds]
+        if first:
+            self.queue.extendleft(reversed(wanted))
+        else:
+            self.queue.extend(wanted)
 
     def _finished(self, cell: AttackJob) -> AttackOutcome | None:
         """The record of an attack that need not be run again, though perhaps scored."""
@@ -315,7 +341,7 @@ class _Run:
             assert not isinstance(record, AttackRecord)
             self.store.keep("train", self.keys.train(job), replace(record, inputs=job))
             ready = [c for c in self.cells[job] if self._ready(c)]
-            self.queue.extendleft(self._attack(c, record) for c in reversed(ready))
+            self._add((self._attack(c, record) for c in ready), first=True)
             self._advance(job, record, cached=False)
             return
         assert not isinstance(record, TrainRecord)
@@ -336,17 +362,17 @@ class _Run:
         if isinstance(record, AttackRecord) or followers:
             trained = self.store.read("train", self.keys.train(job.train))
             assert trained is not None
-            self.queue.extendleft(self._attack(c, trained) for c in reversed(followers))
-            if isinstance(record, AttackRecord) and isinstance(trained, TrainRecord):
+            self._add((self._attack(c, trained) for c in followers), first=True)
+            if isinstance(record, AttackRecord) and SCORES in self.kinds:
                 kept = self.store.read("attack", key, unscored=True)
-                self.queue.appendleft(self._scoring(job, trained, kept))
+                self._add([self._scoring(job, trained, kept)], first=True)
                 return
         self._advance(job, record, cached=False)
 
     def _training(self, job: TrainJob) -> Task:
         key = self.keys.train(job)
         work = Training(job=job, env=self._environment(job), artifacts=self.store.scratch(key))
-        return self._numbered(job, label_of(job), work, key, f"train {job.defense}")
+        return self._numbered(job, label_of(job), work, key, f"{TRAININGS} {job.defense}")
 
     def _attack(self, cell: AttackJob, trained: TrainOutcome) -> Task:
         key = self.keys.train(cell.train)
@@ -359,7 +385,7 @@ class _Run:
             earlier=tuple(self._earlier(cell)),
             followed=cell in self.followed,
         )
-        return self._numbered(cell, cell_label(cell), work, key, f"attack {cell.train.defense}")
+        return self._numbered(cell, cell_label(cell), work, key, f"{ATTACKS} {cell.train.defense}")
 
     def _scoring(self, cell: AttackJob, trained: TrainOutcome, record: Any) -> Task:
         """The score of an answer."""

@@ -42,13 +42,19 @@ from bench.protocols.export import (
     save_tensors,
     save_truth,
 )
-from bench.protocols.federation import UPLOADED, Federation, RoundResult, RoundSeconds
+from bench.protocols.federation import (
+    PARTICIPATION,
+    UPLOADED,
+    Federation,
+    RoundResult,
+    RoundSeconds,
+    sampled_clients,
+)
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import MOST_BYTES, Truth, observe, recorded
 from bench.protocols.settings import (
     TRAINING,
     Checkpoint,
-    ProtocolSettings,
     ThreatSettings,
     evenly,
     recorded_rounds,
@@ -152,7 +158,7 @@ def _train(work: Training) -> TrainOutcome:
                     t.name: _observe(release, t, checkpoint, work.artifacts) for t in own
                 }
 
-    sampling = generator(job.seed, "participation")
+    sampling = generator(job.seed, PARTICIPATION)
     local = LocalWork.of(protocol)
 
     def facts() -> Facts:
@@ -194,7 +200,9 @@ def _train(work: Training) -> TrainOutcome:
     norm_before = _norm(federation.state)
     look(0)
     for _ in range(protocol.rounds):
-        result = recorder.play(federation, local, _sample(federation, protocol, sampling), dataset)
+        ids = [client.id for client in federation.clients]
+        sampled = sampled_clients(ids, protocol, sampling)
+        result = recorder.play(federation, local, sampled, dataset)
         rounds += 1
         up += result.wire.bytes_up
         down += result.wire.bytes_down
@@ -311,16 +319,6 @@ def check_company(job: TrainJob, defense: Defense) -> None:
                 f"{job.defense} needs {defense.together} clients that take part together, but "
                 f"threat {threat.name} observes {threat.victims}."
             )
-
-
-def _sample(federation: Federation, protocol: ProtocolSettings, rng: torch.Generator) -> list[str]:
-    """The round's clients: so many, drawn without replacement, or each by itself."""
-    ids = [c.id for c in federation.clients]
-    if protocol.sampling == "poisson":
-        drawn = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
-        return [client for client, joins in zip(ids, drawn.tolist(), strict=True) if joins]
-    chosen = torch.randperm(len(ids), generator=rng)[: protocol.participants]
-    return [ids[i] for i in chosen.sort().values]
 
 
 def _norm(state: State) -> float:

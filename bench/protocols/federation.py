@@ -20,6 +20,7 @@ from bench.contract.messages import FORMER, SERVER, Message, Part, Stage, State,
 from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.local_training import LocalTraining, LocalWork
+from bench.protocols.settings import ProtocolSettings
 from bench.protocols.wire import Wire, frozen
 from bench.seeding import derived_seed, generator
 from bench.toolkit.aggregation import filled, mean_over_present
@@ -29,6 +30,39 @@ UPLOADED = ("clear", "sealed", "withheld")
 not send it."""
 STREAMS = ("joins", "batch", "defense")
 """Names of a client's random streams, which `Client.rng` holds."""
+
+
+PARTICIPATION = "participation"
+"""Name of the random stream of the server's sampling."""
+
+
+def sampled_clients(
+    ids: Sequence[str], protocol: ProtocolSettings, rng: torch.Generator
+) -> list[str]:
+    """The clients that the server samples in a round: so many, drawn without replacement, or each
+    by itself."""
+    if protocol.sampling == "poisson":
+        drawn = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
+        return [client for client, joins in zip(ids, drawn.tolist(), strict=True) if joins]
+    chosen = torch.randperm(len(ids), generator=rng)[: protocol.participants]
+    return [ids[i] for i in chosen.sort().values]
+
+
+def clients_of(data: Sequence[tuple[Tensor, Tensor]], seed: int) -> list[Client]:
+    """The clients of a run at its beginning.
+
+    data: Samples and labels (x, y), one pair per client.
+    """
+    return [
+        Client(
+            id=f"client-{i}",
+            x=x,
+            y=y,
+            rng={s: generator(seed, "client", i, s) for s in STREAMS},
+            number=i,
+        )
+        for i, (x, y) in enumerate(data)
+    ]
 
 
 @dataclass(kw_only=True)
@@ -157,16 +191,7 @@ class Federation(LocalTraining):
         }
         held = {n: stages[n.partition(".")[0]] for n in names_in(stages, params)}
         state, const = defense.variables(params, held, generator(seed, "variables"))
-        clients = [
-            Client(
-                id=f"client-{i}",
-                x=x.to(device),
-                y=y.to(device),
-                rng={s: generator(seed, "client", i, s) for s in STREAMS},
-                number=i,
-            )
-            for i, (x, y) in enumerate(data)
-        ]
+        clients = clients_of([(x.to(device), y.to(device)) for x, y in data], seed)
         return cls(
             network=network,
             defense=defense,

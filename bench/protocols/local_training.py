@@ -218,14 +218,7 @@ class LocalTraining:
         chosen = None if self.pinned else self.defense.batch(client, size)
         if chosen is not None:
             return chosen.cpu()
-        size = min(size, len(client.y))
-        queue = self.queues.get(client.id, torch.empty(0, dtype=torch.int64))
-        if len(queue) < size:  # a new epoch; the rest of the old one comes first
-            order = torch.randperm(len(client.y), generator=client.rng["batch"])
-            order = torch.cat([order[~torch.isin(order, queue)], order[torch.isin(order, queue)]])
-            queue = torch.cat([queue, order])
-        self.queues[client.id] = queue[size:]
-        return queue[:size]
+        return next_batch(client, size, self.queues)
 
     def loss(self, mode: Mode, draw: State | None = None) -> Loss:
         """The training loss as a pure function (variables, x, y) -> scalar."""
@@ -362,3 +355,18 @@ def _padded(client: Client, first: int, width: int, classes: int) -> tuple[Tenso
         torch.cat([x, x.new_zeros(missing, *x.shape[1:])]),
         torch.cat([one_hot, one_hot.new_zeros(missing, classes)]),
     )
+
+
+def next_batch(client: Client, size: int, queues: dict[str, Tensor]) -> Tensor:
+    """Indices of a client's next batch of at most `size` samples.
+
+    queues: Samples of each client's present epoch that are still to come, by client; changed.
+    """
+    size = min(size, len(client.y))
+    queue = queues.get(client.id, torch.empty(0, dtype=torch.int64))
+    if len(queue) < size:  # a new epoch; the rest of the old one comes first
+        order = torch.randperm(len(client.y), generator=client.rng["batch"])
+        order = torch.cat([order[~torch.isin(order, queue)], order[torch.isin(order, queue)]])
+        queue = torch.cat([queue, order])
+    queues[client.id] = queue[size:]
+    return queue[:size]

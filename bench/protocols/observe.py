@@ -100,7 +100,9 @@ def observe(
         parties = derived_seed(federation.seed, *play, "parties")
         copy.parties = dict(copy.defense.third_parties(parties))
     by_id = {c.id: c for c in copy.clients}
-    queues = {v: _order(by_id[v], victims, federation.seed, streams, earlier) for v in victims.ids}
+    queues = {
+        v: order_of(by_id[v], victims, federation.seed, streams, earlier) for v in victims.ids
+    }
     copy.queues, copy.pinned = dict(queues), True
     copy.buffers = copy.network.calibrate(copy.mean_weights(), aux_x.to(copy.device))
     work = LocalWork(
@@ -188,10 +190,7 @@ def _view(
     """What the server saw of a round that the federation has just played, and the truth."""
     by_id = {c.id: c for c in federation.clients}
     chosen = {v: result.used[v].flatten()[: victims.samples] for v in victims.ids}
-    truth = Truth(
-        x=torch.stack([by_id[v].x[chosen[v]] for v in victims.ids]).cpu(),
-        y=torch.stack([by_id[v].y[chosen[v]] for v in victims.ids]).cpu(),
-    )
+    truth = truth_of([by_id[v] for v in victims.ids], chosen)
     messages = result.wire.seen_by(SERVER)
     defense = federation.defense
     read = read_updates(defense, result, victims.ids)
@@ -215,7 +214,7 @@ def _view(
     if place is not None:
         known["cut"] = place
     elif defense.only_sums and not read:
-        truth = _as_one(truth, victims.batch)
+        truth = as_one(truth, victims.batch)
         known |= _of_sum(known, defense.mechanisms_in(known_round), len(victims.ids))
     learns = defense.forms_model == "server" or threat.hears == "every_broadcast"
     if threat.labels:
@@ -251,7 +250,15 @@ def round_of(federation: Federation, victims: Victims, *, lr: float, parameters:
     )
 
 
-def _as_one(truth: Truth, batch: int) -> Truth:
+def truth_of(clients: Sequence[Client], chosen: Mapping[str, Tensor]) -> Truth:
+    """The samples of some clients, of each those with the indices `chosen`."""
+    return Truth(
+        x=torch.stack([c.x[chosen[c.id]] for c in clients]).cpu(),
+        y=torch.stack([c.y[chosen[c.id]] for c in clients]).cpu(),
+    )
+
+
+def as_one(truth: Truth, batch: int) -> Truth:
     """All victims' samples as those of one, step after step."""
 
     def joined(values: Tensor) -> Tensor:
@@ -307,8 +314,12 @@ def _chosen(
     )
 
 
-def _order(
-    client: Client, victims: Victims, seed: int, streams: tuple[str, ...], earlier: int | None
+def order_of(
+    client: Client,
+    victims: Victims,
+    seed: int,
+    streams: tuple[str, ...],
+    earlier: int | None = None,
 ) -> Tensor:
     """Indices of a victim's samples, step after step: its own in an order that every epoch, and
     every release but the last, shuffles anew."""

@@ -53,6 +53,7 @@ class Isolation:
         *,
         scratch: Path,
         shown: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
         device: str = "cpu",
     ) -> subprocess.Popen[str]:
         """Start a command of this Python; standard output and error come in one pipe.
@@ -62,13 +63,16 @@ class Isolation:
             scratch: The only folder in which it may write; its working directory. Temporary files
                 and caches of libraries go to `scratch`/tmp.
             shown: Files and folders that it may read beside Python and the system's libraries.
+            hidden: Folders that are empty in a sandbox, though they lie in one that it sees.
             device: With cuda, the GPUs' device files are there.
 
         Raises:
             UserError: If what it must see holds the home folder.
         """
         (scratch / "tmp").mkdir()
-        before = () if self.bwrap is None else _sandbox(self.bwrap, scratch, shown, device)
+        before: Sequence[str] = ()
+        if self.bwrap is not None:
+            before = _sandbox(self.bwrap, scratch, shown, hidden, device)
         return subprocess.Popen(
             [*before, *command],
             stdin=subprocess.PIPE,
@@ -141,7 +145,9 @@ def _problem(program: str) -> str | None:
     return f"does not work here: {said}"
 
 
-def _sandbox(bwrap: str, scratch: Path, shown: Sequence[Path], device: str) -> list[str]:
+def _sandbox(
+    bwrap: str, scratch: Path, shown: Sequence[Path], hidden: Sequence[Path], device: str
+) -> list[str]:
     """What stands before a command that it isolates."""
     made = [bwrap, *_ALONE, "--tmpfs", "/"]
     for system in map(Path, _SYSTEM):
@@ -156,6 +162,7 @@ def _sandbox(bwrap: str, scratch: Path, shown: Sequence[Path], device: str) -> l
         made += [a for p in nodes for a in ("--dev-bind", p, p)]
     for path in map(str, _visible(shown)):
         made += ["--ro-bind", path, path]
+    made += [a for p in hidden for a in ("--tmpfs", str(p))]
     made += ["--bind", str(scratch), str(scratch), "--remount-ro", "/dev", "--remount-ro", "/"]
     return [*made, "--chdir", str(scratch), "--"]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.harness.environment import Environment
+from bench.harness.executors.task import TRAININGS
 from bench.harness.keys import Code, Keys
 from bench.harness.launch import local
 from bench.harness.plan import Plan
@@ -40,7 +41,8 @@ class Rerunning:
     Attributes:
         submission: The folder; of it run.json is read, of a submission also `source/` and
             submission.json.
-        cells: Keys of the attacks; their trainings are run too.
+        cells: Keys of the attacks, and of those that go before them.
+        kinds: Of `bench.harness.runner.KINDS`, what is run of what `out` lacks.
         out: Where to write.
         device: cpu or cuda.
         data_dir: Where data sets lie that are not embedded; "" for nowhere.
@@ -49,6 +51,7 @@ class Rerunning:
 
     submission: str
     cells: list[str]
+    kinds: list[str]
     out: str
     device: str
     data_dir: str
@@ -87,7 +90,7 @@ def load_plugins(folder: Path) -> Registry:
     return registry
 
 
-class _RecordedKeys(Keys):
+class RecordedKeys(Keys):
     """Keys under which the folder has the records of the same jobs."""
 
     def __init__(self, registry: Registry, env: Environment, cells: list[Cell]) -> None:
@@ -110,13 +113,13 @@ def with_earlier(run: Run, keys: Collection[str]) -> list[Cell]:
 
 
 def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: None) -> None:
-    """Load the submitted code, train and attack. `tell` is told what has ended.
+    """Load the submitted code, and train or attack. `tell` is told what has ended.
 
     Raises UserError for a suite that cannot run here.
     """
     folder, out = Path(request.submission), Path(request.out)
     run = Run.read(folder)
-    cells = with_earlier(run, set(request.cells))
+    cells = [c for c in run.cells if c.key in request.cells]
     plan = Plan(
         suite=run.suite,
         trainings=tuple(dict.fromkeys(c.job.train for c in cells)),
@@ -128,17 +131,18 @@ def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: Non
         plugins=sources_of(folder),
     )
     registry = load_plugins(folder)
-    check_plan(plan, registry, env)
+    if TRAININGS in request.kinds:  # attacks have no data set to check
+        check_plan(plan, registry, env)
     store = Store(out / RECORDS)
     store.prepare()
 
     def told(progress: Progress) -> None:
-        tell(f"{progress.done} of {progress.total}: {progress.label}")
+        if not progress.cached:
+            tell(f"{progress.done} of {progress.total}: {progress.label}")
 
-    run_plan(
-        plan, store, _RecordedKeys(registry, env, cells), on_progress=told,
-        executor=local(plan, env, workers=request.workers),
-    )  # fmt: skip
+    keys = RecordedKeys(registry, env, cells)
+    executor = local(plan, env, workers=request.workers)
+    run_plan(plan, store, keys, on_progress=told, executor=executor, kinds=request.kinds)
 
 
 def main() -> int:

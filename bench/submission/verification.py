@@ -3,12 +3,7 @@ results out of leakbench's."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,59 +11,37 @@ import torch
 
 from bench import models
 from bench.errors import UserError
-from bench.files import no_link, sha256
-from bench.harness.environment import Environment, versions
+from bench.files import sha256
+from bench.harness.environment import versions
 from bench.harness.keys import Code
 from bench.harness.plan import expand
-from bench.harness.runner import cell_label, label_of
 from bench.harness.store import Store
 from bench.records import (
     LEADERBOARD,
     RUN,
     SUMS,
-    AttackOutcome,
     Cell,
-    Kind,
     Row,
     Run,
-    TrainJob,
-    TrainOutcome,
     canonical,
     check_sum,
-    read_outcome,
     read_rows,
 )
 from bench.records.submitted import (
     MANIFEST,
-    SUBMISSION,
     Submission,
     is_submission,
     read_submission,
 )
 from bench.registry import discover
 from bench.report import leaderboard
-from bench.report.escaping import one_line
 from bench.seeding import generator
 from bench.submission.documents import check_files, check_records, inside
-from bench.submission.figures import Comparison, compare
-from bench.submission.isolation import Isolation
 from bench.submission.packing import cells_of
 from bench.submission.rerunning import (
-    PROGRESS,
-    RECORDS,
-    REFUSAL,
-    Rerunning,
     plugins_of,
-    run_again,
 )
 from bench.submission.selection import check_suite
-
-_LONGEST = 2**16
-"""Characters of a line that the code of others writes; the rest is another line."""
-_LAST_WORDS = 5
-"""Lines of a process that failed."""
-_LAST_LINES_S = 10.0
-"""How long the lines of a process that has ended may take to be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +64,6 @@ class Opened:
         if self.submission is not None:
             return self.submission.environment
         return dict(self.run.versions) | {"device": self.run.device}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rerun:
-    """What came of running the submitted code.
-
-    Attributes:
-        comparisons: Every figure of the sample, submitted and rerun.
-        end: How the process ended, where it did not come to its end.
-    """
-
-    comparisons: list[Comparison]
-    end: str | None = None
 
 
 def sources(folder: Path) -> list[str]:
@@ -239,126 +199,6 @@ def sample(
 
 def _is_own(cell: Cell, made: Submission) -> bool:
     return made.kind == "attack" or cell.defense == made.name
-
-
-def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
-    """The trainings that a sample's cells need, each once, and the keys of their records."""
-    return {c.job.train: c.train_key for c in sampled}
-
-
-def check_tolerance(tolerance: float) -> None:
-    """Raises UserError for one outside [0, 1]."""
-    if not 0 <= tolerance <= 1:
-        raise UserError(f"--tolerance must lie in [0, 1], got {tolerance}.")
-
-
-def rerun(
-    opened: Opened,
-    sampled: Sequence[Cell],
-    *,
-    isolation: Isolation,
-    env: Environment,
-    tolerance: float,
-    workers: int,
-    tell: Callable[[str], None] = lambda text: None,
-) -> Rerun:
-    """Train and attack again in a temporary folder, and compare every figure that follows from the
-    code; what a clock says is not compared.
-
-    The submitted code runs in a process of its own; with no isolation and no workers in this one.
-
-    Args:
-        opened: The submission.
-        sampled: What is run again.
-        isolation: What the code may reach.
-        env: Device and data folder.
-        tolerance: Of means, where figures are not equal.
-        workers: Processes, 0 for none.
-        tell: Is told what has ended.
-
-    Raises:
-        UserError: For a suite that cannot run here.
-    """
-    check_tolerance(tolerance)
-    found: list[Comparison] = []
-    with tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name:
-        out = Path(name).resolve()
-        request = Rerunning(
-            submission=str(opened.folder.resolve()),
-            cells=[c.key for c in sampled],
-            out=str(out),
-            device=env.device,
-            data_dir=str(env.data_dir or ""),
-            workers=workers,
-        )
-        end: str | None = None
-        if isolation.bwrap is None and workers == 0:
-            run_again(request, tell)
-        else:
-            end = _run_apart(isolation, request, tell)
-        first, again = Store(opened.folder), out / RECORDS
-        for job, key in trainings_of(sampled).items():
-            made = first.read("train", key), _read_made(again, "train", key)
-            found += compare(label_of(job), *made, tolerance)
-        for cell in sampled:
-            scored = first.read("attack", cell.key), _read_made(again, "attack", cell.key)
-            found += compare(cell_label(cell.job), *scored, tolerance)
-    return Rerun(comparisons=found, end=end)
-
-
-def _run_apart(isolation: Isolation, request: Rerunning, tell: Callable[[str], None]) -> str | None:
-    """Run the code in a process of its own; how that ended, if not as it should. The process, and
-    with a sandbox all that it started, is gone afterwards.
-
-    Raises UserError with what it refused.
-    """
-    out, folder = Path(request.out), Path(request.submission)
-    # Not the records: figures that a plugin can read it can give back.
-    names = ("source", RUN, SUBMISSION)
-    shown = [folder / n for n in names if (folder / n).exists()]
-    shown += [Path(request.data_dir)] if request.data_dir else []
-    process = isolation.start(
-        [sys.executable, "-m", "bench.submission.rerunning"],
-        scratch=out, shown=shown, device=request.device,
-    )  # fmt: skip
-    last: deque[str] = deque(maxlen=_LAST_WORDS)
-
-    def listen() -> None:
-        assert process.stdout is not None
-        while line := process.stdout.readline(_LONGEST):
-            text = one_line(line)
-            if text.startswith(PROGRESS):
-                tell(text.removeprefix(PROGRESS))
-            elif text.strip():
-                last.append(text[:200])
-
-    try:
-        with suppress(BrokenPipeError):  # how it ended says why it does not listen
-            assert process.stdin is not None
-            with process.stdin as file:
-                file.write(request.to_json())
-        # Without a sandbox something that the code started may outlive it, and hold the pipe.
-        listener = threading.Thread(target=listen, daemon=True)
-        listener.start()
-        code = process.wait()
-        listener.join(_LAST_LINES_S)
-    finally:
-        process.kill()
-        process.wait()
-    refusal = out / REFUSAL
-    if code == 2 and refusal.is_file() and not refusal.is_symlink():
-        raise UserError(one_line(refusal.read_text(errors="replace")[:2000]))
-    return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
-
-
-def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
-    """A record that a rerun left, None if it left none. Raises UserError for a link in its place,
-    which could lead anywhere, and for what is no record."""
-    path = Store(no_link(folder.parent, folder.name)).path(kind, key)
-    try:
-        return read_outcome(path, kind)
-    except FileNotFoundError:
-        return None
 
 
 def same_environment(opened: Opened, device: str) -> bool:

@@ -14,8 +14,8 @@ from bench.harness.work import Work
 from bench.protocols.export import DiskFull
 from bench.records import AttackOutcome, NoResult, TrainOutcome, sound_text
 
-SCORES = "scores"
-"""The room of tasks that score answers."""
+TRAININGS, ATTACKS, SCORES = "trainings", "attacks", "scores"
+"""Kinds of tasks, with which the names of their rooms begin; all scores share a room."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,324 @@
+"""Runs a sample of a submission or of results again: the code trains in one process and attacks in
+another, and what they leave is scored here."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from bench.contract.defense import Defense
+from bench.errors import UserError
+from bench.files import no_link
+from bench.harness.environment import Environment, dataset_of, shares_of
+from bench.harness.executors.task import ATTACKS, TRAININGS, guarded
+from bench.harness.runner import cell_label, label_of
+from bench.harness.scoring import Scoring
+from bench.harness.store import Store
+from bench.protocols.export import TRUTH, load_seen, load_truth, save_truth
+from bench.protocols.observe import Truth
+from bench.protocols.replay import replayed_truth
+from bench.protocols.settings import Checkpoint
+from bench.records import (
+    RUN,
+    AttackOutcome,
+    AttackRecord,
+    Cell,
+    Kind,
+    Run,
+    TrainJob,
+    TrainOutcome,
+    TrainRecord,
+    check_kept,
+    read_outcome,
+)
+from bench.records.submitted import SUBMISSION
+from bench.registry import discover
+from bench.report.escaping import one_line
+from bench.submission.figures import Comparison, compare
+from bench.submission.isolation import Isolation
+from bench.submission.rerunning import (
+    PROGRESS,
+    RECORDS,
+    REFUSAL,
+    Rerunning,
+    run_again,
+    with_earlier,
+)
+
+_LONGEST = 2**16
+"""Characters of a line that the code of others writes; the rest is another line."""
+_LAST_WORDS = 5
+"""Lines of a process that failed."""
+_LAST_LINES_S = 10.0
+"""How long the lines of a process that has ended may take to be read."""
+_EMBEDDED = tuple(
+    Path(spec.origin).parent / "datasets" / folder
+    for spec in [find_spec("sklearn")]
+    if spec is not None and spec.origin is not None
+    for folder in ("data", "images")
+)
+"""Folders of the data sets that need no download."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """What came of running the submitted code.
+
+    Attributes:
+        comparisons: Every figure of the sample, submitted and rerun.
+        end: How the process ended, where it did not come to its end.
+    """
+
+    comparisons: list[Comparison]
+    end: str | None = None
+
+
+def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
+    """The trainings that a sample's cells need, each once, and the keys of their records."""
+    return {c.job.train: c.train_key for c in sampled}
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Raises UserError for one outside [0, 1]."""
+    if not 0 <= tolerance <= 1:
+        raise UserError(f"--tolerance must lie in [0, 1], got {tolerance}.")
+
+
+def rerun(
+    folder: Path,
+    sampled: Sequence[Cell],
+    *,
+    isolation: Isolation,
+    env: Environment,
+    tolerance: float,
+    workers: int,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Rerun:
+    """Train and attack again in a temporary folder, and compare every figure that follows from the
+    code; what a clock says is not compared.
+
+    The submitted code trains in one process, which has the data set, and attacks in another, which
+    has what the server saw; with no isolation and no workers both are this one. The truth is made
+    again from the seed, and answers are scored here, where none of the code has run.
+
+    Args:
+        folder: The submission, or results.
+        sampled: What is run again.
+        isolation: What the code may reach.
+        env: Device and data folder.
+        tolerance: Of means, where figures are not equal.
+        workers: Processes, 0 for none.
+        tell: Is told what has ended.
+
+    Raises:
+        UserError: For a suite that cannot run here.
+    """
+    check_tolerance(tolerance)
+    found: list[Comparison] = []
+    first = Store(folder)
+    cells = with_earlier(Run.read(folder), {c.key for c in sampled})
+    with tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name:
+        home = Path(name).resolve()
+
+        def play(kind: str) -> tuple[Path, str | None]:
+            out = home / kind
+            request = Rerunning(
+                submission=str(folder.resolve()),
+                cells=[c.key for c in cells],
+                kinds=[kind],
+                out=str(out),
+                device=env.device,
+                data_dir=str(env.data_dir or "") if kind == TRAININGS else "",
+                workers=workers,
+            )
+            if isolation.bwrap is None and workers == 0:
+                run_again(request, tell)
+                return out / RECORDS, None
+            return out / RECORDS, _run_apart(isolation, request, tell)
+
+        for kind in (TRAININGS, ATTACKS):
+            (home / kind).mkdir()
+        trained, end = play(TRAININGS)
+        remade = home / "truth"
+        made = Store(home / ATTACKS / RECORDS)
+        for job, key in trainings_of(cells).items():
+            record = _read_made(trained, "train", key)
+            assert not isinstance(record, AttackRecord)
+            mine = [c for c in cells if c.train_key == key]
+            if isinstance(record, TrainRecord):
+                found += _handed_on(Store(trained), key, record, mine, env, remade, made)
+            elif record is not None:
+                made.write("train", key, record)
+            found += compare(label_of(job), first.read("train", key), record, tolerance)
+        if end is None:
+            _, end = play(ATTACKS)
+        for cell in sampled:
+            record = _read_made(trained, "train", cell.train_key)
+            answer = _read_made(made.folder, "attack", cell.key)
+            assert not isinstance(answer, TrainRecord)
+            if isinstance(record, TrainRecord) and isinstance(answer, AttackRecord):
+                answer = _scored(cell, env, record, answer, made, remade, home / "scored")
+            scored = first.read("attack", cell.key), answer
+            found += compare(cell_label(cell.job), *scored, tolerance)
+    return Rerun(comparisons=found, end=end)
+
+
+def _handed_on(
+    trained: Store,
+    key: str,
+    record: TrainRecord,
+    cells: Sequence[Cell],
+    env: Environment,
+    remade: Path,
+    attacks: Store,
+) -> Iterator[Comparison]:
+    """Give a training's views to the process that attacks, without the truth, and make the truth
+    again from the seed.
+
+    Args:
+        trained: What the process that trained left.
+        key: Of the training.
+        record: Its record there.
+        cells: The attacks on it.
+        env: Where its data set lies.
+        remade: Where the truth is written.
+        attacks: What the process that attacks is given.
+
+    Returns:
+        Of every view whether the truth that was left is the one that was made again.
+    """
+    source, target = trained.artifacts(key), attacks.artifacts(key)
+    check_kept(source, record)
+    names = [n for n in record.files or {} if not n.endswith(TRUTH)]
+    target.mkdir(parents=True)
+    for file in names:
+        shutil.copyfile(source / file, target / file)
+    handed = replace(
+        record,
+        files={n: s for n, s in (record.files or {}).items() if n in names},
+        hashes={n: h for n, h in (record.hashes or {}).items() if n in names},
+    )
+    attacks.write("train", key, handed)
+    for checkpoint, threat in dict.fromkeys((c.job.checkpoint, c.job.threat.name) for c in cells):
+        look = record.observations.get(checkpoint, {}).get(threat)
+        for stem in look.stems if look is not None and look.status == "done" else ():
+            truth, left = _truth(cells[0].job.train, env, source / stem, checkpoint, threat)
+            save_truth(truth, remade / key / f"{stem}{TRUTH}")
+            same = torch.equal(truth.x, left.x) and torch.equal(truth.y, left.y)
+            yield Comparison(
+                what=label_of(cells[0].job.train),
+                figure=f"truth of {stem}",
+                submitted="as the seed gives it",
+                rerun="the same" if same else "other samples",
+                verdict="equal" if same else "differs",
+            )
+
+
+def _truth(
+    job: TrainJob, env: Environment, stem: Path, checkpoint: Checkpoint, threat: str
+) -> tuple[Truth, Truth]:
+    """The truth of a view as the seed gives it, and as the process that trained left it."""
+    dataset = dataset_of(job, env)
+    installed = discover()
+    known = all(("defense", part) in installed.usable for part in job.defense.split("+"))
+    defense = installed.defense(job.defense, job.settings) if known else Defense()
+    truth = replayed_truth(
+        [(dataset.train_x[s], dataset.train_y[s]) for s in shares_of(job, dataset)],
+        load_seen(stem.with_name(f"{stem.name}-seen")),
+        protocol=job.protocol,
+        threat=job.threat(threat),
+        checkpoint=checkpoint,
+        seed=job.seed,
+        defense=defense,
+    )
+    return truth, load_truth(stem.with_name(f"{stem.name}{TRUTH}"))
+
+
+def _scored(
+    cell: Cell,
+    env: Environment,
+    trained: TrainRecord,
+    answer: AttackRecord,
+    made: Store,
+    remade: Path,
+    out: Path,
+) -> AttackOutcome:
+    """The record of an answer with scores, made in this process."""
+    check_kept(made.artifacts(cell.key), answer)
+    score = Scoring(
+        cell=cell.job,
+        env=replace(env, plugins=()),
+        trained=replace(trained, files=None, hashes=None),
+        record=answer,
+        observed=remade / cell.train_key,
+        answers=made.artifacts(cell.key),
+        artifacts=out / cell.key,
+    )
+    found = guarded(score).record
+    assert not isinstance(found, TrainRecord)
+    return found
+
+
+def _run_apart(isolation: Isolation, request: Rerunning, tell: Callable[[str], None]) -> str | None:
+    """Run the code in a process of its own; how that ended, if not as it should. The process, and
+    with a sandbox all that it started, is gone afterwards.
+
+    Raises UserError with what it refused.
+    """
+    out, folder = Path(request.out), Path(request.submission)
+    # Not the records: figures that a plugin can read it can give back.
+    names = ("source", RUN, SUBMISSION)
+    shown = [folder / n for n in names if (folder / n).exists()]
+    shown += [Path(request.data_dir)] if request.data_dir else []
+    process = isolation.start(
+        [sys.executable, "-m", "bench.submission.rerunning"], scratch=out, shown=shown,
+        hidden=() if TRAININGS in request.kinds else _EMBEDDED, device=request.device,
+    )  # fmt: skip
+    last: deque[str] = deque(maxlen=_LAST_WORDS)
+
+    def listen() -> None:
+        assert process.stdout is not None
+        while line := process.stdout.readline(_LONGEST):
+            text = one_line(line)
+            if text.startswith(PROGRESS):
+                tell(text.removeprefix(PROGRESS))
+            elif text.strip():
+                last.append(text[:200])
+
+    try:
+        with suppress(BrokenPipeError):  # how it ended says why it does not listen
+            assert process.stdin is not None
+            with process.stdin as file:
+                file.write(request.to_json())
+        # Without a sandbox something that the code started may outlive it, and hold the pipe.
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        code = process.wait()
+        listener.join(_LAST_LINES_S)
+    finally:
+        process.kill()
+        process.wait()
+    refusal = out / REFUSAL
+    if code == 2 and refusal.is_file() and not refusal.is_symlink():
+        raise UserError(one_line(refusal.read_text(errors="replace")[:2000]))
+    return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
+
+
+def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
+    """A record that a rerun left, None if it left none. Raises UserError for a link in its place,
+    which could lead anywhere, and for what is no record."""
+    path = Store(no_link(folder.parent, folder.name)).path(kind, key)
+    try:
+        return read_outcome(path, kind)
+    except FileNotFoundError:
+        return None
