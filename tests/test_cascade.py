@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from bench import suite as suites
+from bench.contract.attack import Reconstruction
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness import launch
-from bench.harness.cascade import REBUILT, apart, of_victims
+from bench.harness.cascade import EXPLAINED, Earlier, apart, of_victims, spare
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
@@ -55,6 +56,8 @@ class Counts(Attack):
             notes=(f"was given {' and '.join(seen.clients)}",),
         )
 '''
+REBUILT = 0.98
+"""Least SSIM of an answer that is as good as the image."""
 CHEAP, COSTLY = '[[attacks]]\nname = "ilrg"', '[[attacks]]\nname = "prior_only"'
 
 
@@ -92,7 +95,7 @@ def test_what_was_rebuilt_is_not_attacked_again_and_what_was_not_is(
         assert spared.values[metric] == cheap.values[metric]
     assert (spared.gradient_evaluations, spared.judged) == (0, cheap.judged)
     assert spared.notes == (
-        "2 of 2 victims were spared, since analytic had rebuilt them to an SSIM of at least 0.98: "
+        "2 of 2 victims were spared, since analytic explained what was seen of them but for 1e-06: "
         "the figures are those of that answer",
     )
     defended = made["spm(epsilon=0.5)", "counts"]
@@ -120,6 +123,19 @@ def test_of_some_victims_the_others_are_attacked(
     )
     assert torch.equal(first[0], second[0])
     assert float(second[1].abs().max()) == 0
+
+
+def test_who_is_spared_follows_from_what_the_attacker_sees(digits: Dataset) -> None:
+    seen, _ = seen_under(digits, network_for(digits), NoDefense(), clients=3)
+
+    def by(unexplained: list[float] | None) -> list[int]:
+        earlier = Earlier(
+            label="any", answer=Reconstruction(), unexplained=unexplained, judged=[0.0] * 3
+        )
+        return sorted(spare([earlier], seen, NoDefense()).by)
+
+    assert by([EXPLAINED / 2, EXPLAINED * 2, float("inf")]) == [0]
+    assert by(None) == []
 
 
 def test_a_run_that_goes_on_makes_what_is_missing_and_nothing_twice(

@@ -17,6 +17,7 @@ from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness.attack import joined_views
 from bench.harness.environment import Environment
+from bench.harness.scoring import together
 from bench.outside.exports import export, open_export
 from bench.outside.scores import score_files
 from bench.protocols.export import load_seen, load_truth, save_tensors
@@ -179,29 +180,26 @@ def test_a_round_of_too_many_bytes_says_how_many(digits: Dataset) -> None:
     assert found == ([], ["a round holds 3 GB of messages, of which at most 1 are kept"])
 
 
-def record_of(ssim: list[float], doubled: list[float] | None) -> AttackRecord:
-    again = doubled and DoubledRun(
-        budget=2, values={"ssim": doubled}, gradient_evaluations=1, seconds=1.0
-    )
+def record_of(judged: list[float], *, doubled: bool) -> AttackRecord:
+    again = DoubledRun(budget=2, values={}, gradient_evaluations=1, seconds=1.0)
     return AttackRecord(
-        victims=len(ssim), samples=1, failed=0, is_floor=False, values={"ssim": ssim},
-        floors={"ssim": [0.1] * len(ssim)}, gradient_evaluations=1, notes=(), loss=None,
-        judged=list(ssim), doubled=again or None, seconds=1.0, device="cpu", versions={},
+        victims=len(judged), samples=1, failed=0, is_floor=False, values={}, floors={},
+        gradient_evaluations=1, notes=(), loss=None, judged=judged, seconds=1.0, device="cpu",
+        doubled=again if doubled else None, versions={}, scoring="",
     )  # fmt: skip
 
 
 def test_views_are_joined_and_taken_apart_again() -> None:
-    """A view that had nothing to gain from twice the budget counts with what it has."""
-    views = [record_of([0.4, 0.5], [0.6, 0.7]), record_of([0.99], None)]
+    views = [record_of([0.4, 0.5], doubled=True), record_of([0.99], doubled=False)]
     joined = joined_views(views)
-    assert joined.views == (2, 1)
-    assert joined.values == {"ssim": [0.4, 0.5, 0.99]}
-    assert joined.doubled is not None
-    assert joined.doubled.values == {"ssim": [0.6, 0.7, 0.99]}
+    assert (joined.views, joined.victims, joined.seconds) == ((2, 1), 3, 2.0)
+    assert joined.doubled == views[0].doubled
     for number, view in enumerate(views):
-        assert joined.of_view(number).values == view.values
         assert joined.of_view(number).judged == view.judged
     assert joined_views(views[1:]).doubled is None
+    assert together([{"ssim": [0.4, 0.5], "mse": [0.1, 0.2]}, {"ssim": [0.9]}]) == {
+        "ssim": [0.4, 0.5, 0.9]
+    }
 
 
 # --- in a run ---------------------------------------------------------------------------------

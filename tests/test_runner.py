@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 
-from bench.harness.executors.task import Task, next_of
+from bench.harness.executors.task import SCORES, Task, next_of
 from bench.harness.store import Store
 from bench.records import Run as WholeRun
 from bench.report import leaderboard
@@ -119,13 +119,21 @@ def test_a_change_of_settings_or_seed_makes_new_records(
 
 
 def test_a_worker_takes_tasks_of_its_own_group_first_and_else_of_one_that_nobody_has() -> None:
-    def task(number: int, group: str) -> Task:
-        return Task(id=number, label="", work=None, group=group)  # type: ignore[arg-type]
+    def task(number: int, group: str, room: str = "a") -> Task:
+        return Task(id=number, label="", work=None, group=group, room=room)  # type: ignore[arg-type]
+
+    def taken(own: str, others: str, *, scores: bool = False) -> int | None:
+        found = next_of(tasks, ("a", own), [("a", other) for other in others], scores)
+        return None if found is None else found.id
 
     tasks = deque(task(i, group) for i, group in enumerate("ab"))
-    assert next_of(tasks, "b", ()).id == 1  # its own, though the first would do
+    assert taken("b", "") == 1  # its own, though the first would do
     tasks = deque(task(i, group) for i, group in enumerate("aabbac"))
-    assert next_of(tasks, "b", {"a"}).id == 2  # its own
-    assert next_of(tasks, "", {"a", "b"}).id == 5  # of no other worker
-    assert next_of(tasks, "", {"a", "b"}).id == 0  # the first, for want of one
+    assert taken("b", "a") == 2  # its own
+    assert taken("", "ab") == 5  # of no other worker
+    assert taken("", "ab") == 0  # the first, for want of one
     assert [t.id for t in tasks] == [1, 3, 4]
+    tasks = deque([task(0, "a", SCORES), task(1, "a")])
+    assert taken("a", "") == 1  # no worker takes a score
+    assert taken("a", "") is None
+    assert taken("a", "", scores=True) == 0

@@ -137,7 +137,7 @@ def _train(work: Training) -> TrainOutcome:
         device=device,
     )
     observations: dict[str, dict[str, Observation]] = {}
-    declared = MessageCheck(defense, job.seed)
+    declared = MessageCheck(defense, job.seed, protocol.batch, federation.clients)
     release = partial(_release, federation, job, dataset, work.artifacts, declared)
     recorder = Recorder(job, work.artifacts, declared)
     own = [t for t in job.threats if not t.recorded]

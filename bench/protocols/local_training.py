@@ -296,7 +296,7 @@ class LocalTraining:
     def _samples(self, step: Step, members: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Samples [M, B, ...] and targets [M, B, C] of the clients' present batches."""
         x = torch.stack([step.joined[i].x[step.used[i]] for i in members])
-        y = torch.stack([self._targets(step.joined[i], step.used[i]) for i in members])
+        y = torch.stack([self.targets(step.joined[i], step.used[i]) for i in members])
         return x, y
 
     def _draws(self, step: Step, members: Sequence[int]) -> State:
@@ -341,7 +341,8 @@ class LocalTraining:
             return None
         return max(1, 4_000_000 // self.network.n_parameters)
 
-    def _targets(self, client: Client, chosen: Tensor) -> Tensor:
+    def targets(self, client: Client, chosen: Tensor) -> Tensor:
+        """What a client trains towards for the samples with the indices `chosen`."""
         one_hot = torch.nn.functional.one_hot(client.y[chosen], self.network.classes).float()
         return self.defense.labels(one_hot, client)
 

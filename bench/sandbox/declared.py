@@ -2,32 +2,40 @@
 
 What each round's clients trained is known here, and what they sent: it is held against what the
 declared mechanisms sample, with the tests of `leakbench check`, an honest defense failing any with
-a chance of one in a million. No test is made of mechanisms that follow from a client's memory, that
-lie one on another, or that act before the upload. A round that is attacked is also held against
-the others: whether its clients sent as much, and trained as much.
+a chance of one in a million; and the noise of one round against that of the round before. No test
+is made of mechanisms that follow from a client's memory, that lie one on another, or that act
+before the upload. A round that is attacked is also held against the others: whether its clients
+sent as much, and trained as much, and whether one sample is trained on as a batch of its copies is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Defense
-from bench.contract.mechanisms import Mechanism
+from bench.contract.defense import Client, Defense
+from bench.contract.mechanisms import Clip, GaussianNoise, LaplaceNoise, Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.observe import READ_BY_AGGREGATION, Victims, round_of
 from bench.sandbox.broken import Broken, NotChecked
-from bench.sandbox.noise import Pair, checks_of, upload_pair
+from bench.sandbox.noise import TOLERANCE, Pair, checks_of, noise_of, upload_pair
 from bench.seeding import generator
 
 _VALUES = 20_000
 """Values of a round that are held against what is declared, about."""
 _ROUNDING = 1e-4
+_UNLIKE = 1e-3
+"""Relative difference of a sample's gradient from that of its copies that is let pass."""
+_Z_ROUNDS = 6.0
+"""Standard deviations of the correlation of two rounds' noise that chance may reach: one in 500
+million."""
 _LESS, _LITTLE = 0.5, 0.1
 """Of what clients send, and train, in any round that is not attacked."""
 Where = Literal["training", "recorded", "of its own"]
@@ -40,17 +48,29 @@ class MessageCheck:
     Args:
         defense: The run's.
         seed: Of the run; who is watched is drawn from it.
+        batch: Samples of a step of the training.
+        clients: Those of the run at its beginning.
     """
 
-    def __init__(self, defense: Defense, seed: int) -> None:
-        self.defense = defense
+    def __init__(
+        self, defense: Defense, seed: int, batch: int, clients: Sequence[Client] = ()
+    ) -> None:
+        self.defense, self.batch = defense, batch
+        self.samples = {c.id: _fingerprint(c) for c in clients}
         self.rng = generator(seed, "declared")
+        self.again = ""
+        self.noise: dict[str, Tensor] = {}
         self.misfits: dict[str, None] = {}
         self.rounds: list[tuple[Where, float, float]] = []
 
     def watched(self, sampled: Sequence[str]) -> list[str]:
-        """The client of the next round whose upload is to be kept, if any."""
+        """The client of the next round whose upload is to be kept, if any: each is drawn, and kept
+        for a second round, so that the noise of two rounds can be compared."""
+        again, self.again = self.again, ""
+        if again in sampled:
+            return [again]
         place = int(torch.randint(max(1, len(sampled)), (1,), generator=self.rng))
+        self.again = "".join(sampled[place : place + 1])
         return list(sampled[place : place + 1])
 
     def check_round(
@@ -62,7 +82,10 @@ class MessageCheck:
             return  # nobody took part, or the training diverges
         number = next(iter(result.trained.values())).round
         name = f"round {number}" + (" on a fork" if where == "of its own" else "")
-        for reason in self._misfits(federation, result, lr):
+        for client in result.joined if where != "training" else ():
+            if self.samples.get(client.id, "") not in ("", _fingerprint(client)):
+                self.misfits.setdefault(f"{name}: the samples of {client.id} were changed")
+        for reason in self._misfits(federation, result, lr, fork=where == "of its own"):
             self.misfits.setdefault(f"{name}: {reason}")
         square = torch.stack([v.double().square().sum() for v in plain]).sum()
         size = float(square / len(result.trained)) ** 0.5
@@ -86,7 +109,9 @@ class MessageCheck:
                 self.misfits.setdefault("clients train less in rounds that are attacked")
         return tuple(self.misfits)
 
-    def _misfits(self, federation: Federation, result: RoundResult, lr: float) -> Iterator[str]:
+    def _misfits(
+        self, federation: Federation, result: RoundResult, lr: float, *, fork: bool
+    ) -> Iterator[str]:
         (steps, batch), *_ = (used.shape for used in result.used.values())
         took_part = Victims(ids=list(result.used), batch=batch, samples=batch, steps=steps)
         sizes = (sum(p.values.numel() for p in m.parts.values()) for m in result.trained.values())
@@ -94,6 +119,11 @@ class MessageCheck:
         early = "gradient" in self.defense.owns
         mechanisms = [m for m in self.defense.mechanisms_in(in_round)
                       if m.of in UPLOAD_KINDS and not (early and m.of == "gradient")]  # fmt: skip
+        sent = [p.values for client in result.trained for m in result.sent[client]
+                if m.kind in UPLOAD_KINDS for p in m.parts.values()]  # fmt: skip
+        if not all(bool(v.isfinite().all()) for v in sent):
+            yield "values are sent that are not finite, though what was trained is"
+            return
         checks = checks_of(mechanisms, lambda kind: _pairs(result, lr, kind), most=_VALUES)
         for _, check in checks:
             try:
@@ -103,17 +133,75 @@ class MessageCheck:
             except Broken as error:
                 yield error.reason.removesuffix(".")
         yield from _changed(mechanisms, _pairs(result, lr, "update"))
+        if fork:
+            yield from self._of_copies(federation, result)
+        else:
+            yield from self._repeated(mechanisms, result, lr)
+
+    def _repeated(
+        self, mechanisms: Sequence[Mechanism], result: RoundResult, lr: float
+    ) -> Iterator[str]:
+        """A sentence if a client's noise of this round correlates with its noise of the last."""
+        before, self.noise = self.noise, {}
+        noises = [m for m in mechanisms if isinstance(m, GaussianNoise | LaplaceNoise)]
+        clips = [m for m in mechanisms if isinstance(m, Clip)]
+        if len(noises) != 1 or len(noises) + len(clips) < len(mechanisms):
+            return
+        for client, (pair,) in _pairs_of(result, lr, noises[0].of).items():
+            noise = noise_of(noises[0], clips, pair)[:_VALUES]
+            earlier = before.get(client, noise[:0])
+            if len(earlier) == len(noise) > 1:
+                both = torch.stack([earlier, noise])
+                found = float(torch.corrcoef(both)[0, 1])
+                if abs(found) > TOLERANCE + _Z_ROUNDS / len(noise) ** 0.5:
+                    yield (
+                        "noise is declared independent, but that of two rounds of a client has a "
+                        f"correlation of {found:.2g}"
+                    )
+            self.noise[client] = noise
+
+    def _of_copies(self, federation: Federation, result: RoundResult) -> Iterator[str]:
+        """A sentence if the gradient of a sample is not that of a batch of its copies. Under split
+        protocols nothing is tried: there the gradient is of two losses."""
+        client = result.joined[0]
+        if "gradient" not in self.defense.owns or client.cut is not None or self.batch == 1:
+            return
+        chosen = result.used[client.id][0, :1]
+        x, y = client.x[chosen], federation.targets(client, chosen)
+        loss, variables = federation.loss("eval"), dict(result.received[client.id])
+        one, many = (
+            self.defense.gradient(
+                loss, variables, torch.cat([x] * copies), torch.cat([y] * copies), {}
+            )
+            for copies in (1, self.batch)
+        )
+        away = max(float((one[n] - many[n]).abs().max()) for n in one)
+        if away > _UNLIKE * max(float(g.abs().max()) for g in (*one.values(), *many.values())):
+            yield "the gradient of one sample is not that of a batch of its copies"
+
+
+def _fingerprint(client: Client) -> str:
+    """Of a client's samples and labels."""
+    parts = (client.x, client.y)
+    return sha256(b"".join(v.cpu().numpy().tobytes() for v in parts)).hexdigest()
+
+
+def _pairs_of(result: RoundResult, lr: float, kind: str) -> dict[str, list[Pair]]:
+    """The watched clients' uploads before and after their defense."""
+    return {
+        client: [
+            upload_pair(_here(plain), _here(sent), base=base, lr=lr, kind=kind)
+            for sent in result.sent[client]
+            if sent.kind in UPLOAD_KINDS
+        ]
+        for client, plain in result.trained.items()
+        for base in [{n: v.cpu() for n, v in result.received[client].items()}]
+    }
 
 
 def _pairs(result: RoundResult, lr: float, kind: str) -> list[Pair]:
-    """The watched clients' uploads before and after their defense."""
-    return [
-        upload_pair(_here(plain), _here(sent), base=base, lr=lr, kind=kind)
-        for client, plain in result.trained.items()
-        for base in [{n: v.cpu() for n, v in result.received[client].items()}]
-        for sent in result.sent[client]
-        if sent.kind in UPLOAD_KINDS
-    ]
+    """The same of all watched clients together."""
+    return [pair for pairs in _pairs_of(result, lr, kind).values() for pair in pairs]
 
 
 def _here(message: Message) -> Message:

@@ -145,6 +145,16 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([p.detach().double().flatten() for p in parts] or [torch.zeros(0)])
 
 
+def noise_of(mechanism: Mechanism, clips: Sequence[Mechanism], pair: Pair) -> Tensor:
+    """What was sent of an upload less what the mechanisms make of it without noise, 0 where
+    nothing was sent."""
+    rows = _rows(pair, mechanism.of)
+    entered = rows.given
+    for clip in clips:
+        entered = clip.apply(entered)
+    return torch.where(rows.there, rows.sent - mechanism.apply(entered), 0.0)[0]
+
+
 # --- tests ------------------------------------------------------------------------------------
 
 

@@ -264,7 +264,7 @@ def _scored(
         answers=made.artifacts(cell.key),
         artifacts=out / cell.key,
     )
-    found = guarded(score).record
+    found = guarded(score, {}).record
     assert not isinstance(found, TrainRecord)
     return found
 

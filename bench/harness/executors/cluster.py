@@ -35,6 +35,7 @@ from bench.harness.executors.task import (
     lost,
     outcome_of,
     over_time,
+    prepared,
 )
 from bench.harness.keys import Code
 from bench.harness.work import Work
@@ -200,7 +201,7 @@ class _Going:
         """Have the cluster begin a job, or this machine a score."""
         work, settings = task.work, self.settings
         if task.room == SCORES:
-            self.scores[self.scorer.submit(guarded, work)] = task
+            self.scores[self.scorer.submit(guarded, work, {})] = task
             return
         share = settings.gpus if 0 < settings.gpus < 1 else 1.0
         # Ray keeps processes of other variables apart, and so the rooms.
@@ -312,6 +313,8 @@ def _perform(
     host, plugins = socket.gethostname(), _plugin_folder()
     _write(plugins, sources)
     env = replace(work.env, plugins=tuple(plugins / n for n in sources), data_dir=None)
+    work = replace(work, env=env)
+    prepared(work, _known())
     here = Code(registry_for(env.plugins, work.needed)).of(work.needed)
     other = next((name for name, digest in here.items() if code.get(name) != digest), None)
     if other is not None:
@@ -322,8 +325,14 @@ def _perform(
         for folder, files in zip(work.folders, folders, strict=True):
             _write(moved[folder], files)
         out = place / "out"
-        work = replace(work.with_folders(moved), env=env, artifacts=out, dataset=dataset)
-        return host, None, guarded(work), _contents(out)
+        work = replace(work.with_folders(moved), artifacts=out, dataset=dataset)
+        return host, None, guarded(work, _known()), _contents(out)
+
+
+@cache
+def _known() -> dict[str, int]:
+    """Of this process; see `prepared`."""
+    return {}
 
 
 @cache

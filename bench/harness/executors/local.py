@@ -209,11 +209,12 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
 
     torch.set_num_threads(threads)
     keep_to_share()
+    known: dict[str, int] = {}
     while True:
         try:
             work = pipe.recv()
         except (EOFError, OSError):
             return
-        prepared(work)
+        prepared(work, known)
         pipe.send(_READY)
-        pipe.send(guarded(work))
+        pipe.send(guarded(work, known))

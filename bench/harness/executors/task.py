@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.foreign import Left, OverLimit, foreign_code, forget, in_one_line, time_limit
+from bench.harness.executors.integrity import own_functions, replaced
 from bench.harness.executors.memory import peak
 from bench.harness.work import Work
 from bench.protocols.export import DiskFull
@@ -95,12 +96,13 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
     A job over the limit of time ends as `timeout` if it comes back to Python, as loops in Python
     do; no other limit applies, and a job that ends this process ends the run.
     """
+    known: dict[str, int] = {}
     while tasks:
         task = tasks.popleft()
-        prepared(task.work)
+        prepared(task.work, known)
         try:
             with time_limit(timeout_s):
-                ended = guarded(task.work)
+                ended = guarded(task.work, known)
         except OverLimit:
             yield over_time(task, timeout_s)
         else:
@@ -109,15 +111,25 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
             yield outcome_of(task, ended)
 
 
-def prepared(work: Work) -> None:
-    """Have a job prepare itself; what goes wrong there goes wrong in the job again."""
+def prepared(work: Work, known: dict[str, int]) -> None:
+    """Have a job prepare itself; what goes wrong there goes wrong in the job again.
+
+    known: Leakbench's functions as they were before any plugin file was loaded into this process;
+    completed here.
+    """
+    with suppress(Exception), foreign_code():
+        work.prepare(installed=True)
+    known |= own_functions() | known
     with suppress(Exception), foreign_code():
         work.prepare()
 
 
-def guarded(work: Work) -> Ended:
+def guarded(work: Work, known: dict[str, int]) -> Ended:
     """The one place that catches Exception: a failing job is recorded, the run goes on, and what
-    the job changed of this process is put back."""
+    the job changed of this process is put back.
+
+    known: See `prepared`; a job in whose process one of these was replaced has failed.
+    """
     left = Left()
     try:
         with foreign_code(left), peak() as memory:
@@ -133,9 +145,11 @@ def guarded(work: Work) -> Ended:
         )
         full = isinstance(error, DiskFull)
         return Ended(record=record, no_space=full, spoilt=left.reason is not None)
-    if left.reason is not None:
-        record = NoResult(status="failed", reason=left.reason)
-    return Ended(record=replace(record, memory=memory), spoilt=left.reason is not None)
+    changed = replaced(known)
+    wrong = left.reason or (changed and f"{changed} was replaced in the process that measures")
+    if wrong is not None:
+        record = NoResult(status="failed", reason=sound_text(wrong))
+    return Ended(record=replace(record, memory=memory), spoilt=wrong is not None)
 
 
 def outcome_of(task: Task, ended: Ended) -> Outcome:
