@@ -66,6 +66,10 @@ def run(
 
         launch.check_executor(executor)
         options.check_loss(loss)
+        if executor == "local" and jobs != 0:
+            from bench.harness.executors.local import start_server
+
+            start_server()
         env = options.chosen_environment(
             device, data_dir, download, plugin, here=executor == "local"
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 from bench import models
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
-from bench.harness.cascade import EXPLAINED, Earlier, apart, of_victims, spare
+from bench.harness.cascade import Earlier, apart, of_victims, spare
 from bench.harness.environment import Environment, needed_by, not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
@@ -49,6 +49,8 @@ Stream = tuple[str | int, ...]
 """Names of the random streams of an attack: checkpoint, threat, and the number of a view."""
 RELEASES_BYTES = 4 * 2**30
 """Of all observed rounds that an attack reads, whatever the machine has."""
+RESOLVED = 1e-4
+"""Share of what was seen, squared: where answers leave more unexplained, more budget may help."""
 ANSWER = "answer-"
 """What the names of an attack's answers begin with, one for each view."""
 _AGAIN = "doubled/"
@@ -223,7 +225,7 @@ def _attack_view(
     if doubles or (work.followed and not spared.by and not attack.is_floor):
         unexplained = judge().unexplained(everything, asked, answer)
     again, doubled = None, None
-    if doubles and (unexplained is None or bool((unexplained > EXPLAINED).any())):
+    if doubles and (unexplained is None or bool((unexplained > RESOLVED).any())):
         began = time.perf_counter()
         # All that depends on the budget is rebuilt, so that nothing else differs.
         anew = plugins.attack(cell.attack, cell.settings)

@@ -102,8 +102,8 @@ def dealing_of(job: TrainJob) -> Dealing:
     """How a training deals samples to its clients."""
     protocol = job.protocol
     least = needed_samples(job)
-    if any(t.recorded for t in job.threats):
-        least = max(least, protocol.batch * (protocol.local_steps or 1))
+    if protocol.local_steps and any(t.recorded for t in job.threats):
+        least = max(least, protocol.batch * protocol.local_steps)
     return Dealing(
         how=protocol.partition,
         clients=protocol.clients,

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
 from bench.harness.executors.memory import keep_to_share, resident
@@ -106,6 +107,14 @@ class Workers:
                 worker.stop()
 
 
+def start_server() -> None:
+    """Start the server process from which workers are forked, if there is none: its imports take
+    seconds, in which a run can be planned."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
+    with environment_variables({"OMP_NUM_THREADS": "1", **KEEP_MEMORY}):
+        forkserver.ensure_running()
+
+
 class _Worker:
     """One process and the pipe to it; replaced when it dies or is killed, and before a task of
     another room.
@@ -125,15 +134,14 @@ class _Worker:
         self._spawn()
 
     def _spawn(self) -> None:
+        start_server()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(_PRELOADED))
         self.pipe, far = context.Pipe()
         threads = self.settings.threads
         own = {"OMP_NUM_THREADS": str(threads), **os.environ}
         own |= {} if self.scores else self.settings.surroundings(self.number)
         self.process = context.Process(target=_serve, args=(far, threads, own), daemon=True)
-        with environment_variables({"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY}):
-            self.process.start()
+        self.process.start()
         far.close()
 
     def give(self, task: Task) -> None:
