@@ -27,11 +27,13 @@ fact that has no line, or a line that belongs to none, ends the build.
 from __future__ import annotations
 
 import html
+import importlib.util
 import inspect
 import io
 import json
 import re
 import shlex
+import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -465,13 +467,23 @@ def board(names: Sequence[str], _: str) -> str:
 
 
 def printed(names: Sequence[str], _: str) -> str:
-    from bench.report import printed as printed_
-
+    printed_ = tables_of_papers()
     paper, name = names
     found = printed_.read_paper(paper).table(name)
     suite = f"papers/{paper}"
     rows = reference(suite) if (ROOT / "results" / suite).is_dir() else []
     return "\n".join(printed_.markdown(printed_.compared(found, rows, registry())))
+
+
+@cache
+def tables_of_papers() -> Any:
+    """The module beside this one, which no package holds."""
+    spec = importlib.util.spec_from_file_location("printed", Path(__file__).with_name("printed.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["printed"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def cuts(_: Sequence[str], __: str) -> str:

@@ -17,12 +17,13 @@ from bench.metrics.intervals import Interval
 from bench.records import PlannedTraining, Row, Run, read_rows
 from bench.records.flags import Flag, FlagCode
 from bench.registry import Registry, discover
-from bench.report import printed
 from bench.report.leaderboard import heading, settings_of
 from bench.suite import read_suite
 from tests.made_rows import row
+from tests.test_docs import load_hooks
 
 ROOT = Path(__file__).parents[1]
+printed = load_hooks().tables_of_papers()
 TABLES = [(p, t) for p in printed.papers() for t in printed.read_paper(p).tables]
 IDS = [f"{paper}-{table.id}" for paper, table in TABLES]
 
@@ -212,3 +213,19 @@ def test_every_paper_and_table_has_its_place_in_the_docs() -> None:
         placed = re.findall(rf"^```printed {paper} (\S+)", text, re.MULTILINE)
         assert placed == [t.id for t in printed.read_paper(paper).tables]
         assert "VERDICT" not in text
+
+
+def test_the_script_shows_a_table_and_refuses_a_paper_that_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    printed.main([])
+    listed = capsys.readouterr().out
+    assert all(printed.read_paper(p).title in listed for p in printed.papers())
+    results = str(ROOT / "results" / "papers" / "spm")
+    printed.main(["spm", "--table", "table-2", "--results", results])
+    shown = capsys.readouterr().out
+    assert "SPM" in shown
+    assert "Made by `leakbench run spm" in shown
+    with pytest.raises(SystemExit, match="2"):
+        printed.main(["spn"])
+    assert "Did you mean 'spm'" in capsys.readouterr().err

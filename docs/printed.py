@@ -1,17 +1,22 @@
 """What a paper prints, beside what was measured here: its tables and figures, cell by cell.
 
-Each paper has a file in `bench/papers/`: its tables as printed, and for every cell where its
-counterpart stands, in a row of the leaderboard or in the ledger.
+    python docs/printed.py [NAME] [--results DIR] [--table ID]
+
+prints them as Markdown; without a name it lists the papers and their tables. Each paper has a file
+in `docs/papers/tables/`: its tables as printed, and for every cell where its counterpart stands, in
+a row of the leaderboard or in the ledger.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,10 +25,12 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.names import did_you_mean
 from bench.records import FlagCode, Row
-from bench.registry import Registry
+from bench.registry import Registry, discover
+from bench.report import leaderboard
 from bench.report.accounts import accounts_over
 from bench.report.plots import exact
 
+_TABLES = Path(__file__).parent / "papers" / "tables"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _ROOMS = {
     "settings": "settings",
@@ -271,8 +278,7 @@ def number(value: float, digits: int) -> str:
 
 def papers() -> list[str]:
     """Names of the papers."""
-    folder = files("bench") / "papers"
-    return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
+    return sorted(p.stem for p in _TABLES.glob("*.toml"))
 
 
 @cache
@@ -280,7 +286,7 @@ def read_paper(name: str) -> PrintedPaper:
     """A paper's tables. Raises UserError if there is no such paper."""
     if name not in papers():
         raise UserError(did_you_mean("paper", name, papers()))
-    place = files("bench") / "papers" / f"{name}.toml"
+    place = _TABLES / f"{name}.toml"
     try:
         found = PrintedPaper.model_validate(tomllib.loads(place.read_text()))
     except ValidationError as error:  # a file of our own: a bug, not a user's
@@ -464,3 +470,29 @@ def findings(shown: ComparedTable) -> Iterator[str]:
         yield f"Made by `{table.run}`."
     if table.paper_run not in ("", table.run):
         yield f"At the paper's scale: `{table.paper_run}`."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what the command's arguments ask for; exit code 2 with one sentence for bad ones."""
+    parser = argparse.ArgumentParser(description="What a paper prints, beside what was measured.")
+    parser.add_argument("name", nargs="?", help="a paper; without one, all are listed")
+    parser.add_argument("--results", type=Path, help="folder of a run of the paper's suite")
+    parser.add_argument("--table", action="append", help="only this table or figure, by its id")
+    asked = parser.parse_args(arguments)
+    try:
+        if asked.name is None:
+            for paper in map(read_paper, papers()):
+                print(f"{paper.title} ({paper.source})")
+                print(*(f"  {table.id}  {table.title}" for table in paper.tables), sep="\n")
+            return
+        paper = read_paper(asked.name)
+        rows = leaderboard.load(asked.results) if asked.results else []
+        for table in map(paper.table, asked.table) if asked.table else paper.tables:
+            print(*markdown(compared(table, rows, discover())), sep="\n", end="\n\n")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()
