@@ -66,7 +66,7 @@ def run(
     folder, by default leakbench-runs/SUITE; a run that was stopped continues there. plugins:
     Python files with a defense or attack. progress: by default on terminals and in notebooks.
     executor: `local`, of which jobs and memory (GB that one worker may hold) are settings, or
-    `ray`: the cluster at ray_address (None: RAY_ADDRESS, or one is started here), where a job takes
+    `ray`: the cluster at ray_address (None: RAY_ADDRESS), where a job takes
     cell_cpus CPUs and cell_gpus GPUs (None: one with device="cuda"). shard: (i, n), the i-th of n
     parts, with a folder of its own. model: takes the place of every task's model, with the
     parameters that it has at all seeds; then this process runs the jobs itself.

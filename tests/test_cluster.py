@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -99,7 +97,7 @@ def test_dying_and_hanging_jobs_end_alone_on_a_cluster_too(
 ) -> None:
     suite = tiny(
         append='\n[[attacks]]\nname = "dies"\n\n[[attacks]]\nname = "sleeps"\n',
-        **{"budget = 5": "budget = 5\ntimeout_s = 20"},
+        **{"budget = 5": "budget = 5\ntimeout_s = 60"},
     )
     plan, keys = planned(suite, plugins, defense="none", checkpoint="init")
     store = Store(tmp_path / "out")
@@ -107,7 +105,7 @@ def test_dying_and_hanging_jobs_end_alone_on_a_cluster_too(
     reasons = {label.split()[-3]: reason for label, reason in report.failures}
     assert set(reasons) == {"dies", "sleeps"}
     assert reasons["dies"].startswith("failed: the worker process died")
-    assert reasons["sleeps"] == "timeout: over the limit of 20 s"
+    assert reasons["sleeps"] == "timeout: over the limit of 60 s"
     done = [json.loads(p.read_text()) for p in (store.folder / "records/attack").iterdir()]
     assert sorted(r["status"] for r in done) == ["done", "done", "failed", "timeout"]
 
@@ -135,63 +133,7 @@ def test_what_a_cluster_cannot_do_is_said_in_one_sentence(
     with pytest.raises(ValueError, match="has other code of leakbench than this machine"):
         made(plan, keys, Store(tmp_path / "b"), replace(executor, code=other))
     ray.shutdown()
+    with pytest.raises(ValueError, match="executor ray needs ray_address, or RAY_ADDRESS"):
+        launch.executor_of(plan, keys, "ray")
     with pytest.raises(ValueError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
         list(replace(executor, address="127.0.0.1:1")(deque()))
-
-
-STARTED = """
-import os, subprocess, sys
-if "imported" in sys.argv:
-    import ray
-import psutil
-from bench.errors import UserError
-from bench.harness.executors import cluster
-cluster._lock()
-ray = cluster._ray()
-try:
-    cluster._connect(ray, None)
-except UserError as error:
-    sys.exit(str(error))
-own = psutil.Process()
-listening = {
-    connection.laddr.ip.removeprefix("::ffff:")
-    for process in [own, *own.children(recursive=True)]
-    for connection in process.net_connections(kind="inet")
-    if connection.status == "LISTEN"
-}
-print(*sorted(listening))
-address = ray.get_runtime_context().gcs_address
-# Not by ray.init, which would look for it at the machine's own address, where nobody listens.
-stranger = f"from ray._raylet import GcsClient as C; C({address!r}).internal_kv_keys(b'', None)"
-free = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-done = subprocess.run(
-    [sys.executable, "-c", stranger], env=free | {"RAY_AUTH_MODE": "disabled"},
-    capture_output=True, text=True,
-)
-print(done.returncode, "InvalidAuthToken" in done.stderr)
-"""
-
-
-@pytest.mark.timeout(600)
-def test_a_cluster_that_is_started_here_listens_here_alone_and_knows_who_may_speak_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def started(*how: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", STARTED, *how], capture_output=True, text=True, check=False,
-            cwd=Path(__file__).parents[1],
-        )  # fmt: skip
-
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    done = started()
-    assert done.stdout.splitlines() == ["127.0.0.1", "1 True"], done.stderr
-    done = started("imported")
-    assert done.stdout.splitlines()[1:] == ["1 True"], done.stderr
-    assert not (tmp_path / ".ray" / "auth_token").exists()
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert started().stdout.splitlines() == ["127.0.0.1", "1 True"]
-    done = started("imported")
-    assert done.returncode == 1
-    assert "Set RAY_AUTH_MODE=token before" in done.stderr

@@ -42,7 +42,7 @@ def run(
         str | None,
         typer.Option(
             "--ray-address",
-            help="A running cluster's address, or auto (or RAY_ADDRESS); default: one is started.",
+            help="A running cluster's address, or auto; default: RAY_ADDRESS.",
         ),
     ] = None,
     cell_cpus: Annotated[

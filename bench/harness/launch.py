@@ -146,8 +146,7 @@ def executor_of(
         name: local or ray.
         jobs: Of local: worker processes, None for the machine's default.
         memory: Of local: GB that one worker may hold.
-        ray_address: Of ray, as the next two: the cluster's; None for RAY_ADDRESS, or one that is
-            started here.
+        ray_address: Of ray, as the next two: the cluster's; None for RAY_ADDRESS.
         cell_cpus: CPUs of each job.
         cell_gpus: GPUs of each job; None for one where the device is cuda, else none.
 
@@ -180,8 +179,14 @@ def executor_of(
             f"cell_gpus {gpus:g} does not go with device {device}: it must be > 0 with "
             "cuda and 0 with cpu."
         )
+    address = ray_address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        raise UserError(
+            "executor ray needs ray_address, or RAY_ADDRESS: the address of a running Ray cluster, "
+            "auto for the one that this machine belongs to."
+        )
     return Cluster(
-        address=ray_address or os.environ.get("RAY_ADDRESS"),
+        address=address,
         cpus=cell_cpus,
         gpus=gpus,
         timeout_s=plan.suite.timeout_s,

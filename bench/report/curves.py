@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from markupsafe import Markup
+
 from bench.errors import UserError
 from bench.files import read_bytes
 from bench.metrics.intervals import Interval
 from bench.records import data_title
-from bench.report import svg
 from bench.report.charts import View
-from bench.report.plots import Scale, far_apart, numbers_of
+from bench.report.figures import draw_line, frame, legend
+from bench.report.paper import image_of, styled
+from bench.report.plots import far_apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,59 +60,31 @@ def _line(found: dict[str, str]) -> SweptRow:
 
 def views(lines: Sequence[SweptRow], *, name: str) -> list[View]:
     """A plot per table. name: of the sweep, for the plots' own."""
-    number = numbers_of(_defense(line.setting) for line in lines)
     tables = dict.fromkeys(line.table for line in lines)
     return [
-        _view([line for line in lines if line.table == table], number, f"{name}-{place}")
+        _view([line for line in lines if line.table == table], f"{name}-{place}")
         for place, table in enumerate(tables)
     ]
 
 
-def _defense(setting: str) -> str:
-    return setting.partition("(")[0]
-
-
-def _view(lines: Sequence[SweptRow], number: dict[str, int], name: str) -> View:
-    first = lines[0]
-    plot = svg.Plot(
-        _axis(first.over, [line.value for line in lines]),
-        Scale(label="leak (safer ↓)", lo=0.0, hi=1.0),
-        name=name,
-        title=f"Leak over {first.over}: {first.table}",
-        description="The sweep's table, sweep.csv, has the same figures.",
-    )
-    drawn: list[svg.Mark] = []
-    for setting in dict.fromkeys(line.setting for line in lines):
-        mine = sorted((x for x in lines if x.setting == setting), key=lambda line: line.value)
-        marks = [_mark(line, number, last=line is mine[-1]) for line in mine]
-        plot.path(marks)
-        drawn += marks
-    names = {number[d]: d for d in dict.fromkeys(_defense(line.setting) for line in lines)}
-    return View(
-        name=name,
-        choice=f"Leak over {first.over}: {first.table}",
-        drawing=plot.draw(drawn),
-        notes=("By the attacker's choice: 0 is what needs no leak, 1 a perfect copy.",),
-        legend=tuple((svg.key(g), d) for g, d in sorted(names.items())),
-    )
-
-
-def _mark(line: SweptRow, number: dict[str, int], *, last: bool) -> svg.Mark:
-    defense = _defense(line.setting)
-    return svg.Mark(
-        x=Interval(mean=line.value, lo=line.value, hi=line.value),
-        y=Interval(mean=line.leak, lo=line.leak, hi=line.leak),
-        row=0,
-        group=number[defense],
-        words=f"{line.setting}; {line.over} {line.value:g}; leak {line.leak:.2f}",
-        tag=defense if last else "",
-    )
-
-
-def _axis(label: str, values: Sequence[float]) -> Scale:
-    low, high = min(values), max(values)
-    if far_apart(values):
-        ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        return Scale(label=label, lo=10.0 ** ends[0], hi=10.0 ** ends[1], log=True)
-    room = 0.05 * (high - low) or 0.5
-    return Scale(label=label, lo=low - room, hi=high + room)
+def _view(lines: Sequence[SweptRow], name: str) -> View:
+    title = f"Leak over {lines[0].over}: {lines[0].table}"
+    settings = list(dict.fromkeys(line.setting for line in lines))
+    with styled():
+        figure, axes, _ = frame("column", settings)
+        handles = []
+        for number, setting in enumerate(settings):
+            mine = sorted((x.value, x.leak) for x in lines if x.setting == setting)
+            points = [(x, Interval(mean=leak, lo=leak, hi=leak)) for x, leak in mine]
+            handles.append(draw_line(axes, points, colour=number, marker=number))
+        if far_apart([line.value for line in lines]):
+            axes.set_xscale("log")
+        axes.set(xlabel=lines[0].over, ylabel="leak (safer ↓)", ylim=(-0.05, 1.05))
+        legend(figure, handles, settings, "column", ())
+        return View(
+            name=name,
+            choice=title,
+            drawing=Markup(image_of(figure, title)),
+            notes=("By the attacker's choice: 0 is what needs no leak, 1 a perfect copy.",),
+            legend=(),
+        )

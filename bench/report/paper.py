@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,11 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
             raise UserError(f"cannot write {path} ({error.strerror or error}).") from error
         paths.append(path)
     return paths
+
+
+def image_of(figure: Figure, title: str) -> str:
+    """The figure as an image element of a page; the title is for who cannot see it."""
+    made = io.BytesIO()
+    figure.savefig(made, format="svg", metadata={"Date": None, "Creator": None})
+    data = base64.b64encode(made.getvalue()).decode()
+    return f'<img class="plot" alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'

@@ -7,7 +7,6 @@ need no shared file system. Ray is an optional dependency, imported when this is
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -49,16 +48,6 @@ _ANSWER_S = 10.0
 """How long a cluster may take to answer at all."""
 _KEPT = 64
 """Folders and data sets that stay in the object store, for the jobs that read them."""
-_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
-_WITH_TOKENS = (2, 52)
-"""The version of Ray that brought them."""
-_OPEN = (
-    "Ray would start a cluster that obeys whoever reaches it: it is older than 2.52, or was "
-    f"imported with {_MODE} other than token. Set {_MODE}=token before, or give ray_address."
-)
-_BEYOND_THIS_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's name for whether a cluster may have several machines, on any system; if not, it listens on
-127.0.0.1 alone."""
 Files = Mapping[str, bytes]
 
 
@@ -67,7 +56,7 @@ class Cluster:
     """A Ray cluster that carries out tasks.
 
     Attributes:
-        address: Of a running cluster, "auto" for the one of this machine, None to start one.
+        address: Of a running cluster, "auto" for the one that this machine belongs to.
         cpus: Of each job.
         gpus: Of each job.
         timeout_s: Limit of one job, counted from when the cluster has room for it.
@@ -75,7 +64,7 @@ class Cluster:
         code: Hashes of the source of leakbench and the plan's plugins, which every node must have.
     """
 
-    address: str | None
+    address: str
     cpus: float
     gpus: float
     timeout_s: float
@@ -89,11 +78,8 @@ class Cluster:
         three times at most, and then ends as `failed`. Raises UserError if there is no cluster, if
         no node could ever hold a job, or if a node has other code.
         """
-        address = None if self.address == "local" else self.address  # Ray's name for a new one
-        if address is None:
-            _lock()
         ray = _ray()
-        started = _connect(ray, address)
+        connected = _connect(ray, self.address)
         going = _Going(ray, self)
         try:
             while tasks or going.jobs or going.scores:
@@ -102,21 +88,8 @@ class Cluster:
                 yield from going.ended()
         finally:
             going.stop()
-            if started:
+            if connected:
                 ray.shutdown()
-
-
-def _lock() -> None:
-    """Have a cluster that is started here listen on this machine alone, to who has its token.
-
-    Whoever can speak to a cluster can run code in it. Ray reads both settings when it is imported;
-    where it was, `_connect` refuses a cluster without a token.
-    """
-    if not {_TOKEN, f"{_TOKEN}_PATH"} & os.environ.keys():
-        os.environ[_TOKEN] = secrets.token_hex(32)
-    if "ray" not in sys.modules:
-        os.environ[_MODE] = "token"
-        os.environ[_BEYOND_THIS_MACHINE] = "0"
 
 
 def _ray() -> Any:
@@ -132,37 +105,20 @@ def _ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str | None) -> bool:
+def _connect(ray: Any, address: str) -> bool:
     """Whether this call connected. Raises UserError if there is nothing to connect to."""
     if ray.is_initialized():
         return False
-    host, colon, port = (address or "").rpartition(":")
-    if colon and port.isdigit() and "://" not in host:
-        try:  # Ray itself would try for minutes
-            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
-        except OSError as error:
-            raise UserError(
-                f"no Ray cluster answers at '{address}' ({error.strerror or error})."
-            ) from error
+    host, colon, port = address.rpartition(":")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray hides GPUs from jobs that ask for none, and warns that it will not; those use none anyway.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    guarded = version >= _WITH_TOKENS and os.environ.get(_MODE, "token").lower() == "token"
-    if address is None and not guarded:
-        raise UserError(_OPEN)
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level="ERROR",
-            **({} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}),
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        if colon and port.isdigit() and "://" not in host:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at '{address}' ({error}).") from error
-    if address is None and _MODE not in os.environ:  # imported before, and without a token
-        ray.shutdown()
-        raise UserError(_OPEN)
     return True
 
 
