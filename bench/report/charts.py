@@ -10,9 +10,10 @@ from markupsafe import Markup
 from bench.errors import UserError
 from bench.metrics.named import TITLES
 from bench.records import Row
-from bench.report import courses, explain, plots, svg
+from bench.report import courses, explain, figures, plots, svg
 from bench.report.boards import Board
 from bench.report.columns import bounds, epsilon_text, figure, interval_text
+from bench.report.paper import image_of
 from bench.report.plots import Scatter, Spot
 from bench.report.verdicts import is_reference
 
@@ -155,38 +156,13 @@ def course_views(board: Board, rows: Sequence[Row]) -> list[View]:
 
 
 def _course_view(board: Board, shown: courses.Course) -> View:
-    plot = svg.Plot(
-        shown.x,
-        shown.y,
-        name=f"{board.id}-over-{shown.name}",
-        title=f"{shown.choice}: {board.title}",
-        description="leaderboard.json and results.course() have the same figures.",
-    )
-    lines = [
-        [
-            svg.Mark(
-                x=plots.exact(rounds),
-                y=at,
-                row=line.place,
-                group=line.group,
-                words=f"{line.row.setting}; {rounds} rounds; "
-                f"{shown.y.label.partition(' (')[0]} {interval_text(at)}",
-                tag=line.row.defense if rounds == line.points[-1][0] else "",
-            )
-            for rounds, at in line.points
-        ]
-        for line in shown.lines
-    ]
-    for marks in lines:
-        plot.path(marks)
-    names = {line.group: line.row.defense for line in sorted(shown.lines, key=lambda x: x.group)}
-    missing = ", ".join(row.setting for row in shown.missing)
+    drawn = figures.course(shown, width="page")
     return View(
         name=f"over-{shown.name}",
         choice=shown.choice,
-        drawing=plot.draw([m for marks in lines for m in marks]),
-        notes=tuple([f"Without such figures: {missing}."] if missing else []),
-        legend=tuple((svg.key(g), d) for g, d in names.items()),
+        drawing=Markup(image_of(drawn, f"{shown.choice}: {board.title}")),
+        notes=(),
+        legend=(),
     )
 
 
@@ -236,31 +212,6 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     shown = plots.budgets(rows, board.first)
     if shown is None:
         return None
-    plot = svg.Plot(
-        shown.x,
-        shown.y,
-        name=f"{board.id}-budget",
-        title=f"leakage against budget: {board.title}",
-        description="The table below has the same figures.",
-    )
-    for band in shown.floors:
-        plot.floor(band)
-    curves = [
-        [
-            svg.Mark(
-                x=plots.exact(budget),
-                y=at,
-                row=0,
-                group=group,
-                words=f"{curve.attack}; {budget} gradient evaluations per start; "
-                f"SSIM {interval_text(at)}",
-            )
-            for budget, at in curve.points
-        ]
-        for group, curve in enumerate(shown.curves)
-    ]
-    for marks in curves:
-        plot.path(marks)
     body = [
         (curve.attack, str(budget), figure(at.mean), bounds(at))
         for curve in shown.curves
@@ -269,11 +220,11 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     return View(
         name="budget",
         choice="leakage against budget",
-        drawing=plot.draw([m for marks in curves for m in marks]),
+        drawing=Markup(image_of(figures.budget(shown), f"leakage against budget: {board.title}")),
         notes=(
             "Each optimising attack on the undefended row, at its budget and at twice that. "
             "A line that still climbs belongs to an attack that was cut short.",
         ),
-        legend=tuple((svg.key(i), c.attack) for i, c in enumerate(shown.curves)),
+        legend=(),
         table=(("attack", "budget", "SSIM", explain.interval_words([board.first])), *body),
     )

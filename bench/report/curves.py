@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
+from matplotlib.ticker import NullLocator
 
 from bench.errors import UserError
 from bench.files import read_bytes
@@ -77,8 +78,11 @@ def _view(lines: Sequence[SweptRow], name: str) -> View:
             mine = sorted((x.value, x.leak) for x in lines if x.setting == setting)
             points = [(x, Interval(mean=leak, lo=leak, hi=leak)) for x, leak in mine]
             handles.append(draw_line(axes, points, colour=number, marker=number))
-        if far_apart([line.value for line in lines]):
+        values = sorted({line.value for line in lines})
+        if far_apart(values):
             axes.set_xscale("log")
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel=lines[0].over, ylabel="leak (safer ↓)", ylim=(-0.05, 1.05))
         legend(figure, handles, settings, "column", ())
         return View(

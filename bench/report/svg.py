@@ -126,11 +126,6 @@ class Plot:
             path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
         self._back.append(f'<path class="fr" d="{path}"/>')
 
-    def path(self, points: Sequence[Mark]) -> None:
-        """A straight line through points, in their group's colour."""
-        path = "L".join("{:.1f} {:.1f}".format(*self.at(p)) for p in points)
-        self._back.append(f'<path class="ln c{points[0].group % COLOURS}" d="M{path}"/>')
-
     def draw(self, points: Sequence[Mark], *, unnamed: frozenset[int] = frozenset()) -> Markup:
         """The whole SVG element. Points are focusable: the first by Tab, the others from there
         by arrow keys (the page's script).
