@@ -193,11 +193,10 @@ class Store:
         place = self.artifacts(key)
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
+        record = replace(record, files={}, hashes={})
         if isinstance(record, DoneRecord):
-            record = self._with_files(key, replace(record, files={}, hashes={}))
-        else:
-            shutil.rmtree(self.scratch(key), ignore_errors=True)
-            record = replace(record, files={}, hashes={})
+            record = self._with_files(key, record)
+        shutil.rmtree(self.scratch(key), ignore_errors=True)
         self.write(kind, key, record)
 
     def keep_scored(self, key: str, record: AttackOutcome) -> None:

@@ -220,7 +220,7 @@ def _train(work: Training) -> TrainOutcome:
     if diverged is None:
         observations[TRAINING] = recorder.observations()
     if any(look.status == "done" for looks in observations.values() for look in looks.values()):
-        _save_public(dataset, job, work.artifacts)
+        save_public(dataset, job, work.artifacts)
     for checkpoint in set(job.checkpoints) - observations.keys():
         reason = f"training diverged ({diverged})"
         lost = Observation(status="not_applicable", reason=reason)
@@ -353,7 +353,7 @@ def _observe(
     return Observation(status="done", stem=stem)
 
 
-def _save_public(dataset: Dataset, job: TrainJob, artifacts: Path) -> None:
+def save_public(dataset: Dataset, job: TrainJob, artifacts: Path) -> None:
     """Write the public samples that attackers are granted, as many as any threat grants."""
     granted = [len(dataset.aux_y) if t.aux is None else t.aux for t in job.threats]
     most = slice(None, max(granted))

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
 from bench.files import check_plain
-from bench.metrics.answers import FIELDS
+from bench.metrics.answers import FIELDS, checked
 from bench.names import did_you_mean
 
 _ROUNDING = 1e-6
@@ -50,8 +50,8 @@ def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruc
     """
     found = _tensors(path)
     try:
-        return _answer(found, x, y, classes)
-    except UserError as error:
+        return checked(_answer(found, x, y, classes), tuple(x.shape), classes)
+    except ValueError as error:
         raise UserError(f"{path}: {error}") from error
 
 
@@ -101,11 +101,6 @@ def _answer(found: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -> 
         images = _checked_images(_stacked("images", images, x.shape), lost, is_image=x.ndim == 5)
     if labels is not None:
         labels = _whole("labels", _stacked("labels", labels, y.shape))
-        if bool(((labels < 0) | (labels >= classes)).any()):
-            raise UserError(
-                f"labels must lie in 0..{classes - 1}, got {int(labels.min())} to "
-                f"{int(labels.max())}."
-            )
     if counts is not None:
         if tuple(counts.shape) != (victims, classes):
             raise UserError(

@@ -21,13 +21,11 @@ class CourseLine:
 
     Attributes:
         row: Its row in the table.
-        place: Where that stands in the table.
         group: Number of its defense, which has a colour.
         points: Rounds played, and the figure then.
     """
 
     row: Row
-    place: int
     group: int
     points: tuple[tuple[int, Interval], ...]
 
@@ -119,10 +117,10 @@ def _course(
     points_of: Sequence[Points],
     number: Mapping[str, int],
 ) -> Course:
-    found = list(zip(range(len(table)), table, points_of, strict=True))
+    found = list(zip(table, points_of, strict=True))
     lines = tuple(
-        CourseLine(row=row, place=place, group=number[row.defense], points=tuple(points))
-        for place, row, points in found
+        CourseLine(row=row, group=number[row.defense], points=tuple(points))
+        for row, points in found
         if len(points) >= LEAST
     )
     values = [v for line in lines for _, v in line.points]
@@ -133,7 +131,7 @@ def _course(
         x=Scale(label="rounds", lo=0.0, hi=float(last)),
         y=_axis(name, label, values),
         lines=lines,
-        missing=tuple(row for _, row, points in found if len(points) < LEAST),
+        missing=tuple(row for row, points in found if len(points) < LEAST),
     )
 
 

@@ -24,10 +24,9 @@ from bench.harness.executors.task import ATTACKS, TRAININGS, guarded
 from bench.harness.runner import cell_label, label_of
 from bench.harness.scoring import Scoring
 from bench.harness.store import Store
+from bench.harness.train import save_public
 from bench.protocols.export import TRUTH, load_seen, load_truth, save_truth
-from bench.protocols.observe import Truth
 from bench.protocols.replay import replayed_truth
-from bench.protocols.settings import Checkpoint
 from bench.records import (
     RUN,
     AttackOutcome,
@@ -182,8 +181,8 @@ def _handed_on(
     remade: Path,
     attacks: Store,
 ) -> Iterator[Comparison]:
-    """Give a training's views to the process that attacks, without the truth, and make the truth
-    again from the seed.
+    """Give a training's views to the process that attacks, with public samples and without the
+    truth, and make the truth again from the seed.
 
     Args:
         trained: What the process that trained left.
@@ -199,49 +198,38 @@ def _handed_on(
     """
     source, target = trained.artifacts(key), attacks.artifacts(key)
     check_kept(source, record)
-    names = [n for n in record.files or {} if not n.endswith(TRUTH)]
     target.mkdir(parents=True)
-    for file in names:
-        shutil.copyfile(source / file, target / file)
-    handed = replace(
-        record,
-        files={n: s for n, s in (record.files or {}).items() if n in names},
-        hashes={n: h for n, h in (record.hashes or {}).items() if n in names},
-    )
-    attacks.write("train", key, handed)
+    for name in record.files or {}:
+        if not name.endswith(TRUTH):
+            shutil.copyfile(source / name, target / name)
+    job = cells[0].job.train
+    dataset = dataset_of(job, env)
+    save_public(dataset, job, target)
+    attacks.write("train", key, replace(record, files=None, hashes=None))
+    installed = discover()
+    known = all(("defense", part) in installed.usable for part in job.defense.split("+"))
     for checkpoint, threat in dict.fromkeys((c.job.checkpoint, c.job.threat.name) for c in cells):
         look = record.observations.get(checkpoint, {}).get(threat)
         for stem in look.stems if look is not None and look.status == "done" else ():
-            truth, left = _truth(cells[0].job.train, env, source / stem, checkpoint, threat)
+            left = load_truth(source / f"{stem}{TRUTH}")
+            truth = replayed_truth(
+                [(dataset.train_x[s], dataset.train_y[s]) for s in shares_of(job, dataset)],
+                load_seen(source / f"{stem}-seen"),
+                protocol=job.protocol,
+                threat=job.threat(threat),
+                checkpoint=checkpoint,
+                seed=job.seed,
+                defense=installed.defense(job.defense, job.settings) if known else Defense(),
+            )
             save_truth(truth, remade / key / f"{stem}{TRUTH}")
             same = torch.equal(truth.x, left.x) and torch.equal(truth.y, left.y)
             yield Comparison(
-                what=label_of(cells[0].job.train),
+                what=label_of(job),
                 figure=f"truth of {stem}",
                 submitted="as the seed gives it",
                 rerun="the same" if same else "other samples",
                 verdict="equal" if same else "differs",
             )
-
-
-def _truth(
-    job: TrainJob, env: Environment, stem: Path, checkpoint: Checkpoint, threat: str
-) -> tuple[Truth, Truth]:
-    """The truth of a view as the seed gives it, and as the process that trained left it."""
-    dataset = dataset_of(job, env)
-    installed = discover()
-    known = all(("defense", part) in installed.usable for part in job.defense.split("+"))
-    defense = installed.defense(job.defense, job.settings) if known else Defense()
-    truth = replayed_truth(
-        [(dataset.train_x[s], dataset.train_y[s]) for s in shares_of(job, dataset)],
-        load_seen(stem.with_name(f"{stem.name}-seen")),
-        protocol=job.protocol,
-        threat=job.threat(threat),
-        checkpoint=checkpoint,
-        seed=job.seed,
-        defense=defense,
-    )
-    return truth, load_truth(stem.with_name(f"{stem.name}{TRUTH}"))
 
 
 def _scored(
