@@ -113,7 +113,7 @@ def test_ledger_prints_claim_proof_and_constants() -> None:
         (("run", "quick", "--plugin", "/no/plugin.py"), "no such plugin file"),
         (("run", "quick", "--shard", "3"), "--shard takes i/n, as 1/8, got '3'"),
         (("run", "quick", "--shard", "0/3"), "shard 0/3 does not exist"),
-        (("plan", "quick", "--shard", "90/99"), "shard 90/99 is empty: the plan has 10 trainings"),
+        (("plan", "quick", "--shard", "90/99"), "shard 90/99 is empty: the plan has 14 trainings"),
         (("run", "quick", "--memory", "0"), "memory must lie in [0.1, 1000000] GB for one worker"),
         (("run", "quick", "--executor", "slurm"), "executor must be local or ray, got 'slurm'"),
         (("run", "quick", "--executor", "ray"), "device auto: say cpu or cuda"),

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ def test_a_defense_that_exits_fails_its_training_and_what_is_printed_goes_to_std
     workers: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    forkserver._forkserver._stop()  # workers print where their server did when it began
     path = tmp_path / "exits.py"
     path.write_text(HEAD + DEFENSES)
     names = ("exits_in_upload", "exits_in_aggregate", "talks")

@@ -32,7 +32,7 @@ def test_every_table_is_a_whole_environment_with_a_cell_per_column() -> None:
     results = bench.load(RESULTS)
     found = environments(results.to_latex())
     assert "".join(found) == results.to_latex().replace("\n\n", "\n")
-    assert len(found) == 6
+    assert len(found) == 10
     for environment in found:
         for rule in ("toprule", "midrule", "bottomrule"):
             assert environment.count(f"\\{rule}\n") == 1
@@ -41,7 +41,7 @@ def test_every_table_is_a_whole_environment_with_a_cell_per_column() -> None:
         assert {len(line) for line in lines} == {len(columns)}
         assert environment.count("\\begin{") == environment.count("\\end{")
     only = results.to_latex(checkpoint="final")
-    assert len(environments(only)) == 3
+    assert len(environments(only)) == 4
     assert "init round" not in only
 
 

@@ -33,8 +33,8 @@ class Changed(Store):
         super().__init__(FOLDER)
         self.over = over
 
-    def read(self, kind: Any, key: str, *, lenient: bool = False) -> Any:
-        return self.over.get((kind, key)) or super().read(kind, key, lenient=lenient)
+    def read(self, kind: Any, key: str, **how: Any) -> Any:
+        return self.over.get((kind, key)) or super().read(kind, key, **how)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,9 @@ def run() -> Run:
 
 
 def of(run: Run, defense: str) -> list[PlannedTraining]:
-    """Trainings of a defense under fedavg, one for each seed."""
-    found = (t for t in run.trainings if t.job.protocol.name == "fedavg")
+    """Trainings of a defense under fedavg on the LeNet, one for each seed."""
+    places = (("fedavg", "lenet"),)
+    found = (t for t in run.trainings if (t.job.protocol.name, t.job.task.model) in places)
     return [t for t in found if t.job.defense == defense]
 
 

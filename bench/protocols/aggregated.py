@@ -21,11 +21,13 @@ from bench.protocols.federation import Aggregation, RoundResult
 from bench.protocols.wire import frozen
 from bench.toolkit.aggregation import mean_over_present
 
-LEAST = 0.4
+LEAST, _LEAST_OF_FEW = 0.4, 0.5
 """Least partial correlation of what aggregation gives with what a client trained, given what it
 sent and the mean of all clients, from which on the server can read the update. By chance it is
-about one over the root of the number of coordinates; sums that all shipped defenses open reach
-.25."""
+about one over the root of the number of coordinates; sums that shipped defenses open reach .25
+among thousands of coordinates and .45 among hundreds, for which the second is."""
+_FEW = 2000
+"""Coordinates below which they are few."""
 _LEAST_OF_PATTERN = 0.5
 """Least correlation of which values were sent with the signs of what was trained, among values of
 like size: that large ones are sent is no secret."""
@@ -90,21 +92,32 @@ def _candidates(
     combined = _combined(trained, messages)
     for update, least in ((alone, LEAST), (without, LEAST), (combined, _LEAST_COMBINED)):
         names = [n for n in trained.parts if n in update]
-        if sum(update[n].numel() for n in names) < _FEWEST:
+        count = sum(update[n].numel() for n in names)
+        if count < _FEWEST:
             continue
+        least = max(least, _LEAST_OF_FEW) if count < _FEW else least
         known = [_flat(_row((m.parts.get(n) for m in sent), update[n]) for n in names)]
         known += [_flat(total[n] for n in names)] if total else []
         target = _flat(trained.parts[n].values for n in names)
         correlation = _partial_correlation(_flat(update[n] for n in names), target, known)
         yield trained.with_parts({n: Part(values=update[n]) for n in names}), correlation / least
     for message in sent:
-        partly = {n: p.presence() for n, p in message.parts.items() if n in trained.parts}
-        pattern = {n: 2.0 * v - 1 for n, v in partly.items() if v.any() and not v.all()}
+        others = [m for m in messages if m.kind == message.kind and m.sender != client]
+        pattern = {
+            n: 2.0 * p.presence() - 1
+            for n, p in message.parts.items()
+            # What all clients leave out tells of none.
+            if n in trained.parts and not all(_same_pattern(p, m.parts.get(n)) for m in others)
+        }
         if not pattern:
             continue
         signs = _of_signs(_flat(pattern.values()), _flat(trained.parts[n].values for n in pattern))
         told = trained.with_parts({n: Part(values=v) for n, v in pattern.items()})
         yield told, signs / _LEAST_OF_PATTERN
+
+
+def _same_pattern(one: Part, other: Part | None) -> bool:
+    return other is None or torch.equal(one.presence(), other.presence())
 
 
 def _of_signs(pattern: Tensor, trained: Tensor) -> float:

@@ -10,10 +10,9 @@ from markupsafe import Markup
 from bench.errors import UserError
 from bench.metrics.named import TITLES
 from bench.records import Row
-from bench.report import courses, explain, figures, plots, svg
+from bench.report import courses, explain, plots, svg
 from bench.report.boards import Board
 from bench.report.columns import bounds, epsilon_text, figure, interval_text
-from bench.report.paper import image_of
 from bench.report.plots import Scatter, Spot
 from bench.report.verdicts import is_reference
 
@@ -156,11 +155,13 @@ def course_views(board: Board, rows: Sequence[Row]) -> list[View]:
 
 
 def _course_view(board: Board, shown: courses.Course) -> View:
+    from bench.report import figures, paper  # matplotlib, which most pages do not need
+
     drawn = figures.course(shown, width="page")
     return View(
         name=f"over-{shown.name}",
         choice=shown.choice,
-        drawing=Markup(image_of(drawn, f"{shown.choice}: {board.title}")),
+        drawing=Markup(paper.image_of(drawn, f"{shown.choice}: {board.title}")),
         notes=(),
         legend=(),
     )
@@ -212,6 +213,9 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     shown = plots.budgets(rows, board.first)
     if shown is None:
         return None
+    from bench.report import figures, paper  # matplotlib, which most pages do not need
+
+    title = f"leakage against budget: {board.title}"
     body = [
         (curve.attack, str(budget), figure(at.mean), bounds(at))
         for curve in shown.curves
@@ -220,7 +224,7 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     return View(
         name="budget",
         choice="leakage against budget",
-        drawing=Markup(image_of(figures.budget(shown), f"leakage against budget: {board.title}")),
+        drawing=Markup(paper.image_of(figures.budget(shown), title)),
         notes=(
             "Each optimising attack on the undefended row, at its budget and at twice that. "
             "A line that still climbs belongs to an attack that was cut short.",
