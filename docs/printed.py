@@ -481,8 +481,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     try:
         if asked.name is None:
-            for paper in map(read_paper, papers()):
-                print(f"{paper.title} ({paper.source})")
+            for name in papers():
+                paper = read_paper(name)
+                print(f"{name}: {paper.title} ({paper.source})")
                 print(*(f"  {table.id}  {table.title}" for table in paper.tables), sep="\n")
             return
         paper = read_paper(asked.name)

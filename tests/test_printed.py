@@ -220,7 +220,7 @@ def test_the_script_shows_a_table_and_refuses_a_paper_that_is_none(
 ) -> None:
     printed.main([])
     listed = capsys.readouterr().out
-    assert all(printed.read_paper(p).title in listed for p in printed.papers())
+    assert all(f"{p}: {printed.read_paper(p).title} (" in listed for p in printed.papers())
     results = str(ROOT / "results" / "papers" / "spm")
     printed.main(["spm", "--table", "table-2", "--results", results])
     shown = capsys.readouterr().out

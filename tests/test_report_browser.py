@@ -216,8 +216,8 @@ def test_pictures_are_drawn_when_opened_with_words_for_each(browser: Any, report
     summary = page.locator("#t1 .pictures summary").first
     summary.focus()
     page.keyboard.press("Enter")
-    page.wait_for_function("[...document.images].length === 4 && "
-                           "[...document.images].every(i => i.naturalWidth === 16)")  # fmt: skip
+    drawn = "[...document.querySelectorAll('img:not(.plot)')]"
+    page.wait_for_function(f"{drawn}.length === 4 && {drawn}.every(i => i.naturalWidth === 16)")
     words = [i.get_attribute("alt") for i in page.locator("img:not(.plot)").all()]
     assert words == ["Truth, victim 1", "Truth, victim 2", "dlg, victim 1, SSIM 0.31",
                      "dlg, victim 2, SSIM 0.50"]  # fmt: skip

@@ -32,7 +32,7 @@ from bench.records import (
 )
 from bench.suite import Suite
 
-_DECIDES_NO_NUMBER = ("seeds", "timeout_s")
+_DECIDES_NO_NUMBER = ("seeds", "timeout_s", "description")
 """Of a suite: what its parts may differ in. Seeds are told apart by the records."""
 _VARIES = (
     *("seconds", "client_seconds", "workings", "memory"),
