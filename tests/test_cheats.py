@@ -522,6 +522,34 @@ def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defens
         assert torch.cosine_similarity(true, read, dim=0) > least
 
 
+class TwoOrNone(Defense):
+    """Declared noise on two uploads of some clients, and no upload of another."""
+
+    owns = frozenset({"aggregate"})
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (GaussianNoise(of="update", std=STD),)
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        rng = client.rng["defense"]
+        return [noised(m, rng, STD) for m in messages for _ in range(2 * (client.number > 0))]
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        return mean_over_present(server, messages)
+
+
+def test_clients_may_send_several_uploads_or_none(digits: Dataset) -> None:
+    """No finding is owed, and no error: such rounds are held against what is declared too."""
+    federation = federation_of(digits, network_for(digits), TwoOrNone(), each=12)
+    declared = MessageCheck(TwoOrNone(), 0, 4, federation.clients)
+    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=2)
+    ids = [c.id for c in federation.clients]
+    for _ in range(2):
+        result = federation.play(work, ids, observed=True)
+        declared.check_round(federation, result, 0.1, "recorded")
+    assert isinstance(declared.reasons(), tuple)
+
+
 def test_aggregation_cannot_erase_what_was_seen(digits: Dataset) -> None:
     federation = federation_of(digits, network_for(digits), Erases())
     work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)

@@ -147,8 +147,10 @@ class MessageCheck:
         clips = [m for m in mechanisms if isinstance(m, Clip)]
         if len(noises) != 1 or len(noises) + len(clips) < len(mechanisms):
             return
-        for client, (pair,) in _pairs_of(result, lr, noises[0].of).items():
-            noise = noise_of(noises[0], clips, pair)[:_VALUES]
+        for client, pairs in _pairs_of(result, lr, noises[0].of).items():
+            if len(pairs) != 1:  # several uploads have no order that two rounds share
+                continue
+            noise = noise_of(noises[0], clips, pairs[0])[:_VALUES]
             earlier = before.get(client, noise[:0])
             if len(earlier) == len(noise) > 1:
                 both = torch.stack([earlier, noise])
