@@ -17,16 +17,8 @@ from bench.protocols.replay import replayed_truth
 from bench.records import Run, TrainRecord
 from bench.registry import Registry
 from tests.conftest import Run as RunIt
+from tests.test_recorded import RECORDED
 
-THREAT = """
-[[threats]]
-name = "as_trained"
-work = "as_trained"
-
-[[attacks]]
-name = "prior_only"
-threat = "as_trained"
-"""
 DEFENSES = """
 [[defenses]]
 name = "top_k"
@@ -58,7 +50,7 @@ def test_the_truth_of_every_view_is_made_again_from_the_seed(
     more = {"rounds = 1": "rounds = 6\nparticipation = 0.75", "batch = 8": "batch = 3",
             "local_steps = 1": "local_steps = 2"}  # fmt: skip
     split = protocol == "splitfed"
-    suite = tiny(append=THREAT + ("" if split else DEFENSES), **more, **(SPLIT if split else {}))
+    suite = tiny(append=RECORDED + ("" if split else DEFENSES), **more, **(SPLIT if split else {}))
     only = {
         "attack": "prior_only",
         "defense": "none" if split else "none,top_k,ms_pafl,secure_aggregation",

@@ -10,8 +10,9 @@ sent as much, and trained as much, and whether one sample is trained on as a bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from hashlib import sha256
 from typing import Literal
 
@@ -124,7 +125,12 @@ class MessageCheck:
         if not all(bool(v.isfinite().all()) for v in sent):
             yield "values are sent that are not finite, though what was trained is"
             return
-        checks = checks_of(mechanisms, lambda kind: _pairs(result, lr, kind), most=_VALUES)
+        by_client = cache(partial(_pairs_of, result, lr))  # for several tests, by kind
+
+        def pairs_of(kind: str) -> list[Pair]:
+            return [pair for pairs in by_client(kind).values() for pair in pairs]
+
+        checks = checks_of(mechanisms, pairs_of, most=_VALUES)
         for _, check in checks:
             try:
                 check()
@@ -132,14 +138,16 @@ class MessageCheck:
                 continue
             except Broken as error:
                 yield error.reason.removesuffix(".")
-        yield from _changed(mechanisms, _pairs(result, lr, "update"))
+        yield from _changed(mechanisms, pairs_of("update"))
         if fork:
             yield from self._of_copies(federation, result)
         else:
-            yield from self._repeated(mechanisms, result, lr)
+            yield from self._repeated(mechanisms, by_client)
 
     def _repeated(
-        self, mechanisms: Sequence[Mechanism], result: RoundResult, lr: float
+        self,
+        mechanisms: Sequence[Mechanism],
+        by_client: Callable[[str], Mapping[str, Sequence[Pair]]],
     ) -> Iterator[str]:
         """A sentence if a client's noise of this round correlates with its noise of the last."""
         before, self.noise = self.noise, {}
@@ -147,18 +155,18 @@ class MessageCheck:
         clips = [m for m in mechanisms if isinstance(m, Clip)]
         if len(noises) != 1 or len(noises) + len(clips) < len(mechanisms):
             return
-        for client, pairs in _pairs_of(result, lr, noises[0].of).items():
+        for client, pairs in by_client(noises[0].of).items():
             if len(pairs) != 1:  # several uploads have no order that two rounds share
                 continue
             noise = noise_of(noises[0], clips, pairs[0])[:_VALUES]
             earlier = before.get(client, noise[:0])
             if len(earlier) == len(noise) > 1:
                 both = torch.stack([earlier, noise])
-                found = float(torch.corrcoef(both)[0, 1])
-                if abs(found) > TOLERANCE + _Z_ROUNDS / len(noise) ** 0.5:
+                correlation = float(torch.corrcoef(both)[0, 1])
+                if abs(correlation) > TOLERANCE + _Z_ROUNDS / len(noise) ** 0.5:
                     yield (
                         "noise is declared independent, but that of two rounds of a client has a "
-                        f"correlation of {found:.2g}"
+                        f"correlation of {correlation:.2g}"
                     )
             self.noise[client] = noise
 
@@ -202,11 +210,6 @@ def _pairs_of(result: RoundResult, lr: float, kind: str) -> dict[str, list[Pair]
         for client, plain in result.trained.items()
         for base in [{n: v.cpu() for n, v in result.received[client].items()}]
     }
-
-
-def _pairs(result: RoundResult, lr: float, kind: str) -> list[Pair]:
-    """The same of all watched clients together."""
-    return [pair for pairs in _pairs_of(result, lr, kind).values() for pair in pairs]
 
 
 def _here(message: Message) -> Message:

@@ -204,6 +204,7 @@ def _handed_on(
             shutil.copyfile(source / name, target / name)
     job = cells[0].job.train
     dataset = dataset_of(job, env)
+    data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares_of(job, dataset)]
     save_public(dataset, job, target)
     attacks.write("train", key, replace(record, files=None, hashes=None))
     installed = discover()
@@ -213,7 +214,7 @@ def _handed_on(
         for stem in look.stems if look is not None and look.status == "done" else ():
             left = load_truth(source / f"{stem}{TRUTH}")
             truth = replayed_truth(
-                [(dataset.train_x[s], dataset.train_y[s]) for s in shares_of(job, dataset)],
+                data,
                 load_seen(source / f"{stem}-seen"),
                 protocol=job.protocol,
                 threat=job.threat(threat),

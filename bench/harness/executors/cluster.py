@@ -38,6 +38,7 @@ from bench.harness.executors.task import (
 )
 from bench.harness.keys import Code
 from bench.harness.work import Work
+from bench.names import PluginKind
 from bench.records import NoResult
 from bench.toolkit.processes import GPU_SHARE, KEEP_MEMORY
 
@@ -270,8 +271,8 @@ def _perform(
     _write(plugins, sources)
     env = replace(work.env, plugins=tuple(plugins / n for n in sources), data_dir=None)
     work = replace(work, env=env)
-    prepared(work, _known())
-    here = Code(registry_for(env.plugins, work.needed)).of(work.needed)
+    prepared(work, _functions_at_start())
+    here = _code_here(env.plugins, work.needed)
     other = next((name for name, digest in here.items() if code.get(name) != digest), None)
     if other is not None:
         return host, other, None, {}
@@ -282,11 +283,19 @@ def _perform(
             _write(moved[folder], files)
         out = place / "out"
         work = replace(work.with_folders(moved), artifacts=out, dataset=dataset)
-        return host, None, guarded(work, _known()), _contents(out)
+        return host, None, guarded(work, _functions_at_start()), _contents(out)
 
 
 @cache
-def _known() -> dict[str, int]:
+def _code_here(
+    plugins: tuple[Path, ...], needed: frozenset[tuple[PluginKind, str]]
+) -> Mapping[str, str]:
+    """Hashes of the code of leakbench and of some plugins in this process."""
+    return Code(registry_for(plugins, needed)).of(needed)
+
+
+@cache
+def _functions_at_start() -> dict[str, int]:
     """Of this process; see `prepared`."""
     return {}
 
