@@ -29,15 +29,17 @@ from ray.cluster_utils import Cluster as Nodes  # noqa: E402
 pytestmark = pytest.mark.slow
 
 SLOW = '''
-import os, time
+import time
 from pathlib import Path
+import ray
 import torch
 from bench.contract.attack import Attack, Reconstruction
 
 class Slow(Attack):
-    """Takes a while, and says that it began."""
+    """Takes a while, and says that it began, and on which node."""
     def run(self, seen, ctx):
-        Path("{marks}", str(time.time_ns())).write_text(str(os.getpid()))
+        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else "here"
+        Path("{marks}", str(time.time_ns())).write_text(node)
         time.sleep(3)
         x = torch.rand(len(seen.clients), 1, *ctx.network.shape, generator=ctx.rng)
         return Reconstruction(images=x)
@@ -75,8 +77,8 @@ def test_a_lost_node_costs_no_record_and_all_are_those_of_local_workers(
 
     def kill() -> None:
         marks = tmp_path / "marks"
-        while len(list(marks.iterdir())) < 2:  # both nodes are at work
-            time.sleep(0.05)
+        while doomed.node_id not in [mark.read_text() for mark in marks.iterdir()]:
+            time.sleep(0.05)  # until the node is at a job that lasts
         nodes.remove_node(doomed, allow_graceful=False)
 
     killer = threading.Thread(target=kill, daemon=True)
