@@ -37,7 +37,7 @@ def test_full_has_every_defense_and_attack_on_four_data_sets_under_three_protoco
     where = {(j.protocol.name, j.task.dataset) for j in plan.trainings}
     assert where == {(p, d) for p in ("fedsgd", "fedavg", "splitfed") for d in SHAPES}
     assert len(full.seeds) == 3
-    assert set(full.checkpoints) == {"init", "final"}
+    assert set(full.checkpoints) == {"init", "final", "training"}
 
 
 def test_every_defense_meets_every_attack_that_can_apply_to_it_somewhere(
@@ -112,17 +112,22 @@ def test_every_task_of_full_trains_and_is_attacked_undefended(
     sizes = {"train_size": 400, "test_size": 100}
     # One attack: to judge an answer takes a minute of a deep network, for every attack alike.
     changes = ["protocol.rounds=1", "protocol.batch=8", "budget=2", "audit=0", "seeds=[0]",
-               "threat.victims=2", "threat.aux=60", "threats.2.rounds=2", "threats.3.batch=4",
+               "threat.aux=60", "threats.2.rounds=2", "threats.3.batch=4",
                "attacks.2.budget=2"]  # fmt: skip
+    changes += [f"threats.{i}.victims=2" for i, threat in enumerate(full.threats)
+                if threat.name != "as_trained"]  # fmt: skip
     changes += [f"attacks.{i}.settings={{rows=40}}" for i, attack in enumerate(full.attacks)
                 if attack.name in ("ridge", "decoder")]  # fmt: skip
     changes += [f"tasks.{i}.dataset_settings.{k}={v}" for i in range(len(full.tasks))
                 for k, v in sizes.items()]  # fmt: skip
     arguments = ["run", "full", "--out", str(tmp_path), "--data-dir", str(data_dir), "--jobs", "0",
-                 "--only", "defense=none", "--only", "checkpoint=final",
-                 "--only", "attack=idlg"]  # fmt: skip
-    result = CliRunner().invoke(app, [*arguments, *(x for c in changes for x in ("--set", c))])
-    assert result.exit_code == 0, result.output
+                 "--only", "defense=none"]  # fmt: skip
+    arguments += [x for c in changes for x in ("--set", c)]
+    for checkpoint, attack in (("final", "idlg"), ("training", "ilrg@as_trained")):
+        some = ["--only", f"checkpoint={checkpoint}", "--only", f"attack={attack}"]
+        result = CliRunner().invoke(app, [*arguments, *some])
+        assert result.exit_code == 0, result.output
     records = [json.loads(p.read_text()) for p in (tmp_path / "records").rglob("*.json")]
     assert len({r["inputs"]["protocol"]["name"] for r in records if "train" not in r}) == 3
-    assert sum("train" not in r for r in records) == len(full.tasks)
+    fedsgd = 9  # its rounds alone are attacked as they were
+    assert sum("attack" in r["inputs"] for r in records) == len(full.tasks) + fedsgd
