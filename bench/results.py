@@ -27,7 +27,7 @@ from bench.report import frames, tables, text
 from bench.report import overview as overviews
 from bench.report.choosing import check_wanted, with_values
 from bench.report.files import FILES, Files
-from bench.report.overview import LOSS, legend
+from bench.report.overview import LOSS, by_protocol, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -427,8 +427,9 @@ class Results:
             f"<p>{html.escape(protocol)}</p>{frame.to_html(index=False, escape=True)}"
             for protocol, frame in frames.overview_tables(self._files.rows, LOSS)
         )
-        below = html.escape(legend(self._files.rows, LOSS))
-        return f"<p>{html.escape(repr(self))}</p>{body}<p>{below}</p>"
+        lines = legend(by_protocol(self._files.rows))
+        below = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+        return f"<p>{html.escape(repr(self))}</p>{body}<ul>{below}</ul>"
 
 
 def _suite(

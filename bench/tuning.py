@@ -20,7 +20,7 @@ from bench.errors import UserError
 from bench.records import Row
 from bench.registry import Registry
 from bench.report.overview import LOSSES
-from bench.report.verdicts import UNDEFENDED, at_most, has_use, lost_accuracy, undefended
+from bench.report.verdicts import UNDEFENDED, at_most, has_use
 from bench.suite import DefenseSettings, Suite, grid, to_toml
 
 STEPS = 6
@@ -128,12 +128,15 @@ def tune(
     """Search all settings of a suite's defenses, and return what each search found.
 
     Args:
-        suite: Its attacks, checkpoints and audit are left out.
+        suite: Its attacks, checkpoints and audit are left out. Accuracies are measured on a fifth
+            of the clients' samples, which do not train, and with seeds of their own, so that no
+            setting is chosen on what it is later reported on.
         registry: Where defenses are found.
         play: Trains.
         losses: Accuracies that may be lost, as shares of the test samples.
         steps: Bisections.
     """
+    suite = _apart(suite)
     found = searches(suite, registry)
     bare = [d for d in suite.defenses if d.name == UNDEFENDED]
     for _ in range(1 + steps):
@@ -148,6 +151,20 @@ def tune(
     return found
 
 
+def _apart(suite: Suite) -> Suite:
+    """The suite with validation samples in place of test samples, and with other seeds."""
+    tasks = [
+        task.model_copy(update={"dataset_settings": {**task.dataset_settings, "validation": True}})
+        for task in suite.tasks
+    ]
+    return suite.model_copy(update={"tasks": tasks, "seeds": own_seeds(suite)})
+
+
+def own_seeds(suite: Suite) -> list[int]:
+    """Seeds with which settings are searched: none of the suite's."""
+    return [max(suite.seeds) + 1000 + n for n in range(len(suite.seeds))]
+
+
 def _losses(
     search: Search, values: Sequence[float], rows: Sequence[Row], suite: Suite
 ) -> Iterator[tuple[float, float]]:
@@ -160,13 +177,12 @@ def _losses(
         if (r.dataset, r.model, r.protocol_settings) == (task.dataset, task.model, protocol)
         and (r.dataset_settings, r.model_settings) == (task.dataset_settings, task.model_settings)
     ]
-    bare = undefended(mine)
     for value in values:
         wanted = {**search.settings, search.strength.setting: value}
         row = next((r for r in mine if (r.defense, r.settings) == (search.defense, wanted)), None)
-        lost = None if row is None or bare is None else lost_accuracy(row, bare)
+        drop = None if row is None else row.accuracy_drop
         learns = row is not None and has_use(row)
-        yield value, math.inf if lost is None or not learns else lost
+        yield value, math.inf if drop is None or not learns else drop.mean
 
 
 # --- the suite that comes of it ---------------------------------------------------------------
@@ -185,7 +201,7 @@ def tuned_text(
         losses: Those that were asked for.
         registry: Where defenses are found.
     """
-    seeds = ", ".join(map(str, suite.seeds))
+    seeds = ", ".join(map(str, own_seeds(suite)))
     blocks = [
         _block(d.name, d.settings, d.tasks)
         for d in suite.defenses
@@ -205,8 +221,8 @@ def tuned_text(
         for value, allowed in asked.items():
             points = ", ".join(f"{100 * loss:g}" for loss in allowed)
             comment = (
-                f"# Loses {100 * search.lost[value]:.1f} points of accuracy; at most {points} "
-                f"were allowed (seeds {seeds}).\n"
+                f"# Loses {100 * search.lost[value]:.1f} points of accuracy on validation samples; "
+                f"at most {points} were allowed (seeds {seeds}).\n"
             )
             settings = {**search.settings, search.strength.setting: value}
             blocks.append(comment + _block(search.defense, settings, [search.task]))

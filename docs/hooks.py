@@ -385,7 +385,7 @@ def results(names: Sequence[str], _: str) -> str:
             continue
         header, body = text.cells(mine)
         told = [any(line[i] not in ("-", "n/a", "") for line in body) for i in range(len(header))]
-        kept = [i for i, name in enumerate(header) if name != "#" and told[i]]
+        kept = [i for i in range(len(header)) if told[i]]
         parts += [f"**{title}**", ""]
         lines = [[marked(line[i]) for i in kept] for line in body]
         parts.append(table([header[i] for i in kept], lines))
@@ -448,7 +448,10 @@ def overview(names: Sequence[str], _: str) -> str:
         ]
         first = f"under {found.protocol}"
         parts.append(table([first, *heads, *(c.name for c in overviews.COSTS)], lines))
-    return "\n\n".join([*parts, *([] if defenses else [overviews.legend(reference(suite))])])
+    if not defenses:
+        legend = overviews.legend(overviews.by_protocol(reference(suite)))
+        parts.append("\n".join(f"- {words}" for words in legend))
+    return "\n\n".join(parts)
 
 
 def board(names: Sequence[str], _: str) -> str:

@@ -32,6 +32,11 @@ from bench.report.plots import exact
 
 _TABLES = Path(__file__).parent / "papers" / "tables"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+ACCURACY_SPREAD, LEAKAGE_SPREAD = 0.13, 0.6
+"""95 % of two trainings of one setting differ by less: 1.96 sqrt(2) times the standard deviation
+over seeds, root mean square over the rows of results/reference."""
+_CERTAIN = ("eps_claimed", "eps_record", "bytes_up", "workings")
+"""Figures that a further training would not change, or hardly."""
 _ROOMS = {
     "settings": "settings",
     "protocol": "protocol_settings",
@@ -161,10 +166,13 @@ class MeasuredCell:
 
     Attributes:
         value: In the table's unit; one number has equal ends.
+        spread: By how much two trainings of one setting differ, in the same unit, where only one
+            was run; 0 where several were, or none is needed.
         note: What to know of it: that the training diverged.
     """
 
     value: Interval
+    spread: float = 0.0
     note: str = ""
 
 
@@ -187,13 +195,15 @@ class PrintedCell:
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
     """What became of a claim: in how many of the measured columns it holds beyond the intervals,
-    in how many its contrary does, and in how many neither."""
+    in how many its contrary does, and in how many neither. once: whether it rests on one training
+    of a setting."""
 
     claim: Claim
     holds: int
     fails: int
 
     measured: int
+    once: bool
 
     @property
     def text(self) -> str:
@@ -210,9 +220,10 @@ class ClaimVerdict:
             )
             if count
         ]
+        once = ", from one training of each" if self.once else ""
         if len(parts) == 1:
-            return f"{parts[0].rpartition(' in ')[0]}{_columns(self.measured)}"
-        return f"{', '.join(parts)} of {self.measured} columns"
+            return f"{parts[0].rpartition(' in ')[0]}{_columns(self.measured)}{once}"
+        return f"{', '.join(parts)} of {self.measured} columns{once}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,8 +351,15 @@ def _measured(
     value = None if row is None else _figure(row, read, pick.get("course.share", 1.0))
     if row is None or value is None:
         return None
+    accurate = "accuracy" in read
+    spread = ACCURACY_SPREAD if accurate else LEAKAGE_SPREAD
+    once = len(row.seeds) == 1 and kind not in _CERTAIN
     diverged = any(f.code is FlagCode.DIVERGED for f in row.flags)
-    return MeasuredCell(value=_scaled(value, factor), note="diverged" if diverged else "")
+    return MeasuredCell(
+        value=_scaled(value, factor),
+        spread=factor * spread if once else 0.0,
+        note="diverged" if diverged else "",
+    )
 
 
 def counterpart(
@@ -409,18 +427,21 @@ def _verdict(
     claim: Claim, left: Sequence[PrintedCell], right: Sequence[PrintedCell]
 ) -> ClaimVerdict:
     """Two measured cells differ beyond their intervals where the gap exceeds the root of their
-    squared half widths."""
+    squared half widths, and, where one training was run, by how much trainings differ."""
     holds = fails = measured = 0
+    once = False
     for one, two in zip(left, right, strict=True):
         if one.measured is None or two.measured is None:
             continue
         measured += 1
         a, b = one.measured.value, two.measured.value
         gap = a.mean - b.mean - claim.by
-        width = math.hypot((a.hi - a.lo) / 2, (b.hi - b.lo) / 2)
+        spread = max(one.measured.spread, two.measured.spread)
+        once = once or spread > 0
+        width = math.hypot(a.half_width, b.half_width, spread)
         holds += gap > width or (width == 0 and gap >= 0)
         fails += gap < -width
-    return ClaimVerdict(claim=claim, holds=holds, fails=fails, measured=measured)
+    return ClaimVerdict(claim=claim, holds=holds, fails=fails, measured=measured, once=once)
 
 
 def _scaled(value: Interval, factor: float) -> Interval:

@@ -17,6 +17,7 @@ from bench.records import (
     AttackEntry,
     Flag,
     FlagCode,
+    Leaks,
     LedgerWords,
     Row,
     Run,
@@ -57,20 +58,32 @@ def attack(ssim: float | None = 0.5, **more: Any) -> AttackEntry:
     )  # fmt: skip
 
 
-def row(defense: str = "none", rank: int | None = 1, ssim: float = 0.5, **more: Any) -> Row:
-    """A row of a leaderboard."""
-    return Row(
-        **{
-            "suite": "toy v1", "protocol": "fedavg", "protocol_settings": PROTOCOL,
-            "dataset": "digits", "model": "lenet", "defense": defense, "variant": "",
-            "settings": {}, "checkpoint": "init", "threat": "server: one round of 8 clients",
-            "seeds": (0,), "accuracy": interval(0.9), "eps_claimed": None, "eps_record": math.inf,
-            "ledger": LedgerWords(words=("One.", "Two.", "Three."), reasons=("Why.",)),
-            "delta": 1e-5, "unit": None, "bytes_up": 1200.0, "bytes_down": 3.4e6,
-            "client_seconds": 0.05, "attacks": {"dlg": attack(ssim)},
-            "worst": worst(interval(ssim)), "flags": (), "rank": rank, **more,
-        }
-    )  # fmt: skip
+def row(defense: str = "none", ssim: float = 0.5, **more: Any) -> Row:
+    """A row of a leaderboard, whose leakage is that of its choice or upper bound."""
+    given = {
+        "suite": "toy v1", "protocol": "fedavg", "protocol_settings": PROTOCOL,
+        "dataset": "digits", "model": "lenet", "defense": defense, "variant": "",
+        "settings": {}, "checkpoint": "init", "threat": "server: one round of 8 clients",
+        "seeds": (0,), "accuracy": interval(0.9), "eps_claimed": None, "eps_record": math.inf,
+        "ledger": LedgerWords(words=("One.", "Two.", "Three."), reasons=("Why.",)),
+        "delta": 1e-5, "unit": None, "bytes_up": 1200.0, "bytes_down": 3.4e6,
+        "client_seconds": 0.05, "attacks": {"dlg": attack(ssim)},
+        "worst": worst(interval(ssim)), "flags": (), "accuracies": {0: 0.9},
+        "test_samples": 500, **more,
+    }  # fmt: skip
+    case = given.get("choice") or given["worst"]
+    floor = case and given["attacks"][case.attack].floor.get(case.metric)
+    if "leaks" not in given and floor is not None:
+        perfect = 0.0 if case.metric == "mse" else 1.0
+        given["leaks"] = leaks((case.interval.mean - floor) / (perfect - floor))
+    return Row(**given)
+
+
+def leaks(*means: float, spread: float = 0.02, victims: int = 4) -> Leaks:
+    """Leakage of victims around a mean per seed."""
+    steps = [spread * (i - (victims - 1) / 2) for i in range(victims)]
+    found = {seed: tuple(mean + s for s in steps) for seed, mean in enumerate(means)}
+    return Leaks(threat="server", floor=0.2, victims=found)
 
 
 def worst(found: Interval, metric: Any = "ssim", attack_: str = "dlg") -> WorstCase:

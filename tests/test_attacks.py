@@ -23,12 +23,12 @@ from bench.contract.messages import Message, Part, State
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.floors import floors
-from bench.metrics.images import ssim
 from bench.metrics.score import score
 from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
+from bench.toolkit.images import ssim
 from defenses.noise import GaussianUpdate
 from defenses.spm import SPM
 from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under

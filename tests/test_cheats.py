@@ -20,6 +20,7 @@ from bench.protocols.settings import ProtocolSettings
 from bench.records import FlagCode
 from bench.registry import Registry
 from bench.report.leaderboard import rows
+from bench.report.verdicts import has_use
 from bench.sandbox.declared import MessageCheck
 from bench.toolkit.aggregation import mean_over_present
 from tests.conftest import Run, federation_of, network_for
@@ -550,6 +551,25 @@ def test_clients_may_send_several_uploads_or_none(digits: Dataset) -> None:
     assert isinstance(declared.reasons(), tuple)
 
 
+class OneLostPart(Defense):
+    """Of which the server's model has a part that is not finite."""
+
+    owns = frozenset({"aggregate"})
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        found = mean_over_present(server, messages)
+        whole = len({m.sender for m in messages}) > 2
+        first = next(iter(found))
+        return {n: v * torch.nan if whole and n == first else v for n, v in found.items()}
+
+
+def test_an_aggregate_of_which_a_part_is_not_finite_is_read_without_it(digits: Dataset) -> None:
+    federation = federation_of(digits, network_for(digits), OneLostPart())
+    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
+    result = federation.play(work, [c.id for c in federation.clients], observed=True)
+    assert isinstance(read_updates(federation.defense, result, list(result.trained)), dict)
+
+
 def test_aggregation_cannot_erase_what_was_seen(digits: Dataset) -> None:
     federation = federation_of(digits, network_for(digits), Erases())
     work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
@@ -619,7 +639,7 @@ class Zeros(Defense):
 """
 
 
-def test_a_flagged_row_has_no_rank_and_says_why(
+def test_a_flagged_row_has_no_use_and_says_why(
     tiny: Callable[..., Path], run: Run, tmp_path: Path
 ) -> None:
     plugin = tmp_path / "zeros.py"
@@ -632,7 +652,7 @@ def test_a_flagged_row_has_no_rank_and_says_why(
     store, report = run(suite, plugins=(plugin,), only={"defense": "none,zeros"})
     assert not report.failures
     found = {r.defense: r for r in rows(store.folder)}
-    assert found["zeros"].rank is None
+    assert not has_use(found["zeros"])
     (flag,) = (f for f in found["zeros"].flags if f.code == FlagCode.UNDECLARED)
     assert "round 0" in str(flag.values["reason"])
     assert not any(f.code == FlagCode.UNDECLARED for f in found["none"].flags)

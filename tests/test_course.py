@@ -94,7 +94,7 @@ def _epsilon_of(*, rounds: int, **settings: float) -> float:
 
 def test_a_round_in_between_is_attacked_like_the_first_and_the_last(results: bench.Results) -> None:
     frame = results.course()
-    bare = frame[frame.defense == "none"].set_index("rounds").leak.dropna()
+    bare = frame[frame.defense == "none"].set_index("rounds").leakage.dropna()
     assert list(bare.index) == [0, 3, 6]
     assert (bare > 0.9).all()  # one sample, a first dense layer with bias: solved exactly
     titles = [b.title for b in boards(results._files.rows)]

@@ -10,7 +10,8 @@ from bench.errors import UserError
 from bench.records import FlagCode
 from bench.report.errata import ERRATA, with_errata
 from bench.report.explain import letters, sentence
-from bench.report.overview import legend, overview
+from bench.report.marks import with_marks
+from bench.report.overview import by_protocol, legend, overview
 from tests.made_rows import interval, row
 
 TEXT = """[[rows]]
@@ -23,24 +24,25 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 def test_listed_rows_are_flagged_and_marked_and_no_others(tmp_path: Path) -> None:
     rows = [
-        row(name, 1, 0.4, accuracy=interval(0.9), settings={"own": name})
-        for name in ("a", "b", "a+b")
+        row(name, 0.4, accuracy=interval(0.9), settings={"own": name}) for name in ("a", "b", "a+b")
     ]
-    bare = row("none", 9, 1.0, accuracy=interval(0.9))
+    bare = row("none", 1.0, accuracy=interval(0.9))
     assert with_errata(rows, tmp_path) == rows
     (tmp_path / ERRATA).write_text(TEXT)
-    flagged = with_errata([*rows, bare], tmp_path)
+    flagged = with_errata(with_marks([*rows, bare]), tmp_path)
     assert [letters(r.flags) for r in flagged] == ["", "M", "M", ""]
     (flag,) = flagged[1].flags
     assert sentence(flag) == "not the paper's own method: its masks covered the classifier too"
-    cells = {line.defense: line.verdicts[0].text for line in overview(flagged).lines}
-    assert cells == {"a": "0.25", "b": "0.25†", "a+b": "0.25†", "none": "1.00"}
-    costly = with_errata([row("b", 1, 0.4, accuracy=interval(0.5)), bare], tmp_path)
+    cells = {line.defense: line.verdicts[0].signs for line in overview(flagged).lines}
+    assert cells == {"a": "*=", "b": "*=†", "a+b": "*=†", "none": "*"}
+    costly = with_errata(
+        with_marks([row("b", 0.4, accuracy=interval(0.5), accuracies={0: 0.5}), bare]), tmp_path
+    )
     lines = {line.defense: line.verdicts[0].text for line in overview(costly).lines}
     assert lines["b"] == "−40pt†"
-    assert "†" in legend(flagged)
-    assert "†" not in legend([*rows, bare])
-    split = row("b", 1, 0.4, protocol="splitfed")
+    assert "†" in " ".join(legend(by_protocol(flagged)))
+    assert "†" not in " ".join(legend(by_protocol([*rows, bare])))
+    split = row("b", 0.4, protocol="splitfed")
     assert with_errata([split], tmp_path) == [split]
 
 

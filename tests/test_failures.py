@@ -54,6 +54,12 @@ class NotANumber(Attack):
         shape = (len(seen.clients), 1, *ctx.network.shape)
         return Reconstruction(images=torch.full(shape, float("nan")))
 
+class MeanImage(Attack):
+    """Answers with the mean public image."""
+    def run(self, seen, ctx):
+        shape = (len(seen.clients), 1, *ctx.network.shape)
+        return Reconstruction(images=ctx.aux_x.mean(dim=0).cpu().expand(shape).contiguous())
+
 class Forgetful(Attack):
     """Returns nothing."""
     def run(self, seen, ctx):
@@ -84,7 +90,7 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(
 ) -> None:
     attacks = "".join(
         f'\n[[attacks]]\nname = "{n}"\n'
-        for n in ("raises", "wrong_shape", "not_a_number", "forgetful")
+        for n in ("raises", "wrong_shape", "not_a_number", "forgetful", "mean_image")
     )
     store, report = run(tiny(append=attacks), plugins=bad, only={"defense": "none"})
     reasons = {label.split()[-3]: reason for label, reason in report.failures}
@@ -96,8 +102,7 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(
     assert row["attacks"]["ilrg"]["status"] == "done"
     nan = row["attacks"]["not_a_number"]
     assert (nan["status"], nan["failed"], nan["n"]) == ("done", 2, 2)
-    # Scored as the mean public image, with which the attack that reads nothing answers.
-    public = row["attacks"]["prior_only"]["ssim"]["mean"]
+    public = row["attacks"]["mean_image"]["ssim"]["mean"]
     assert nan["ssim"]["mean"] == pytest.approx(public, abs=1e-6)
     assert row["attacks"]["raises"]["ssim"] is None
     assert row["attacks"]["raises"]["failed"] == 2
@@ -120,7 +125,7 @@ def test_a_diverged_training_is_a_result_with_its_attacks_not_applicable(
     assert final["status"] == "not_applicable"
     assert "training diverged (weights not finite after round 1)" in final["reason"]
     assert any(f.startswith("diverged") for f in rows["final"]["flags"])
-    assert rows["final"]["rank"] is None
+    assert rows["final"]["marks"] == {"best": False, "undefended": False}
     assert rows["init"]["attacks"]["prior_only"]["status"] == "done"
     assert 0 <= rows["final"]["accuracy"]["mean"] <= 0.2
 
@@ -150,12 +155,12 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     assert rows["none"]["attacks"]["ilrg"]["status"] == "done"
     assert rows["refuses"]["attacks"]["ilrg"]["status"] == "not_applicable"
     assert rows["refuses"]["accuracy"] is None
-    # Of the attacks, none that rebuilds images reads anything: without a defense nothing leaks.
-    nothing = "attacks do not work here without a defense (leak 0.00): nothing is ranked"
+    # No attack that rebuilds images reads anything: what leaks is the baseline's luck.
+    nothing = "attacks do not work here without a defense (leak 0.10): no row is marked"
     failed = "training failed: RuntimeError: no upload"
     assert rows["refuses"]["flags"] == [failed, nothing]
     assert nothing in rows["none"]["flags"]
-    assert {r["rank"] for r in rows.values()} == {None}
+    assert not any(mark for r in rows.values() for mark in r["marks"].values())
     document = written(store.folder)
     jsonschema.validate(document, json.loads(SCHEMA_FILE.read_text()))
 
@@ -246,7 +251,10 @@ def test_infinities_become_text_so_that_any_json_reader_takes_them() -> None:
 def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> None:
     store, _ = run(tiny(), only={"checkpoint": "init"})
     paths = {p.suffix: p.read_text() for p in publish(store.folder, ("md", "csv", "json"))}
-    assert "| # | defense | choice | leak | upper bound | accuracy lost |" in paths[".md"]
+    assert (
+        "| marks | defense | leakage | recognised | selected | upper bound | accuracy drop |"
+        in paths[".md"]
+    )
     assert "Command: `test`" in paths[".md"]
     lines = paths[".csv"].splitlines()
     assert len(lines) == 1 + 3 * 2
@@ -281,10 +289,10 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     assert [row[d]["personalised"] for d in ("none", "standalone", "lg_fedavg")] == [0, 1, 1]
     typed = leaderboard.rows(store.folder)
     header, body = cells(typed)
-    assert header[5:8] == ["accuracy lost", "accuracy", "personal accuracy"]
+    assert header[6:9] == ["accuracy drop", "accuracy", "personal accuracy"]
     line = next(b for b in body if b[1] == "standalone")
-    assert line[6] == "-"
-    assert line[7].startswith(f"{mean:.3f} [")
+    assert line[7] == "-"
+    assert line[8].startswith(f"{mean:.3f} [")
     assert "own\nacc" in [c.header for c in terminal.shown(typed)[0].columns]
     read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))
     assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
@@ -377,7 +385,8 @@ def test_images_of_which_nobody_knows_whose_they_are_flag_their_row(
     attacks = {"dlg": made_up.attack(own, ssim_anyone=made_up.interval(anyone))}
     made = made_up.row(attacks=attacks, ssim=0.3, accuracy=None)
     found = [f for f in flags_of(made, []) if f.code == FlagCode.WHOSE_UNKNOWN]
-    assert [(f.subject, f.values) for f in found] == [("dlg", {"ssim": anyone})] * flagged
+    leaks = pytest.approx((anyone - 0.2) / 0.8)
+    assert [(f.subject, f.values["leak"]) for f in found] == [("dlg", leaks)] * flagged
 
 
 @pytest.mark.parametrize(("alone", "flagged"), [(0.9, True), (0.5, True), (0.46, False)])

@@ -23,12 +23,13 @@ import bench
 from bench.cli import app
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.records import DoubledScore, Row
+from bench.records import DoubledScore, FlagCode, Row
 from bench.report import figures, leaderboard, paper, plots
+from bench.report.marks import with_marks
 from bench.report.overview import overview
 from bench.results import Results
 from tests.conftest import TINY
-from tests.made_rows import attack, worst
+from tests.made_rows import attack, flag, worst
 from tests.made_rows import row as board_row
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +50,7 @@ ROWS = [
     row("best", 0.3, 0.9, eps_record=3.0, eps_claimed=2.0, unit="client"),
     row("beaten", 0.4, 0.8, eps_claimed=math.inf, unit="record"),
     row("exact", 0.9, 0.95, eps_record=None),
-    row("useless", 0.1, 0.1, rank=None),
+    row("useless", 0.1, 0.1, flags=(flag(FlagCode.AT_CHANCE),)),
     row("silent", None, 0.7),
 ]
 
@@ -78,7 +79,7 @@ def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None
     ]  # fmt: skip
     assert lines_named(axes, "floor: reads nothing")[0].get_xdata()[0] == pytest.approx(0.2)
     text = texts(figure)
-    assert "useless (no rank)" in text
+    assert "useless (no use)" in text
     assert "not shown, without a figure: silent" in text
 
 
@@ -135,10 +136,10 @@ def test_a_map_of_attacks_shows_each_leak_above_its_floor_with_the_choice_first(
         "dlg": attack(0.6), "ilrg": attack(None), "ridge": attack(0.1),
         "prior_only": attack(0.2, is_floor=True),
     }  # fmt: skip
-    rows = [board_row("a", 1, 0.6, attacks=attacks), board_row("none", 2, 1.0)]
+    rows = [board_row("a", 0.6, attacks=attacks), board_row("none", 1.0)]
     found = plots.attacks_map(rows)
     assert found is not None
-    assert found.columns == ("choice", "dlg SSIM", "ridge SSIM")
+    assert found.columns == ("selected", "dlg SSIM", "ridge SSIM")
     assert found.leaks[0] == pytest.approx((0.5, 0.5, 0.0))
     assert found.texts[1] == ("1.00", "1.00", "–")
     drawn = figures.heat(found)
@@ -163,10 +164,10 @@ def test_the_heads_of_a_wide_map_do_not_overlap(widest: str) -> None:
 
 
 def test_the_overviews_map_has_its_texts() -> None:
-    shown = overview([board_row("a", 1, 0.6), board_row("none", 2, 1.0)])
+    shown = overview(with_marks([board_row("a", 0.6), board_row("none", 1.0)]))
     found = plots.overview_map(shown)
     assert found.lines == ("a", "none")
-    assert found.texts == (("0.50",), ("1.00",))
+    assert found.texts == (("0.5*=",), ("1.0*",))
 
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
@@ -286,9 +287,11 @@ def test_a_defense_has_one_colour_in_all_plots_of_a_report() -> None:
 def test_all_tables_are_drawn_by_their_worst_round_and_what_they_lose() -> None:
     accuracies = {"none": 0.9, "b": 0.8, "c": 0.7, "d": 0.85}
     rows = [
-        row(d, leak, a, checkpoint=c)
+        one
         for c, leak in (("init", 0.8), ("final", 0.5))
-        for d, a in accuracies.items()
+        for one in with_marks(
+            [row(d, leak, a, checkpoint=c, accuracies={0: a}) for d, a in accuracies.items()]
+        )
     ]
     shown = plots.trade(rows)
     assert shown is not None

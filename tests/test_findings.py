@@ -11,7 +11,7 @@ import pytest
 from bench.records import Row, read_rows
 from bench.report.overview import by_protocol
 from bench.report.tables import tables
-from bench.report.verdicts import lost_accuracy, undefended
+from bench.report.verdicts import accuracy_drop, undefended
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -87,7 +87,9 @@ def test_training_alone_wins_where_labels_are_skewed_and_loses_where_not() -> No
         assert bare is not None
         told = alone.protocol_settings
         skew = told.alpha if told.partition == "dirichlet" else None
-        lost[alone.dataset, skew] = lost_accuracy(alone, bare) or 0.0
+        drop = accuracy_drop(alone, bare)
+        assert drop is not None
+        lost[alone.dataset, skew] = drop.mean
     for dataset in ("mnist", "adult"):
         assert lost[dataset, 0.1] < 0 < lost[dataset, None]
         assert lost[dataset, 0.1] < lost[dataset, 0.5] < lost[dataset, None]

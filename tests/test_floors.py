@@ -17,11 +17,11 @@ from bench.data import LOADERS, load_dataset
 from bench.data.dataset import Dataset
 from bench.data.partition import Dealing
 from bench.errors import UserError
-from bench.metrics import images
 from bench.metrics.floors import floors
 from bench.metrics.named import FLOOR_SUFFIX, sign_of
 from bench.metrics.score import score
 from bench.seeding import generator, numpy_generator
+from bench.toolkit import images
 from bench.toolkit.batches import class_means
 from bench.toolkit.counts import round_to_total
 

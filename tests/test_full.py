@@ -123,7 +123,7 @@ def test_every_task_of_full_trains_and_is_attacked_undefended(
     arguments = ["run", "full", "--out", str(tmp_path), "--data-dir", str(data_dir), "--jobs", "0",
                  "--only", "defense=none"]  # fmt: skip
     arguments += [x for c in changes for x in ("--set", c)]
-    for checkpoint, attack in (("final", "idlg"), ("training", "ilrg@as_trained")):
+    for checkpoint, attack in (("final", "idlg"), ("training", "ilrg")):
         some = ["--only", f"checkpoint={checkpoint}", "--only", f"attack={attack}"]
         result = CliRunner().invoke(app, [*arguments, *some])
         assert result.exit_code == 0, result.output

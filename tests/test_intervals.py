@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,56 +14,85 @@ from scipy import stats
 from scipy.stats import binomtest
 
 from bench.errors import UserError
-from bench.metrics.intervals import Interval, interval_of, share_interval
+from bench.metrics.intervals import (
+    Interval,
+    bounded_mean,
+    drop_interval,
+    interval_of,
+    share_interval,
+)
+from bench.report import leaderboard
 from bench.seeding import numpy_generator
 
-DOCS = Path(__file__).parents[1] / "docs" / "method.md"
-SIMULATIONS = 2000
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "method.md"
+SIMULATIONS, MANY = 1000, 20_000
+"""Of outcomes of many values and of two, which have few different samples."""
 LEAST = 0.93
-FIGURES = {
-    "normal": lambda rng, size: rng.normal(size=size),
-    "exponential": lambda rng, size: rng.exponential(size=size) - 1,
-    "beta(.5, 3)": lambda rng, size: (rng.beta(0.5, 3, size=size) - 1 / 7) / (6 / 4.5 / 49) ** 0.5,
+SHAPES = ((3, 4), (3, 8), (5, 8))
+CORRELATIONS = (0.0, 0.1, 0.5)
+POPULATIONS = {
+    "Bernoulli(.05)": lambda u: (u < 0.05).astype(float),
+    "Bernoulli(.5)": lambda u: (u < 0.5).astype(float),
+    "Bernoulli(.95)": lambda u: (u < 0.95).astype(float),
+    "beta(.5, 3)": lambda u: stats.beta.ppf(u, 0.5, 3),
+    "published victims": lambda u: np.quantile(
+        published(), u.ravel(), method="inverted_cdf"
+    ).reshape(u.shape),
 }
-"""Victims' figures of mean 0 and standard deviation 1."""
-ONE_SEED = [(1, n, 0.0, figures) for n in (8, 16, 32) for figures in FIGURES]
-SEVERAL = [
-    (seeds, n, spread, figures)
-    for seeds in (3, 4, 5)
-    for n in (4, 8, 32)
-    for spread in (0.5, 1.0)
-    for figures in ("normal", "exponential")
-]
+"""Outcomes of victims, from uniform numbers."""
 
 
-def covered(seeds: int, victims: int, spread: float, figures: str) -> float:
-    """Share of intervals that hold the true mean. spread: of seeds, in victims' deviations."""
-    rng = numpy_generator(0, "coverage", seeds, victims, figures, str(spread))
-    size = (SIMULATIONS, seeds, victims)
-    values = FIGURES[figures](rng, size) + spread * rng.normal(size=(SIMULATIONS, seeds, 1))
-    found = [interval_of(list(groups)) for groups in values]
-    return float(np.mean([i is not None and i.lo <= 0 <= i.hi for i in found]))
+@cache
+def published() -> np.ndarray:
+    """Leakage of the victims of the published row of `quick` whose mean is nearest to .5."""
+    rows = leaderboard.load(ROOT / "results" / "quick")
+    found = [r for r in rows if r.leaks and r.leak is not None]
+    row = min(found, key=lambda r: abs((r.leak or 0.0) - 0.5))
+    assert row.leaks is not None
+    return np.clip(np.concatenate(list(row.leaks.outcomes.values())), 0, 1)
+
+
+def simulated(name: str, correlation: float, seeds: int, victims: int) -> tuple[float, float]:
+    """Coverage and mean width. correlation: of two victims of a seed, in normal scores."""
+    rng = numpy_generator(0, "coverage", name, str(correlation), seeds, victims)
+    number = MANY if name.startswith("Bernoulli") else SIMULATIONS
+    common, own = rng.normal(size=(number, seeds, 1)), rng.normal(size=(number, seeds, victims))
+    uniform = stats.norm.cdf(math.sqrt(correlation) * common + math.sqrt(1 - correlation) * own)
+    values = POPULATIONS[name](uniform)
+    truth = float(POPULATIONS[name]((np.arange(100_000) + 0.5) / 100_000).mean())
+    samples = np.sort(values, axis=2)
+    order = np.argsort(samples.sum(axis=2), axis=1)
+    samples = np.take_along_axis(samples, order[:, :, None], axis=1)
+    unique, which = np.unique(samples.reshape(number, -1), axis=0, return_inverse=True)
+    found = [interval_of(list(u.reshape(seeds, victims)), (0.0, 1.0)) for u in unique]
+    ends = np.array([(i.lo, i.hi) for i in found if i is not None])[which.ravel()]
+    inside = (ends[:, 0] <= truth + 1e-9) & (truth - 1e-9 <= ends[:, 1])
+    return float(inside.mean()), float((ends[:, 1] - ends[:, 0]).mean())
 
 
 def table() -> str:
-    """Coverage of every case, as Markdown."""
+    """Coverage and mean width of every case, as Markdown."""
+    shapes = [f"{seeds} x {victims}" for seeds, victims in SHAPES]
     lines = [
-        "| seeds | victims | spread of seeds | " + " | ".join(FIGURES) + " |",
-        "|---|---|---|" + "---|" * len(FIGURES),
+        f"| population | correlation | {' | '.join(shapes)} |",
+        "|---|---|" + "---|" * len(SHAPES),
     ]
-    cases = dict.fromkeys((s, n, spread) for s, n, spread, _ in (*ONE_SEED, *SEVERAL))
-    for seeds, victims, spread in cases:
-        shares = [f"{covered(seeds, victims, spread, f):.3f}" for f in FIGURES]
-        between = "-" if seeds == 1 else f"{spread:g}"
-        lines.append(f"| {seeds} | {victims} | {between} | " + " | ".join(shares) + " |")
+    for name in POPULATIONS:
+        for correlation in CORRELATIONS:
+            cells = (simulated(name, correlation, *shape) for shape in SHAPES)
+            texts = " | ".join(f"{share:.3f} ({width:.2f})" for share, width in cells)
+            lines.append(f"| {name} | {correlation:g} | {texts} |")
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("case", [*ONE_SEED, *SEVERAL], ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("correlation", CORRELATIONS)
+@pytest.mark.parametrize("name", POPULATIONS)
 def test_intervals_hold_the_truth_as_often_as_they_should(
-    case: tuple[int, int, float, str],
+    name: str, correlation: float, shape: tuple[int, int]
 ) -> None:
-    assert covered(*case) >= LEAST
+    assert simulated(name, correlation, *shape)[0] >= LEAST
 
 
 @pytest.mark.slow
@@ -70,13 +100,35 @@ def test_the_docs_have_the_table_that_this_file_prints() -> None:
     assert table() in DOCS.read_text()
 
 
-def test_several_seeds_have_students_interval_on_their_means() -> None:
+@pytest.mark.parametrize("victims", [2, 3, 12, 24, 80])
+def test_all_or_nothing_outcomes_have_the_interval_of_clopper_and_pearson(victims: int) -> None:
+    for hits in range(0, victims + 1, max(1, victims // 6)):
+        values = np.r_[np.ones(hits), np.zeros(victims - hits)]
+        exact = binomtest(hits, victims).proportion_ci(0.95, method="exact")
+        assert bounded_mean(values, (0.0, 1.0)) == pytest.approx((exact.low, exact.high), abs=1e-4)
+
+
+def test_the_bounded_interval_is_a_quantile_of_dirichlet_means() -> None:
+    rng = numpy_generator(0, "dirichlet")
+    values = rng.uniform(0.2, 0.7, size=9)
+    weights = rng.dirichlet(np.ones(10), size=100_000)
+    lo = np.quantile(weights @ np.r_[values, 0.0], 0.025)
+    hi = np.quantile(weights @ np.r_[values, 1.0], 0.975)
+    assert bounded_mean(values, (0.0, 1.0)) == pytest.approx((lo, hi), abs=0.003)
+
+
+def test_several_seeds_have_at_least_students_interval_on_their_means() -> None:
     groups = [np.array([0.1, 0.3]), np.array([0.4, 0.2]), np.array([0.5, 0.5])]
     found = interval_of(groups)
     means = [g.mean() for g in groups]
     lo, hi = stats.t.interval(0.95, 2, loc=np.mean(means), scale=stats.sem(means))
     assert found is not None
     assert (found.mean, found.lo, found.hi) == pytest.approx((np.mean(means), lo, hi))
+    bounded = interval_of(groups, (0.0, 1.0))
+    ends = bounded_mean(np.concatenate(groups), (0.0, 1.0))
+    assert bounded is not None
+    expected = (max(0.0, min(lo, ends[0])), max(hi, ends[1]))
+    assert (bounded.lo, bounded.hi) == pytest.approx(expected)
 
 
 def test_seeds_of_unequal_size_weigh_by_their_victims() -> None:
@@ -89,7 +141,7 @@ def test_seeds_of_unequal_size_weigh_by_their_victims() -> None:
     assert found.hi - found.mean == pytest.approx(stats.t.ppf(0.975, 2) * error)
 
 
-def test_one_seed_is_over_victims_and_wider_than_students_interval() -> None:
+def test_one_seed_without_bounds_is_over_victims_and_wider_than_students_interval() -> None:
     values = np.array([0.1, 0.7, 0.2, 0.4, 0.9, 0.3, 0.5, 0.6])
     found = interval_of([values])
     assert found is not None
@@ -97,18 +149,28 @@ def test_one_seed_is_over_victims_and_wider_than_students_interval() -> None:
     assert found.lo < lo < hi < found.hi
 
 
-def test_an_interval_is_cut_at_the_range_of_the_metric() -> None:
-    found = interval_of([np.array([0.9, 1.0, 0.2])], (-1.0, 1.0))
+def test_outcomes_that_all_agree_have_an_interval() -> None:
+    found = interval_of([np.ones(4)] * 3, (0.0, 1.0))
     assert found is not None
-    assert (found.mean, found.lo, found.hi) == (pytest.approx(0.7), -1.0, 1.0)
-    assert interval_of([np.array([0.4])], (0.0, 1.0)) == Interval(mean=0.4, lo=0.0, hi=1.0)
-    assert interval_of([np.array([0.4])], (0.0, math.inf)) == Interval(mean=0.4, lo=0.0, hi=0.4)
+    assert (found.lo, found.hi) == pytest.approx((0.025 ** (1 / 12), 1.0), abs=1e-5)
+    one = interval_of([np.array([0.4])], (0.0, 1.0))
+    assert one is not None
+    assert (one.lo, one.hi) == pytest.approx((0.4 * 0.025, 1 - 0.6 * 0.025), abs=1e-5)
+    assert interval_of([np.array([0.4])], (0.0, math.inf)) == Interval(mean=0.4, lo=0.4, hi=0.4)
+
+
+def test_values_beyond_the_range_widen_it() -> None:
+    found = interval_of([np.array([-2.0, 0.5, 0.6])], (0.0, 1.0))
+    assert found is not None
+    assert found.lo == found.mean  # a mean below the range is not moved into it
+    assert found.hi > 0.6
 
 
 def test_without_a_value_there_is_no_interval_and_nan_stays_nan() -> None:
     assert interval_of([]) is None
     assert interval_of([np.array([])]) is None
     assert share_interval([], []) is None
+    assert drop_interval([], [], 0) is None
     found = interval_of([np.array([0.1, math.nan, 0.3]), np.array([0.5])])
     assert found is not None
     assert all(math.isnan(v) for v in (found.mean, found.lo, found.hi))
@@ -145,11 +207,25 @@ def test_shares_of_several_seeds_are_over_seeds() -> None:
     assert (found.mean, found.lo, found.hi) == pytest.approx((0.85, lo, hi))
 
 
-if __name__ == "__main__":
-    print(table())
+def test_a_drop_is_over_seeds_and_with_one_seed_newcombes() -> None:
+    found = drop_interval([0.9, 0.8, 0.85], [0.8, 0.75, 0.7], 100)
+    lo, hi = stats.t.interval(0.95, 2, loc=0.1, scale=stats.sem([0.1, 0.05, 0.15]))
+    assert found is not None
+    assert (found.mean, found.lo, found.hi) == pytest.approx((0.1, lo, hi))
+    one = drop_interval([0.8], [0.6], 70)
+    assert one is not None
+    wide = [binomtest(k, 70).proportion_ci(method="wilson") for k in (56, 42)]
+    low = 0.2 - math.hypot(0.8 - wide[0].low, wide[1].high - 0.6)
+    high = 0.2 + math.hypot(wide[0].high - 0.8, 0.6 - wide[1].low)
+    assert (one.lo, one.hi) == pytest.approx((low, high))
+    assert drop_interval([0.5], [0.5], 100) == Interval(mean=0, lo=0, hi=0)
 
 
 @pytest.mark.parametrize("ends", [(0.6, 0.9), (0.1, 0.4)])
 def test_a_mean_outside_of_its_interval_is_refused(ends: tuple[float, float]) -> None:
     with pytest.raises(UserError, match="cannot be that of the mean"):
         Interval(mean=0.5, lo=ends[0], hi=ends[1])
+
+
+if __name__ == "__main__":
+    print(table())

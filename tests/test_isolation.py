@@ -16,6 +16,7 @@ from bench.harness.store import Store
 from bench.metrics import score
 from bench.records import AttackRecord, Cell, Run, TrainRecord
 from bench.report.leaderboard import rows
+from bench.report.verdicts import has_use
 from bench.submission import staged
 from bench.submission.isolation import isolation
 from bench.submission.packing import Request, submit
@@ -115,7 +116,7 @@ def test_code_that_replaces_what_measures_it_fails_and_harms_no_other_row(
     assert plain.attacks["prior_only"].status == "done"
     for name in names:
         (row,) = (r for r in rows(store.folder) if r.defense == name)
-        assert row.rank is None
+        assert not has_use(row)
         assert row.leak is None
 
 

@@ -224,7 +224,7 @@ def test_neither_does_planning_nor_a_plugin_that_is_not_run(tree: Tree, file: st
         ("bench/contract/messages.py", TRAININGS | CELLS),
         ("bench/harness/attack.py", CELLS),
         ("bench/metrics/score.py", set()),  # answers are scored again, no attack is
-        ("bench/metrics/images.py", set()),
+        ("bench/toolkit/images.py", attacks_by("prior_only")),
         ("bench/harness/scoring.py", set()),
         ("defenses/spm.py", jobs_of("spm", "gaussian+spm")),
         ("defenses/noise.py", jobs_of("gaussian+spm")),

@@ -21,11 +21,11 @@ from bench.contract.messages import SERVER, Message, Part
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.metrics.floors import floors
-from bench.metrics.images import ssim
 from bench.metrics.score import score
 from bench.protocols.observe import Truth
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+from bench.toolkit.images import ssim
 from defenses.noise import GaussianUpdate
 from defenses.spm import SPM
 from tests.conftest import context_for, network_for, seen_under

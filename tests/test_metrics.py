@@ -9,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torch import Tensor
 
 from bench.contract.attack import Reconstruction
-from bench.metrics import images, labels
+from bench.metrics import labels
 from bench.metrics.matching import one_to_one
+from bench.metrics.recognise import Gallery, exact_matches, recognised
 from bench.metrics.score import of_anyone, score
 from bench.seeding import generator
+from bench.toolkit import images
 from bench.toolkit.counts import round_to_total
 
 
@@ -185,5 +188,62 @@ def test_images_given_to_the_wrong_client_count_as_those_of_anyone() -> None:
     assert of_anyone(x[[1, 2, 3, 0]], x)["ssim_anyone"] == pytest.approx([1.0] * 4)
     # One good guess counts once.
     assert sum(v > 0.99 for v in of_anyone(x[[1, 1, 1, 1]], x)["ssim_anyone"]) == 1
-    assert of_anyone(x.view(2, 2, 1, 12, 12), x.view(2, 2, 1, 12, 12)) == {}
-    assert of_anyone(x.flatten(2), x.flatten(2)) == {}
+    batches, other = x.view(2, 2, 1, 12, 12), x[[2, 3, 0, 1]].view(2, 2, 1, 12, 12)
+    assert of_anyone(other, batches)["ssim_anyone"] == pytest.approx([1.0, 1.0])
+    records = x.flatten(2)
+    assert of_anyone(records[[1, 0, 3, 2]], records)["mse_anyone"] == [0.0] * 4
+    signals = x.flatten(3)
+    assert of_anyone(signals, signals) == {}
+
+
+def gallery(count: int = 40) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    return torch.rand(count, 1, 12, 12, generator=rng), torch.arange(count) % 2
+
+
+def test_an_image_is_recognised_where_the_true_one_is_nearest() -> None:
+    x, y = gallery()
+    others = Gallery(x, y)
+    truth, labels = x[:4, None], y[:4, None]
+    paler = 0.3 + 0.2 * truth  # neither brightness nor contrast counts
+    wrong = x[[4, 5, 6, 7], None]
+    flat = torch.full_like(truth, 0.5)
+    half = torch.cat([truth, wrong], dim=1)
+    for guess, expected in ((paler, 1.0), (wrong, 0.0), (flat, 0.0)):
+        assert recognised(guess, truth, labels, others).tolist() == [expected] * 4
+    both = torch.cat([truth, truth], dim=1)
+    assert recognised(half, both, labels.expand(4, 2), others).tolist() == [0.5] * 4
+
+
+def test_recognition_agrees_with_a_slow_loop() -> None:
+    x, y = gallery(60)
+    rng = torch.Generator().manual_seed(2)
+    guess = x[:20, None] + 1.6 * torch.randn(20, 1, 1, 12, 12, generator=rng)
+
+    def standard(image: Tensor) -> Tensor:
+        flat = image.double().flatten()
+        return (flat - flat.mean()) / flat.std(unbiased=False)
+
+    slow = []
+    for place in range(20):
+        far = [float((standard(guess[place]) - standard(one)).square().sum()) for one in x]
+        slow.append(float(min(range(60), key=far.__getitem__) == place))
+    assert 0 < sum(slow) < 20
+    found = recognised(guess, x[:20, None], y[:20, None], Gallery(x, y)).tolist()
+    assert found == slow
+
+
+def test_half_of_a_gallery_is_of_the_class_and_it_is_always_the_same() -> None:
+    x = torch.arange(4000.0).view(-1, 1, 1, 1) * torch.rand(1, 1, 11, 11) + torch.rand(1, 1, 11, 11)
+    y = torch.arange(4000) % 4
+    one, again = Gallery(x, y).of(3), Gallery(x, y).of(3)
+    assert len(one) == 1000
+    assert torch.equal(one, again)
+    small = Gallery(x[:10], y[:10])
+    assert len(small.of(0)) == 10
+
+
+def test_a_record_matches_exactly_where_every_attribute_is_right() -> None:
+    x = torch.tensor([[[0.2, 1.0, 0.0]], [[0.2, 1.0, 0.0]], [[0.2, 1.0, 0.0]]])
+    guess = torch.tensor([[[0.24, 0.6, 0.5]], [[0.24, 0.4, 0.5]], [[0.26, 0.9, 0.1]]])
+    assert exact_matches(guess, x, ((1, 3),)).tolist() == [1.0, 0.0, 0.0]

@@ -26,11 +26,11 @@ from bench.cli.outside import export as export_command
 from bench.cli.outside import score as score_command
 from bench.harness.environment import Environment, dataset_of
 from bench.harness.store import Store, key_of, staged, write_whole
-from bench.metrics.images import ssim
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.records import AttackRecord, Run
 from bench.report.choosing import find
 from bench.results import Results
+from bench.toolkit.images import ssim
 from tests.conftest import TINY
 
 HERE = Environment()
@@ -140,7 +140,7 @@ def test_our_own_reconstruction_scores_exactly_as_recorded(
             save(mine, images=images)
         found = outside.score_files(results.folder, cell.key, [mine], HERE)
         (answer,) = found.answers
-        assert set(answer.values) == {"ssim", "mse", "psnr", "success"}
+        assert set(answer.values) == {"ssim", "mse", "psnr", "success", "recognised"}
         for name, values in answer.values.items():
             assert values == record.values[name]
             assert found.floors[name] == record.floors[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,27 +15,48 @@ from rich.console import Console
 from bench.records import AuditSummary, FlagCode, Row
 from bench.report import terminal
 from bench.report.frames import overview as frame
-from bench.report.overview import COSTS, LOSSES, by_protocol, overview
+from bench.report.marks import with_marks
+from bench.report.overview import COSTS, LOSSES, by_protocol, legend, overview
+from bench.report.tables import tables
 from bench.report.text import overview_to_latex
-from bench.report.verdicts import lost_accuracy
-from tests.made_rows import flag, interval, page, row
+from bench.report.verdicts import accuracy_drop
+from tests.made_rows import flag, interval, leaks, page, row
+
+SEEDS = (0, 1, 2)
 
 
-def setting(defense: str, ssim: float, accuracy: float, rank: int | None = 1, **more: Any) -> Row:
+def setting(defense: str, ssim: float, accuracy: float, **more: Any) -> Row:
+    """A row whose seeds and victims agree, so that any difference is separated. Of the baseline .2,
+    the leakage is (ssim - .2) / .8."""
     name = {"strength": f"{ssim}/{accuracy}"}
-    return row(defense, rank, ssim, accuracy=interval(accuracy), settings=name, **more)
+    own = {
+        "seeds": SEEDS, "accuracies": dict.fromkeys(SEEDS, accuracy), "settings": name,
+        "leaks": leaks(*[(ssim - 0.2) / 0.8] * 3), **more,
+    }  # fmt: skip
+    return row(defense, ssim, accuracy=interval(accuracy), **own)
 
 
-BARE = setting("none", 1.0, 0.9, rank=9)
+BARE = setting("none", 1.0, 0.9)
+
+
+def ready(rows: Sequence[Row]) -> list[Row]:
+    """With the marks and drops of their tables."""
+    return [r for _, members in tables(rows) for r in with_marks(members)]
 
 
 def texts(*rows: Row, loss: float = 0.05) -> dict[str, list[str]]:
-    """Each defense's cells."""
-    return {line.defense: [v.text for v in line.verdicts] for line in overview(rows, loss).lines}
+    """Each defense's cells: the leakage with its signs, or why there is none."""
+    return {
+        line.defense: [
+            v.leakage if v.leak is None else f"{v.leak:.2f}{v.signs}" for v in line.verdicts
+        ]
+        for line in overview(ready(rows), loss).lines
+    }
 
 
 def costs(*rows: Row) -> dict[str, dict[str, str]]:
-    return {line.defense: {c.name: c.of(line) for c in COSTS} for line in overview(rows).lines}
+    found = overview(ready(rows)).lines
+    return {line.defense: {c.name: c.of(line) for c in COSTS} for line in found}
 
 
 def test_the_setting_that_leaks_least_of_those_that_lose_little_stands_for_a_defense() -> None:
@@ -42,32 +64,31 @@ def test_the_setting_that_leaks_least_of_those_that_lose_little_stands_for_a_def
     harmless = setting("a", 0.7, 0.9)
     rows = (strong, weak, harmless, BARE)
     by_loss = {loss: texts(*rows, loss=loss)["a"] for loss in LOSSES}
-    # The floor is .2: (ssim - .2) / .8.
-    assert by_loss == {0.01: ["0.62"], 0.05: ["0.37"], 0.1: ["0.12"]}
+    assert by_loss == {0.01: ["0.62*"], 0.05: ["0.38*"], 0.1: ["0.12*"]}
 
 
 def test_a_loss_just_at_the_limit_is_allowed() -> None:
-    assert texts(setting("a", 0.3, 0.85), BARE)["a"] == ["0.12"]
+    assert texts(setting("a", 0.3, 0.85), BARE)["a"] == ["0.12*"]
 
 
 def test_what_keeps_a_defense_out_is_said() -> None:
-    useless = setting("b", 0.2, 0.1, rank=None, flags=(flag(FlagCode.AT_CHANCE),))
-    silent = setting("c", 0.2, 0.9, attacks={}, worst=None)
+    useless = setting("b", 0.2, 0.1, flags=(flag(FlagCode.AT_CHANCE),))
+    silent = setting("c", 0.2, 0.9, attacks={}, worst=None, leaks=None)
     elsewhere = setting("d", 0.6, 0.9, dataset="photos")
-    bare = setting("none", 1.0, 0.9, rank=9, dataset="photos")
+    bare = setting("none", 1.0, 0.9, dataset="photos")
     rows = (setting("a", 0.3, 0.8), useless, silent, elsewhere, BARE, bare)
     found = texts(*rows, loss=0.05)
     assert found["a"] == ["−10pt", "–"]
     assert found["b"][0] == "no use"
     assert found["c"][0] == "n/a"
-    assert found["d"] == ["–", "0.50"]
-    table = frame(rows, 0.05).set_index(["defense", "table"])
+    assert found["d"] == ["–", "0.50*"]
+    table = frame(ready(rows), 0.05).set_index(["defense", "table"])
     assert "not run" in set(table.loc["d"]["why"])
 
 
 def test_what_has_nothing_to_act_on_is_not_called_useless() -> None:
     refused = flag(FlagCode.TRAINING_NOT_APPLICABLE, reason="no patches")
-    vectors = setting("a", 0.2, 0.1, rank=None, attacks={}, worst=None, flags=(refused,))
+    vectors = setting("a", 0.2, 0.1, attacks={}, worst=None, leaks=None, flags=(refused,))
     assert texts(vectors, BARE)["a"] == ["n/a"]
 
 
@@ -90,7 +111,7 @@ def test_each_protocol_has_its_overview_of_what_runs_under_it() -> None:
 
 
 def test_defenses_stand_by_mean_leak_with_the_undefended_run_last() -> None:
-    rows = (BARE, setting("worse", 0.6, 0.9, rank=2), setting("better", 0.4, 0.9), BARE)
+    rows = (BARE, setting("worse", 0.6, 0.9), setting("better", 0.4, 0.9), BARE)
     assert list(texts(*rows)) == ["better", "worse", "none"]
     elsewhere = [setting("none", 1.0, 0.9, dataset="photos"),
                  setting("better", 0.3, 0.1, dataset="photos"),
@@ -100,24 +121,45 @@ def test_defenses_stand_by_mean_leak_with_the_undefended_run_last() -> None:
     assert list(texts(weak, setting("worse", 0.6, 0.9))) == ["worse", "none"]
 
 
-def test_those_whose_rows_share_the_best_rank_are_first_and_a_lone_defense_is_not() -> None:
-    tied = [setting("a", 0.3, 0.9, rank=1), setting("b", 0.32, 0.9, rank=1)]
-    behind = setting("c", 0.7, 0.9, rank=3)
-    assert texts(*tied, behind, BARE) == {
-        "a": ["0.12*"], "b": ["0.15*"], "c": ["0.62"], "none": ["1.00"],
+def test_marks_are_those_of_the_rows_that_are_shown() -> None:
+    tied = [setting("a", 0.3, 0.9), setting("b", 0.3, 0.9)]
+    behind, useless = setting("c", 0.7, 0.9), setting("d", 1.0, 0.9)
+    assert texts(*tied, behind, useless, BARE) == {
+        "a": ["0.12*"], "b": ["0.12*"], "c": ["0.62"], "d": ["1.00="], "none": ["1.00"],
     }  # fmt: skip
-    assert texts(tied[0], BARE)["a"] == ["0.12"]
-    assert texts(*tied, BARE) == {"a": ["0.12"], "b": ["0.15"], "none": ["1.00"]}
+    costly = setting("e", 0.25, 0.5)  # it leaks less, but costs too much to be shown
+    assert texts(costly, *tied, BARE)["a"] == ["0.12*"]
+    assert texts(costly, *tied, BARE, loss=0.5)["a"] == ["0.12"]
 
 
-def test_rank_one_of_a_setting_that_costs_too_much_makes_the_next_defense_first() -> None:
-    rows = (
-        setting("a", 0.2, 0.5, rank=1),
-        setting("b", 0.4, 0.9, rank=2),
-        setting("c", 0.6, 0.9, rank=3),
-        BARE,
-    )
-    assert texts(*rows)["b"] == ["0.25*"]
+def test_a_drop_that_may_exceed_the_limit_is_marked() -> None:
+    unsure = {0: 0.89, 1: 0.86, 2: 0.83}
+    row_ = setting("a", 0.3, 0.86, accuracies=unsure)
+    assert texts(row_, BARE)["a"] == ["0.12*^"]
+    assert texts(row_, BARE, loss=0.1)["a"] == ["0.12*^"]
+    assert texts(setting("a", 0.3, 0.86), BARE)["a"] == ["0.12*"]
+    (found,) = [line for line in overview(ready([row_, BARE])).lines if line.defense == "a"]
+    assert found.verdicts[0].drop_text == "4 [−3, 11]"
+
+
+def test_a_legend_has_a_line_for_each_sign_that_occurs_and_advice_for_one_seed() -> None:
+    rows = [setting("a", 0.3, 0.9), setting("b", 1.0, 0.9), BARE]
+    lines = legend(by_protocol(ready(rows)))
+    assert [line[0] for line in lines] == ["L", "*", "="]
+    alone = setting("a", 0.3, 0.9, seeds=(0,), leaks=leaks(0.12), accuracies={0: 0.9})
+    (*_, advice) = legend(by_protocol(ready([alone, BARE])))
+    assert advice.startswith("One seed: intervals and marks speak of other victims")
+    cut = flag(FlagCode.CUT_SHORT, "dlg", gain=0.1)
+    words = " ".join(legend(by_protocol(ready([setting("a", 0.3, 0.9, flags=(cut,)), BARE]))))
+    assert "? may leak more: an attack had not converged." in words
+
+
+def test_figures_have_the_digits_that_their_interval_supports() -> None:
+    # Of n like victims at .5 the ends are .5 q and 1 - .5 q, where q^n is .025.
+    for victims, expected in ((4, "0.5 [0.4, 0.6]"), (40, "0.50 [0.48, 0.52]")):
+        found = leaks(0.5, 0.5, 0.5, spread=1e-6, victims=victims)
+        (line, _) = overview(ready([setting("a", 0.6, 0.9, leaks=found), BARE])).lines
+        assert line.verdicts[0].leakage == expected
 
 
 def test_costs_are_multiples_of_the_undefended_row_and_the_worst_over_tables() -> None:
@@ -131,20 +173,21 @@ def test_costs_are_multiples_of_the_undefended_row_and_the_worst_over_tables() -
     )
     one = setting("a", 0.3, 0.88, bytes_up=3600.0, client_seconds=0.1, eps_record=7.0, audit=audit)
     other = setting("a", 0.3, 0.86, dataset="photos", eps_record=9.0)
-    rows = (one, BARE, other, setting("none", 1.0, 0.9, rank=9, dataset="photos"))
+    rows = (one, BARE, other, setting("none", 1.0, 0.9, dataset="photos"))
     assert costs(*rows)["a"] == {
-        "accuracy lost": "4.0", "bytes": "1×", "client time": "2×", "ε proven": "9",
+        "accuracy drop": "4.0 [4.0, 4.0]", "bytes": "1×", "client time": "2×", "ε proven": "9",
         "ε audited": "3.1+!",
     }  # fmt: skip
     assert costs(*rows)["none"]["ε proven"] == "none"
 
 
 def test_where_no_common_model_is_uploaded_the_clients_own_networks_are_compared() -> None:
-    own = setting("a", 0.3, 0.9, personal_accuracy=interval(0.7))
-    own = Row(**{**vars(own), "accuracy": None})
-    bare = setting("none", 1.0, 0.9, personal_accuracy=interval(0.8))
-    assert lost_accuracy(own, bare) == pytest.approx(0.1)
-    assert lost_accuracy(own, BARE) is None
+    own = setting("a", 0.3, 0.9, accuracies={}, personal_accuracies={0: 0.7, 1: 0.7})
+    bare = setting("none", 1.0, 0.9, personal_accuracies={0: 0.8, 1: 0.9})
+    drop = accuracy_drop(own, bare)
+    assert drop is not None
+    assert drop.mean == pytest.approx(0.15)
+    assert accuracy_drop(own, BARE) is None
 
 
 @pytest.mark.parametrize(
@@ -158,28 +201,29 @@ def test_where_no_common_model_is_uploaded_the_clients_own_networks_are_compared
 )
 def test_a_leak_that_may_be_more_has_a_question_mark(code: FlagCode) -> None:
     doubtful = setting("a", 0.3, 0.9, flags=(flag(code, "dlg", gain=0.1, reason="boom"),))
-    assert texts(doubtful, BARE)["a"] == ["0.12?"]
-    assert ">0.12?" in page(doubtful, BARE)
+    star = "*" if code is FlagCode.CUT_SHORT else ""
+    assert texts(doubtful, BARE)["a"] == [f"0.12{star}?"]
+    assert f"<strong>{star}?</strong>" in page(*ready([doubtful, BARE]))
 
 
 @pytest.mark.parametrize("code", [FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND])
 def test_no_setting_stands_for_its_defense_because_attacks_fell_short(code: FlagCode) -> None:
     """One attack or round alone leaks .9 on the setting that shows least: the other stands."""
     told = flag(code, "ridge", leak=0.9)
-    flattered = setting("a", 0.3, 0.9, flags=(told,), rank=1)
-    other = setting("b", 0.6, 0.9, rank=2)
-    assert texts(flattered, setting("a", 0.5, 0.9, rank=2), BARE)["a"] == ["0.37"]
-    assert texts(flattered, other, BARE) == {"b": ["0.50"], "a": ["0.90?"], "none": ["1.00"]}
+    flattered = setting("a", 0.3, 0.9, flags=(told,))
+    other = setting("b", 0.6, 0.9)
+    assert texts(flattered, setting("a", 0.5, 0.9), BARE)["a"] == ["0.38*"]
+    assert texts(flattered, other, BARE) == {"b": ["0.50*"], "a": ["0.90?"], "none": ["1.00"]}
 
 
 def test_images_count_whosever_they_are() -> None:
-    told = flag(FlagCode.WHOSE_UNKNOWN, "dlg", ssim=0.92)
+    told = flag(FlagCode.WHOSE_UNKNOWN, "dlg", leak=0.9)
     assert texts(setting("a", 0.3, 0.9, flags=(told,)), BARE)["a"] == ["0.90?"]
 
 
 def test_without_an_undefended_row_any_setting_counts_with_a_doubt() -> None:
     assert texts(setting("a", 0.3, 0.1)) == {"a": ["0.12?"]}
-    assert costs(setting("a", 0.3, 0.1))["a"]["accuracy lost"] == "–"
+    assert costs(setting("a", 0.3, 0.1))["a"]["accuracy drop"] == "–"
 
 
 @given(
@@ -192,7 +236,7 @@ def test_who_may_lose_more_never_leaks_more(
 ) -> None:
     rows = [setting("a", ssim, accuracy) for ssim, accuracy in settings]
     little, much = (
-        next(v.leak for v in overview([*rows, BARE], loss).lines[0].verdicts)
+        next(v.leak for v in overview(ready([*rows, BARE]), loss).lines[0].verdicts)
         for loss in sorted((one, other))
     )
     assert (math.inf if much is None else much) <= (math.inf if little is None else little)
@@ -205,7 +249,8 @@ def test_tables_of_one_name_are_told_apart_by_a_number() -> None:
 
 def test_a_terminal_shows_all_tables_in_80_columns_and_cuts_no_word() -> None:
     names = [f"data{i:02}" for i in range(20)]
-    rows = [setting(d, 0.4, 0.9, dataset=n) for n in names for d in ("selective_shield", "none")]
+    made = [setting(d, 0.4, 0.9, dataset=n) for n in names for d in ("selective_shield", "none")]
+    rows = ready(made)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(*terminal.overview(rows), sep="\n")
     text = console.export_text()
@@ -215,24 +260,30 @@ def test_a_terminal_shows_all_tables_in_80_columns_and_cuts_no_word() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_terminal_shows_settings_that_name_the_same_things_as_one() -> None:
-    over = [("a", {"clip": 1, "sigma": 2.0}), ("b", {"clip": 1, "sigma": 4.0}), ("c", {"sigma": 8})]
-    rows = [row("gaussian", 1, 0.4, dataset=name, settings=given) for name, given in over]
-    rows += [row("none", 1, 1.0, dataset=name) for name, _ in over]
+def test_a_terminal_has_a_table_each_with_setting_interval_drop_and_epsilon_in_words() -> None:
+    rows = [
+        setting("gaussian", 0.4, 0.88, settings={"clip": 1, "sigma": 2.0}, eps_record=3.2),
+        setting("spm", 0.6, 0.9, eps_record=12345.0),
+        BARE,
+    ]
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*terminal.overview(rows), sep="\n")
-    assert "clip=1, sigma=2|4; sigma=8" in " ".join(console.export_text().split())
+    console.print(*terminal.overview(ready(rows)), sep="\n")
+    text = " ".join(console.export_text().split())
+    assert "gaussian 0.2 [0.2, 0.4] * 2.0 [2.0, 2.0] 1× 1× meaningful 3.2" in text
+    assert "clip=1, sigma=2" in text
+    assert "vacuous 1e4" in text
+    assert "none 1.0 [0.7, 1.0]" in text
 
 
 def test_the_page_opens_with_the_overview_and_leads_to_rows() -> None:
-    text = page(setting("a", 0.3, 0.9), BARE)
+    text = page(*ready([setting("a", 0.3, 0.9), BARE]))
     assert text.index('id="overview"') < text.index('class="filters')
-    assert 'href="#t1-0" title="a(strength=0.3/0.9): loses 0.0 points"' in text
+    assert 'href="#t1-0" title="a(strength=0.3/0.9): accuracy drop 0.0 [0.0, 0.0] points"' in text
     assert '<tr id="t1-0"' in text
 
 
 def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
-    text = overview_to_latex([setting("pm_sfl", 0.3, 0.8), BARE])
+    text = overview_to_latex(ready([setting("pm_sfl", 0.3, 0.8), BARE]))
     (line,) = [one for one in text.splitlines() if one.startswith(r"pm\_sfl")]
     assert line.count("&") == 1 + len(COSTS)
     assert "$-$10pt" in line

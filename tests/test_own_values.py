@@ -14,12 +14,12 @@ from attacks.engine.private import with_private_parts
 from attacks.judge import Likelihood
 from bench.contract.attack import Reconstruction, Seen
 from bench.data.dataset import Dataset
-from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
 from bench.registry import discover
+from bench.toolkit.images import ssim
 from defenses.ms_pafl import MSPAFL, private_coordinates
 from tests.conftest import context_for, federation_of, network_for, observed_round
 

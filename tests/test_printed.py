@@ -59,13 +59,13 @@ def example(**changes: object) -> printed.PrintedTable:
     return printed.PrintedTable.model_validate(content | changes)
 
 
-def rows() -> list[Row]:
+def rows(seeds: tuple[int, ...] = (0, 1, 2)) -> list[Row]:
     spm = [
-        row("spm", settings={"epsilon": e}, accuracy=accuracy(a, 0.02))
+        row("spm", seeds=seeds, settings={"epsilon": e}, accuracy=accuracy(a, 0.02))
         for e, a in ((0.5, 0.89), (2.0, 0.3))
     ]
     duchi = [
-        row("duchi", settings={"epsilon": e}, accuracy=accuracy(a, 0.02))
+        row("duchi", seeds=seeds, settings={"epsilon": e}, accuracy=accuracy(a, 0.02))
         for e, a in ((0.5, 0.4), (2.0, 0.4))
     ]
     return [*spm, *duchi]
@@ -106,6 +106,16 @@ def test_a_claim_is_held_against_every_measured_column(registry: Registry) -> No
     lost = [{"says": "", "left": "Theirs", "right": "Ours", "by": 20.0}]
     (verdict,) = printed.compared(example(claims=lost), rows(), registry).verdicts
     assert verdict.text == "does not hold in all 2 columns"
+
+
+def test_one_training_carries_only_what_exceeds_the_spread_of_trainings(registry: Registry) -> None:
+    table = example(claims=[{"says": "", "left": "Ours", "right": "Theirs", "by": 40.0}])
+    (verdict,) = printed.compared(table, rows(), registry).verdicts
+    assert verdict.text == "holds in 1, does not hold in 1 of 2 columns"
+    (verdict,) = printed.compared(table, rows(seeds=(0,)), registry).verdicts
+    assert verdict.text == (
+        "does not hold in 1, cannot be told in 1 of 2 columns, from one training of each"
+    )
 
 
 def test_a_diverged_training_is_marked(registry: Registry) -> None:

@@ -21,13 +21,13 @@ from bench.contract.defense import Defense
 from bench.contract.mechanisms import SmashedNoise
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
-from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+from bench.toolkit.images import ssim
 from defenses.lg_fedavg import LGFedAvg
 from defenses.pm_sfl import PMSFL
 from defenses.standalone import Standalone

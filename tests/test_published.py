@@ -28,7 +28,7 @@ from bench.records import (
     sums,
     unpacked,
 )
-from bench.report import contenders, leaderboard, pictures
+from bench.report import leaderboard, pictures
 from bench.report.errata import with_errata
 from bench.report.publishing import write_published
 from tests.conftest import Run as Runs
@@ -99,7 +99,7 @@ def test_a_changed_score_is_noticed(published: Path) -> None:
     lines[-1] = json.dumps(value)
     (published / ARCHIVE).write_bytes(gzip.compress("\n".join(lines).encode()))
     with pytest.raises(UserError, match="it was changed"):
-        contenders.read(published)
+        leaderboard.rows(published)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_broken_file_is_one_sentence(published: Path, content: bytes, message:
     (published / ARCHIVE).write_bytes(content)
     (published / SUMS).write_text(sums({ARCHIVE: content}))
     with pytest.raises(UserError, match=message):
-        contenders.read(published)
+        leaderboard.rows(published)
 
 
 def test_tracebacks_stay_behind(tiny: Callable[..., Path], run: Runs, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from attacks.engine.rank_one import (
 )
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
-from bench.metrics.images import ssim
 from bench.seeding import generator
+from bench.toolkit.images import ssim
 from defenses.fedml_he import FedMLHE, ranks
 from defenses.mask_crypt import MaskCrypt
 from defenses.selective_shield import SelectiveShield

@@ -43,6 +43,7 @@ from bench.records import (
     to_json,
 )
 from bench.report import leaderboard
+from bench.report.verdicts import has_use
 from bench.suite import Suite
 from tests.made_records import attacked, trained
 
@@ -189,7 +190,7 @@ def test_an_attack_named_diverged_costs_no_rank_where_it_times_out() -> None:
     assert Flag(code=FlagCode.AT_CHANCE).costs_rank
 
 
-def test_a_row_keeps_its_rank_where_an_attack_named_diverged_times_out(tmp_path: Path) -> None:
+def test_a_row_keeps_its_use_where_an_attack_named_diverged_times_out(tmp_path: Path) -> None:
     """The attack is a column like any other; its name is no finding."""
     suite = Suite.model_validate(
         SUITE
@@ -211,10 +212,10 @@ def test_a_row_keeps_its_rank_where_an_attack_named_diverged_times_out(tmp_path:
     assert [(f.code, f.subject) for f in row.flags] == [
         (FlagCode.ATTACK_TIMEOUT, "diverged_x"), (FlagCode.BY_BOUND, ""),
     ]  # fmt: skip
-    assert row.rank == 1
+    assert has_use(row)
     store.write("train", "0" * 24, trained(inputs=job, diverged="weights grew 120-fold"))
     (row,) = leaderboard.rows(tmp_path)
-    assert row.rank is None
+    assert not has_use(row)
 
 
 def test_a_row_is_read_as_it_was_written_and_its_sentences_are_not(tmp_path: Path) -> None:
@@ -227,7 +228,7 @@ def test_a_row_is_read_as_it_was_written_and_its_sentences_are_not(tmp_path: Pat
         dataset="digits", model="lenet", defense="spm", variant="", settings={"epsilon": 1.5},
         checkpoint="final", threat="", seeds=(0,), accuracy=i, eps_claimed=None,
         eps_record=math.inf, delta=1e-5, unit=None, bytes_up=1.0, bytes_down=1.0,
-        client_seconds=1.0, attacks={"dlg": entry}, flags=(flag,), rank=1,
+        client_seconds=1.0, attacks={"dlg": entry}, flags=(flag,),
         worst=WorstCase(attack="dlg", metric="ssim", interval=i),
     )  # fmt: skip
     path = tmp_path / "rows.json"

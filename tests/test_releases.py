@@ -26,7 +26,6 @@ from bench.contract.attack import Attack, Context, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
-from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.export import load_seen, save_seen
 from bench.protocols.federation import Federation
@@ -35,6 +34,7 @@ from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+from bench.toolkit.images import ssim
 from defenses.depthfl import DepthFL
 from defenses.dp_cutmix import DPCutMix
 from defenses.lg_fedavg import LGFedAvg

@@ -117,15 +117,19 @@ def test_the_header_says_how_the_results_were_made_and_how_to_cite_them(tmp_path
 
 
 def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> None:
-    text = page(row(), row("spm", rank=2))
+    text = page(row(), row("spm"))
     tags = Tags(text)
     assert len(tags.all("caption")) == 2  # with the overview's
     heads = [t for t in tags.all("th") if t.get("scope") == "col"]
     heads = heads[2 + len(overview.COSTS) :]
     assert len(heads) == len([b for b in tags.all("button") if b.get("class") == "sort"]) == 12
-    assert [h.get("aria-sort") for h in heads] == ["ascending"] + [None] * 11
+    assert [h.get("aria-sort") for h in heads] == [None] * 12
     asked = {b["data-note"] for b in tags.all("button") if b.get("class") == "what"}
-    assert {"floor", "leak", "bound", "proven", "flags", "ssim"} <= asked <= set(explain.COLUMNS)
+    assert (
+        {"floor", "marks", "leak", "lost", "bound", "proven", "flags", "ssim"}
+        <= asked
+        <= set(explain.COLUMNS)
+    )
     lines = 2 * len(overview.LOSSES)
     assert len([t for t in tags.all("th") if t.get("scope") == "row"]) == 2 + lines
     assert {"id": "note", "class": "note", "popover": None} in tags.all("div")
@@ -135,14 +139,14 @@ def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> N
 def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_missing() -> None:
     (board,) = boards.boards(
         [row("a", eps_claimed=38809.2, unit="client", eps_record=2.5),
-         row("b", rank=None, accuracy=None, flags=(flag(FlagCode.AT_CHANCE),))]
+         row("b", accuracy=None, flags=(flag(FlagCode.AT_CHANCE),))]
     )  # fmt: skip
     values = [[c.value for c in line.cells] for line in board.lines]
     assert values[0] == ["0.375", "0.5", "", "0.9", "38809.2", "2.5", "", "0.20", "0.5"]
     assert values[1] == ["0.375", "0.5", "", "", "", "inf", "", "0.20", "0.5"]
-    assert [line.rank.value for line in board.lines] == ["1", ""]
+    assert [line.useful for line in board.lines] == [True, False]
     assert board.lines[0].cells[4].text == "3.88e4"
-    assert 'class="unranked"' in page(*board.rows)
+    assert 'class="useless"' in page(*board.rows)
 
 
 def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their_reason() -> None:
@@ -157,7 +161,7 @@ def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their
         "decoder": attack(0.1),
     }
     rows = [row("spm", eps_claimed=1.5, unit="coordinate", audit=audit, attacks=attacks),
-            row("b", rank=2, attacks={"ridge": attack(0.3), "dlg": attack()})]  # fmt: skip
+            row("b", attacks={"ridge": attack(0.3), "dlg": attack()})]  # fmt: skip
     (board,) = boards.boards(rows)
     claim, _, audited, _, dlg, idlg, ridge, decoder = board.lines[0].cells[4:12]
     assert (claim.mark, claim.small) == ("!", "/coordinate")
@@ -194,8 +198,8 @@ def test_an_attack_that_applies_nowhere_has_no_column_but_is_named() -> None:
          "warn", "B"),
         (flag(FlagCode.BELOW_FLOOR, "dlg"), "strongest attack (dlg) below the floor",
          "below the floor", "warn", "F"),
-        (flag(FlagCode.WHOSE_UNKNOWN, "dlg", ssim=0.951),
-         "dlg rebuilds the clients' images to an SSIM of 0.95, but not whose each is",
+        (flag(FlagCode.WHOSE_UNKNOWN, "dlg", leak=0.951),
+         "dlg reconstructs the clients' samples (leakage 0.95), but not whose each is",
          "dlg: whose is unknown", "warn", "W"),
         (flag(FlagCode.UNDERSTATED, "ridge", leak=0.951),
          "ridge alone leaks 0.95, but worse answers were chosen", "ridge leaks more", "warn", "J"),
@@ -242,13 +246,13 @@ def test_no_attack_s_name_is_read_as_a_flag() -> None:
     named = flag(FlagCode.ATTACK_TIMEOUT, "diverged_x")
     assert not named.costs_rank
     assert explain.letters([named, flag(FlagCode.ATTACK_FAILED, "accuracy at chance")]) == "XT"
-    assert [r.rank for r in verdicts.ranked([row(flags=(named,))], lambda *rows: True)] == [1]
+    assert verdicts.has_use(row(flags=(named,)))
 
 
 def test_an_opened_row_holds_ledger_audit_costs_and_every_metric_without_repeating_itself() -> None:
     grown = Convergence(gain=0.01, budget=200, converged=True)
     noted = attack(0.4, notes=("a note",), convergence=grown, mse=interval(1 / 3))
-    rows = [row("a", attacks={"dlg": noted}), row("b", rank=2, attacks={"dlg": noted})]
+    rows = [row("a", attacks={"dlg": noted}), row("b", attacks={"dlg": noted})]
     (found,) = blocks(page(*rows), "details")
     pieces, (first, second) = found["pieces"], found["rows"]
     assert [pieces[p] for p in first["words"]] == ["One.", "Two.", "Three."]
@@ -269,7 +273,7 @@ def test_no_name_reason_or_note_can_break_out_of_the_page() -> None:
         row(HOSTILE, settings={HOSTILE: HOSTILE}, flags=(other(HOSTILE),), threat=HOSTILE,
             dataset=HOSTILE, attacks={HOSTILE: bad, "dlg": attack(notes=(HOSTILE,))},
             ledger=LedgerWords(words=(HOSTILE,), reasons=(HOSTILE,))),
-        row("b", rank=2, dataset=HOSTILE, threat=HOSTILE, attacks={HOSTILE: attack()},
+        row("b", dataset=HOSTILE, threat=HOSTILE, attacks={HOSTILE: attack()},
             worst=worst(interval(0.5), attack_=HOSTILE)),
     ]  # fmt: skip
     run = run_of(HOSTILE, HOSTILE, command=HOSTILE, device=HOSTILE)
@@ -332,7 +336,7 @@ def test_a_page_without_rows_says_so() -> None:
     [
         (None, r"neither records nor a readable leaderboard\.json"),
         ("{}", "must be a list of rows"),
-        ('[{"schema": 2, "worst": null, "flags": []}]', "'suite' is missing"),
+        ('[{"schema": 3, "worst": null, "flags": []}]', "'suite' is missing"),
         ("[3]", "row 1"),
         ("[", "is no readable JSON"),
     ],
@@ -372,8 +376,8 @@ def test_tables_of_two_folders_of_one_name_are_kept_apart() -> None:
 
 def test_tables_of_one_title_are_kept_apart_by_what_differs() -> None:
     settings = PROTOCOL.model_copy(update={"lr": 0.2})
-    differing = row(rank=1, model_settings={"init": 0.5}, protocol_settings=settings)
+    differing = row(model_settings={"init": 0.5}, protocol_settings=settings)
     titles = [t for t, _ in tables.tables([row(), differing])]
     start = "fedavg of 3 clients · digits · lenet · init round"
     assert titles == [f"{start} · lr=0.1 · model init=-", f"{start} · lr=0.2 · model init=0.5"]
-    assert [t for t, _ in tables.tables([row(), row("spm", rank=2)])] == [start]
+    assert [t for t, _ in tables.tables([row(), row("spm")])] == [start]

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import bench
-from bench.records import FlagCode
+from bench.metrics.intervals import Interval
+from bench.records import FlagCode, Marks
 from bench.report.escaping import latex
 from bench.report.text import to_latex
 from tests.made_rows import HOSTILE, attack, flag, interval, row
@@ -47,22 +48,25 @@ def test_every_table_is_a_whole_environment_with_a_cell_per_column() -> None:
 
 def test_figures_are_those_of_the_leaderboard() -> None:
     rows = [
-        row("spm", 1, 0.3, settings={"epsilon": 1.5}, eps_claimed=1.5, unit="coordinate",
-            flags=(flag(FlagCode.AT_CHANCE),)),
-        row("none", None, 0.9, eps_record=math.inf,
+        row("spm", 0.3, settings={"epsilon": 1.5}, eps_claimed=1.5, unit="coordinate",
+            flags=(flag(FlagCode.AT_CHANCE),), marks=Marks(best=True, undefended=True),
+            accuracy_drop=Interval(mean=0.015, lo=-0.01, hi=0.04)),
+        row("none", 0.9, eps_record=math.inf,
             attacks={"dlg": attack(0.9, failed=2), "ilrg": attack(None)}),
     ]  # fmt: skip
     heads, spm, none = body(to_latex(rows))
     assert [h.strip() for h in heads[:6]] == [
-        r"\#", "defense", "leak", "upper bound", "points lost", "accuracy",
+        "marks", "defense", "leakage", "upper bound", "accuracy drop", "accuracy",
     ]  # fmt: skip
-    assert [c.strip() for c in spm[:6:2]] == ["1", "0.12", "0.0"]
+    assert [c.strip() for c in spm[:6:2]] == [
+        "{}*=", r"0.1 {\footnotesize [0.0, 0.7]}", r"2 {\footnotesize [$-$1, 4]}",
+    ]  # fmt: skip
     assert spm[6].strip() == r"1.5 {\footnotesize /coordinate}"
     assert [h.strip() for h in heads[6:9]] == [
         r"$\varepsilon$ claimed", r"$\varepsilon$ proven", r"$\varepsilon$ audited",
     ]  # fmt: skip
     assert spm[-1].strip() == "C"
-    assert none[0].strip() == "--"
+    assert none[0].strip() == ""
     assert none[7].strip() == r"$\infty$"
     assert r"0.900 {\footnotesize 2 failed}" in "&".join(none)
     assert "C: accuracy at chance" in to_latex(rows)

@@ -16,6 +16,11 @@ from tests.made_records import attacked
 from tests.made_rows import attack, interval, row, worst
 
 
+def worst_case(found: Any, metric: Any, *, by_truth: bool) -> Any:
+    case = entries.worst_case({"server": found}, metric, by_truth=by_truth)
+    return None if case is None else case[0]
+
+
 def answered(values: list[float], metric: str = "ssim", **more: Any) -> Any:
     return attacked(values={metric: values}, **more)
 
@@ -27,7 +32,7 @@ def test_the_worst_case_compares_attacks_on_the_same_victims_of_the_same_seed() 
         0: {"whole": answered([0.2, 0.4])},
         1: {"half": answered([0.1, 0.9]), "whole": answered([0.6, 0.7])},
     }
-    case = entries.worst_case({"server": found}, "ssim", by_truth=True)
+    case = worst_case(found, "ssim", by_truth=True)
     assert case is not None
     assert case.interval.mean == pytest.approx(np.mean([0.2, 0.4, 0.6, 0.9]))
     assert case.attack == "whole"  # worst for three of four victims
@@ -35,7 +40,7 @@ def test_the_worst_case_compares_attacks_on_the_same_victims_of_the_same_seed() 
 
 def test_a_worst_case_of_errors_takes_the_least_of_each_victim() -> None:
     found = {0: {"a": answered([0.5, 0.1], "mse"), "b": answered([0.2, 0.3], "mse")}}
-    case = entries.worst_case({"server": found}, "mse", by_truth=True)
+    case = worst_case(found, "mse", by_truth=True)
     assert case is not None
     assert case.interval.mean == pytest.approx(np.mean([0.2, 0.1]))
 
@@ -49,8 +54,8 @@ def test_the_attacker_chooses_by_judged_loss_and_never_by_the_truth() -> None:
             "floor": answered([0.3, 0.3, 0.3], judged=[5.0, 0.5, 10.0], is_floor=True),
         }
     }
-    choice = entries.worst_case({"server": found}, "ssim", by_truth=False)
-    bound = entries.worst_case({"server": found}, "ssim", by_truth=True)
+    choice = worst_case(found, "ssim", by_truth=False)
+    bound = worst_case(found, "ssim", by_truth=True)
     assert choice is not None
     assert bound is not None
     assert choice.interval.mean == pytest.approx(np.mean([0.2, 0.3, 0.3]))
@@ -61,8 +66,8 @@ def test_the_attacker_chooses_by_judged_loss_and_never_by_the_truth() -> None:
 
 def test_without_judged_losses_there_is_no_choice_and_a_floor_is_no_bound() -> None:
     found = {0: {"a": answered([0.1, 0.2]), "floor": answered([0.9, 0.9], is_floor=True)}}
-    assert entries.worst_case({"server": found}, "ssim", by_truth=False) is None
-    bound = entries.worst_case({"server": found}, "ssim", by_truth=True)
+    assert worst_case(found, "ssim", by_truth=False) is None
+    bound = worst_case(found, "ssim", by_truth=True)
     assert bound is not None
     assert bound.interval.mean == pytest.approx(0.15)
 
@@ -78,9 +83,7 @@ def test_the_choice_is_at_most_the_upper_bound() -> None:
         }
         for seed in range(3)
     }
-    choice, bound = (
-        entries.worst_case({"server": found}, "ssim", by_truth=truth) for truth in (False, True)
-    )
+    choice, bound = (worst_case(found, "ssim", by_truth=truth) for truth in (False, True))
     assert choice is not None
     assert bound is not None
     assert choice.interval.mean <= bound.interval.mean
@@ -116,12 +119,12 @@ def test_an_attack_was_cut_short_where_its_gain_leaks_more_than_the_row(
     assert (FlagCode.CUT_SHORT in codes) == cut
 
 
-def record(name: str, rank: int, error: float, accuracy: float, floor: float = 1.0) -> Any:
+def record(name: str, error: float, accuracy: float, floor: float = 1.0) -> Any:
     entry = attack(
         None, status="done", reason=None, mse=interval(error, error / 2), floor={"mse": floor}
     )
     found = worst(interval(error, error / 2), "mse", "analytic")
-    return row(name, rank, accuracy=interval(accuracy), attacks={"analytic": entry}, worst=found)
+    return row(name, accuracy=interval(accuracy), attacks={"analytic": entry}, worst=found)
 
 
 def drawing(name: str, *rows: Any) -> tuple[str, charts.View]:
@@ -136,7 +139,7 @@ def points(text: str) -> list[tuple[float, float]]:
 
 
 def test_the_front_of_errors_promises_no_accuracy_that_a_safer_setting_lacks() -> None:
-    rows = [record("a", 1, 1.0, 0.6), record("b", 2, 0.1, 0.8), record("c", 3, 0.01, 0.9)]
+    rows = [record("a", 1.0, 0.6), record("b", 0.1, 0.8), record("c", 0.01, 0.9)]
     text, _ = drawing("leak", *rows)
     (path,) = re.findall(r'<path class="fr" d="M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H([\d.]+)', text)
     start, height, then, higher, last = map(float, path)
@@ -145,7 +148,7 @@ def test_the_front_of_errors_promises_no_accuracy_that_a_safer_setting_lacks() -
 
 
 def test_a_floor_beyond_all_points_has_room_on_the_axis() -> None:
-    rows = [record("a", 1, 0.01, 0.9, floor=0.95), record("b", 2, 0.09, 0.9, floor=0.95)]
+    rows = [record("a", 0.01, 0.9, floor=0.95), record("b", 0.09, 0.9, floor=0.95)]
     text, _ = drawing("leak", *rows)
     (floor,) = re.findall(r'<rect class="fl" x="([\d.]+)"', text)
     assert float(floor) > max(x for x, _ in points(text)) + 20
@@ -153,7 +156,7 @@ def test_a_floor_beyond_all_points_has_room_on_the_axis() -> None:
 
 
 def test_an_epsilon_of_zero_is_shown_at_the_edge_and_said_so() -> None:
-    rows = [row("standalone", 1, eps_record=0.0), row("noise", 2, eps_record=8.0)]
+    rows = [row("standalone", eps_record=0.0), row("noise", eps_record=8.0)]
     text, view = drawing("proven", *rows)
     assert any("ε = 0 stands at the left edge" in n for n in view.notes)
     assert len(set(points(text))) == 2
@@ -168,8 +171,8 @@ def test_an_epsilon_of_zero_is_shown_at_the_edge_and_said_so() -> None:
 
 
 def test_a_papers_front_leaves_out_what_only_clients_own_networks_reach() -> None:
-    own = row("own", 1, 0.1, accuracy=None, personal_accuracy=interval(0.99), personalised=True)
-    rows = [own, row("none", 2, 0.9, accuracy=interval(0.7))]
+    own = row("own", 0.1, accuracy=None, personal_accuracy=interval(0.99), personalised=True)
+    rows = [own, row("none", 0.9, accuracy=interval(0.7))]
     (front,) = [
         line for line in figures.pareto(rows).axes[0].get_lines() if line.get_label() == "front"
     ]

@@ -317,9 +317,9 @@ def _album(rows: list[Any], attacks: list[str], truths: list[int]) -> Any:
 
 def test_a_wall_has_the_truth_once_and_each_defenses_least_leaking_setting() -> None:
     rows = [
-        row("a", 1, 0.3, checkpoint="final", settings={"x": 1}),
-        row("a", 2, 0.6, checkpoint="final", settings={"x": 2}),
-        row("none", 3, 0.95, checkpoint="final"),
+        row("a", 0.3, checkpoint="final", settings={"x": 1}),
+        row("a", 0.6, checkpoint="final", settings={"x": 2}),
+        row("none", 0.95, checkpoint="final"),
     ]
     (wall,) = gallery.walls(rows, _album(rows, ["dlg"] * 3, [0, 0, 0]))
     assert [s.name for s in wall.strips] == ["truth", "a", "none"]
@@ -330,15 +330,15 @@ def test_a_wall_has_the_truth_once_and_each_defenses_least_leaking_setting() -> 
 
 def test_a_defense_is_on_the_wall_whatever_accuracy_it_loses() -> None:
     rows = [
-        row("a", 1, 0.3, checkpoint="final", accuracy=interval(0.3)),
-        row("none", 2, 0.95, checkpoint="final", accuracy=interval(0.9)),
+        row("a", 0.3, checkpoint="final", accuracy=interval(0.3)),
+        row("none", 0.95, checkpoint="final", accuracy=interval(0.9)),
     ]
     (wall,) = gallery.walls(rows, _album(rows, ["dlg"] * 2, [0, 0]))
     assert [s.name for s in wall.strips] == ["truth", "a", "none"]
 
 
 def test_strips_of_other_victims_and_of_attacks_without_pictures_are_left_out() -> None:
-    rows = [row(d, i + 1, 0.3 + i / 10, checkpoint="final") for i, d in enumerate("abc")]
+    rows = [row(d, 0.3 + i / 10, checkpoint="final") for i, d in enumerate("abc")]
     (wall,) = gallery.walls(rows, _album(rows, ["dlg", "idlg", "dlg"], [0, 0, 1]))
     assert [s.name for s in wall.strips] == ["truth", "a"]
     assert gallery.walls(rows, pictures.none("none at all")) == []

@@ -51,18 +51,18 @@ def labelled(drawing: str) -> list[str]:
     return re.findall(r'<text class="tg"[^>]*>([^<]*)</text>', drawing)
 
 
-def test_the_front_holds_the_ranked_settings_that_none_beats_in_both() -> None:
+def test_the_front_holds_the_useful_settings_that_none_beats_in_both() -> None:
     rows = [
-        row("safe", 1, 0.2, accuracy=interval(0.5)),
-        row("good", 2, 0.4, accuracy=interval(0.8)),
-        row("beaten", 3, 0.5, accuracy=interval(0.7)),
-        row("open", 4, 0.9, accuracy=interval(0.9)),
-        row("useless", None, 0.1, accuracy=interval(0.95)),
-        row("own", 5, 0.05, accuracy=None, personal_accuracy=interval(0.99), personalised=True),
+        row("safe", 0.2, accuracy=interval(0.5)),
+        row("good", 0.4, accuracy=interval(0.8)),
+        row("beaten", 0.5, accuracy=interval(0.7)),
+        row("open", 0.9, accuracy=interval(0.9)),
+        row("useless", 0.1, accuracy=interval(0.95), flags=(flag(FlagCode.AT_CHANCE),)),
+        row("own", 0.05, accuracy=None, personal_accuracy=interval(0.99), personalised=True),
     ]
     view = chart("leak", *rows)
     drawing = str(view.drawing)
-    assert labelled(drawing) == ["1 safe", "2 good", "4 open"]
+    assert labelled(drawing) == ["safe", "good", "open"]
     marks = re.findall(r'<g class="pt ([^"]*)"[^>]*aria-label="([^;]*);', drawing)
     classes = {name: style.split()[1:] for style, name in marks}
     assert classes["safe"] == ["front"]
@@ -80,14 +80,15 @@ def test_points_tell_setting_figures_and_epsilons() -> None:
     drawing = str(chart("leak", row("spm", settings={"epsilon": 1.5}, eps_claimed=1.5,
                                     unit="coordinate")).drawing)  # fmt: skip
     assert (
-        'aria-label="spm(epsilon=1.5); rank 1; accuracy 0.900 [0.85, 0.95]; upper bound SSIM '
-        '0.500 [0.45, 0.55] by dlg; leak 0.37; ε claimed 1.5 per coordinate; ε proven inf"'
+        'aria-label="spm(epsilon=1.5); accuracy 0.900 [0.85, 0.95]; upper bound SSIM '
+        "0.500 [0.45, 0.55] by dlg; leakage 0.4 [0.1, 0.8]; "
+        'ε claimed 1.5 per coordinate; ε proven inf"'
     ) in drawing
 
 
 def test_epsilons_without_a_number_stand_in_columns_beside_the_axis() -> None:
-    rows = [row("a", 1, eps_claimed=10.0, unit="client", eps_record=100.0),
-            row("b", 2, eps_claimed=math.inf, unit="record"), row("c", 3), row("d", 4)]  # fmt: skip
+    rows = [row("a", eps_claimed=10.0, unit="client", eps_record=100.0),
+            row("b", eps_claimed=math.inf, unit="record"), row("c"), row("d")]  # fmt: skip
     claimed, proven = (str(chart(v, *rows).drawing) for v in ("claimed", "proven"))
     assert ">no claim</text>" in claimed
     assert ">inf</text>" in claimed
@@ -98,20 +99,20 @@ def test_epsilons_without_a_number_stand_in_columns_beside_the_axis() -> None:
 
 
 def test_errors_of_records_are_safer_the_larger_they_are() -> None:
-    def record(name: str, rank: int, error: float, accuracy: float) -> Any:
+    def record(name: str, error: float, accuracy: float) -> Any:
         entry = attack(None, status="done", reason=None, mse=interval(error, error / 2),
                        floor={"mse": 1.0})  # fmt: skip
-        return row(name, rank, accuracy=interval(accuracy), attacks={"analytic": entry},
+        return row(name, accuracy=interval(accuracy), attacks={"analytic": entry},
                    worst=worst(interval(error, error / 2), "mse", "analytic"))  # fmt: skip
 
-    rows = [record("safe", 1, 0.5, 0.6), record("beaten", 2, 0.1, 0.5),
-            record("open", 3, 1e-8, 0.9)]  # fmt: skip
+    rows = [record("safe", 0.5, 0.6), record("beaten", 0.1, 0.5),
+            record("open", 1e-8, 0.9)]  # fmt: skip
     view = chart("leak", *rows)
-    assert labelled(str(view.drawing)) == ["3 open", "1 safe"]
+    assert labelled(str(view.drawing)) == ["open", "safe"]
     assert "safer →" in str(view.drawing)
     (board,) = boards.boards(rows)
     assert board.lines[2].cells[8].text == "1e-8"
-    assert [line.cells[0].text for line in board.lines] == ["0.50", "0.90", "1.00"]
+    assert [line.cells[0].text for line in board.lines] == ["0.5", "0.9", "1.0"]
 
 
 def of_records(defense: str = "none", **more: Any) -> Row:
@@ -128,19 +129,19 @@ def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained(
     rows = [of_records()]
     text = markdown(rows, run_of())
     exact = "6.68e-17 [3.2e-20, 1.3e-16]"
-    assert f"| 1.00 | MSE {exact} analytic | 0.0 |" in text
+    assert f"| 1.0 [0.4, 1.0] | MSE {exact} analytic |" in text
     assert f"| MSE 0.09/4e-3 | {exact} | 0.523 [0.39, 1e2] |" in text
     ((line,),) = [b.lines for b in boards.boards(rows)]
     shown = [(c.text, c.small) for c in line.cells if "[" in c.small and c.text != "0.900"]
-    assert shown == [("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic"),
+    assert shown == [("1.0", "[0.4, 1.0]"), ("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic"),
                      ("6.68e-17", "[3.2e-20, 1.3e-16]"), ("0.523", "[0.39, 1e2]")]  # fmt: skip
     for legend in (text, terminal.legend(rows)):
-        assert "MSE (of records" in legend
+        assert "MSE: error of reconstructed records" in legend
         assert "higher is safer, 0 is a perfect copy" in legend
     for legend in (markdown([row()], run_of()), terminal.legend([row()])):
         assert "MSE" not in legend
     mixed = [row(), of_records(dataset="adult")]  # no column of all rows together is an MSE
-    assert "MSE (of records" in terminal.legend(mixed)
+    assert "MSE: error of reconstructed records" in terminal.legend(mixed)
 
 
 def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
@@ -158,7 +159,7 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
     assert "floor 0.09/4e-3" in text
     (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
     assert first[-1] == "DC"
-    assert {"7e-17", "0.52", "0.50", "1.00"} <= {*text.split()}  # error, accuracy, LnAcc, leak
+    assert {"7e-17", "0.52", "0.50", "1.0"} <= {*text.split()}  # error, accuracy, LnAcc, leak
     assert not {"0", "0.00"} & {*text.split()}
     texts = [columns.two_digits(v, "mse") for v in (0.0, 0.00999, 0.01, 99.0, 1234.0, 1e-100)]
     assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
@@ -183,7 +184,6 @@ def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lo
     attacks = {n: attack(i / 100) for i, n in enumerate(names)}
     made = row(
         "gaussian",
-        rank=1,
         attacks=attacks,
         worst=None,
         flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)),
@@ -207,7 +207,7 @@ def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> N
     attacks = {"dlg": attack(), "idlg": attack(None, status="failed", reason=reason)}
     rows = [row(flags=(flag(FlagCode.AUDIT_FAILED, reason=reason),), attacks=attacks)]
     lines = markdown(rows, run_of()).splitlines()
-    body = lines[lines.index(next(line for line in lines if line.startswith("| # "))) + 2]
+    body = lines[lines.index(next(line for line in lines if line.startswith("| marks "))) + 2]
     assert body.endswith("audit failed: ValueError: a&#124;b second line third |")
     assert lines[-1] == "- idlg failed: ValueError: a&#124;b second line third (none)"
 
@@ -234,7 +234,7 @@ def test_leakage_is_drawn_against_the_budgets_of_all_suites() -> None:
 
 
 def test_labels_never_cover_points_or_each_other() -> None:
-    rows = [row(f"defense_{i}", i + 1, 0.5 + i / 500, accuracy=interval(0.5 + i / 500))
+    rows = [row(f"defense_{i}", 0.5 + i / 500, accuracy=interval(0.5 + i / 500))
             for i in range(30)]  # fmt: skip
     drawing = str(chart("leak", *rows).drawing)
     tags = re.findall(r'<text class="tg"[^>]* x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">'

@@ -90,12 +90,15 @@ def test_the_leaderboard_frame_holds_every_figure_of_the_json(results: Results) 
     rows = json.loads((results.folder / "leaderboard.json").read_text())
     frame = results.leaderboard()
     assert len(frame) == len(rows) == 6
-    assert frame.columns[0] == "rank"
+    assert frame.columns[0] == "protocol"
     assert frame.columns[-1] == "flags"
     for (_, line), row in zip(frame.iterrows(), rows, strict=True):
         for name in ("protocol", "dataset", "model", "checkpoint", "defense", "variant"):
             assert line[name] == row[name]
-        assert (line["rank"] == row["rank"]) is (row["rank"] is not None) or row["rank"] is None
+        assert (line["tied_for_best"], line["like_undefended"]) == (
+            row["marks"]["best"], row["marks"]["undefended"],
+        )  # fmt: skip
+        assert line["leakage_lo"] <= line["leakage"] == row["leakage"]["mean"]
         assert line["accuracy"] == row["accuracy"]["mean"]
         assert (line["accuracy_lo"], line["accuracy_hi"]) == (
             row["accuracy"]["lo"], row["accuracy"]["hi"],

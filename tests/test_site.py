@@ -68,7 +68,7 @@ def test_the_widest_board_comes_first(published: Path) -> None:
 
 
 def test_a_part_of_a_suite_says_so_on_the_front_page(tmp_path: Path) -> None:
-    part = "full_fedavg_mnist_mlp"
+    part = "papers/selective_shield"
     front = site.write(RESULTS / part, tmp_path / "part")[0].read_text()
     assert f"<dt>Missing</dt><dd>{Files(RESULTS / part).missing[0]}</dd>" in front
     front = site.write(RESULTS / "quick", tmp_path / "whole")[0].read_text()
@@ -84,7 +84,7 @@ def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(publis
             file, _, fragment = address.partition("#")
             assert (published / file).is_file(), address
             assert f'id="{fragment}"' in _text(published / file) or not fragment, address
-    plots = r'<img class="plot" alt="[^"]*" src="data:image/svg\+xml;base64,[^"]*">'
+    plots = r'<img class="plot" alt="[^"]*" src="data:image/png;base64,[^"]*">'
     assert not re.search(r"<script|<img|https?://", re.sub(plots, "", front))
 
 
@@ -96,8 +96,13 @@ def test_every_run_has_its_overview_with_links_to_the_rows(published: Path) -> N
             if verdict.row:
                 address = f'href="quick/report.html#t{table}-{verdict.place}"'
                 assert address in front
-                assert f"{verdict.row.setting}: loses" in front
-    assert front.count("How much an attacker rebuilds") == 1
+                assert f"{verdict.row.setting}: accuracy drop" in front
+    assert (
+        front.count(
+            "Leakage of each defense's least leaky setting among those that cost at most so"
+        )
+        == 1
+    )
 
 
 def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(published: Path) -> None:
@@ -113,7 +118,7 @@ def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(published
     assert shown == {"spm", "none"}
     heads = re.findall(r'aria-label="What (.*?) means"', ridge)
     assert {"ridge@server", "ridge@as_trained"} <= set(heads)
-    assert not {"dlg", "idlg@server", "decoder", "attacker&#39;s choice"} & set(heads)
+    assert not {"dlg", "idlg@server", "decoder", "selected"} & set(heads)
     drawn = re.findall(r'"attack": ?"([^"@]*)', ridge)  # pictures, beside what needs no leak
     assert set(drawn) == {"ridge", "prior_only"}
     assert set(re.findall(r'data-d="([^"]*)"', digits)) == {r.defense for r in rows}
@@ -167,8 +172,8 @@ def test_parts_of_a_run_are_not_shown_beside_it(tmp_path: Path) -> None:
 
 def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> None:
     mine = tmp_path / "results" / "a_submission"
-    shutil.copytree(RESULTS / "attacks", mine)
-    shutil.copytree(RESULTS / "attacks", tmp_path / "results" / "later")
+    shutil.copytree(RESULTS / "as_trained_data", mine)
+    shutil.copytree(RESULTS / "as_trained_data", tmp_path / "results" / "later")
     document = {
         "schema": 1, "kind": "defense", "name": "mine", "author": "<b>Me</b>",
         "date": "2026-11-24", "leakbench": "0.2.0", "command": "leakbench run reference",
@@ -204,7 +209,8 @@ def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> N
 
 def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "a <b> & 'c'"
-    shutil.copytree(RESULTS / "attacks", folder)
+    shutil.copytree(RESULTS / "as_trained_data", folder)
+    (folder / "SHA256SUMS").unlink()
     run = json.loads((folder / "run.json").read_text())
     run["suite"]["description"] = "<script>alert(1)</script>"
     (folder / "run.json").write_text(json.dumps(run))

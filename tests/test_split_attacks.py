@@ -21,11 +21,11 @@ from bench.contract.attack import Context, Reconstruction, Seen
 from bench.contract.defense import Client, Defense
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
-from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+from bench.toolkit.images import ssim
 from defenses.dp_cutmix import DPCutMix
 from defenses.noise import GaussianUpdate
 from defenses.pm_sfl import PMSFL

@@ -16,6 +16,7 @@ from bench import suite as suites
 from bench import tuning
 from bench.cli import app
 from bench.contract.defense import Strength
+from bench.data import load_dataset
 from bench.errors import UserError
 from bench.records import FlagCode, Row
 from bench.registry import Registry
@@ -94,15 +95,34 @@ def player(
                     cost = 0.0 if noise is None else lost(noise)
                     rows.append(
                         row(
-                            defense.name, None, dataset=task.dataset, model=task.model,
-                            settings=settings, accuracy=interval(0.9 - cost), attacks={},
-                            worst=None, protocol_settings=suite.protocol_of(task),
+                            defense.name, dataset=task.dataset, model=task.model,
+                            dataset_settings=task.dataset_settings, settings=settings,
+                            accuracy=interval(0.9 - cost), accuracy_drop=interval(cost),
+                            attacks={}, worst=None, leaks=None,
+                            protocol_settings=suite.protocol_of(task),
                             flags=(flag(FlagCode.AT_CHANCE),) if cost > 0.8 else (),
                         )
                     )  # fmt: skip
         return rows
 
     return play
+
+
+def test_settings_are_chosen_on_other_samples_and_seeds_than_they_are_reported_on(
+    two: Suite, registry: Registry
+) -> None:
+    asked: list[Suite] = []
+    tuning.tune(two, registry, player(lambda noise: 0.05 * noise, asked), steps=0)
+    (suite,) = asked
+    assert not set(suite.seeds) & set(two.seeds)
+    assert all(t.dataset_settings["validation"] is True for t in suite.tasks)
+    whole = load_dataset("digits", seed=3)
+    part = load_dataset("digits", seed=3, options={"validation": True})
+    kept = {x.numpy().tobytes() for x in part.train_x}
+    held = {x.numpy().tobytes() for x in part.test_x}
+    assert not kept & held
+    assert kept | held == {x.numpy().tobytes() for x in whole.train_x}
+    assert len(part.test_x) == len(whole.train_x) // 5
 
 
 def test_the_strongest_value_that_loses_little_enough_is_found(
@@ -166,7 +186,8 @@ def test_the_suite_that_comes_of_it_can_be_read_and_says_what_each_setting_loses
     found = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=losses, steps=8)
     text = tuned_text(TWO_TASKS, two, found, losses, registry)
     assert "no noise_multiplier loses 1 point or less" in text
-    assert "points of accuracy; at most 5 were allowed (seeds 0, 1)." in text
+    assert "points of accuracy on validation samples; at most 5 were allowed" in text
+    assert "(seeds 1001, 1002)." in text
     assert "# A comment that stays." in text
     path = tmp_path / "tuned.toml"
     path.write_text(text)

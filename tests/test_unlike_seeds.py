@@ -74,8 +74,8 @@ def test_a_row_whose_training_failed_in_some_seeds_is_doubtful_and_of_the_others
     rows = board(run, *none, *gaussian, over=without(gaussian[1:]))
     assert rows["gaussian"].seeds == (0,)
     assert rows["gaussian"].interval_over == "victims"
-    assert cells(rows)["gaussian"].rstrip("*").endswith("?")
-    assert not cells(board(run, *none, *gaussian))["gaussian"].rstrip("*").endswith("?")
+    assert cells(rows)["gaussian"].rstrip("^").endswith("?")
+    assert not cells(board(run, *none, *gaussian))["gaussian"].rstrip("^").endswith("?")
 
 
 def test_without_any_training_a_defense_failed_and_is_not_called_inapplicable(run: Run) -> None:
@@ -86,7 +86,7 @@ def test_without_any_training_a_defense_failed_and_is_not_called_inapplicable(ru
 
 def test_accuracy_lost_against_other_seeds_is_doubted(run: Run) -> None:
     rows = board(run, of(run, "none")[0], *of(run, "gaussian"))
-    assert cells(rows)["gaussian"].rstrip("*").endswith("?")
+    assert cells(rows)["gaussian"].rstrip("^").endswith("?")
 
 
 def test_an_undefended_run_that_learned_nothing_is_no_measure_of_accuracy(run: Run) -> None:
@@ -96,8 +96,8 @@ def test_an_undefended_run_that_learned_nothing_is_no_measure_of_accuracy(run: R
         record = Changed({}).read("train", training.key)
         over["train", training.key] = replace(record, diverged="weights not finite")
     line = overview([*board(run, *none, *of(run, "gaussian"), over=over).values()], 0.0).lines[0]
-    assert line.verdicts[0].lost is None
-    assert line.verdicts[0].doubtful
+    assert line.verdicts[0].drop is None
+    assert line.verdicts[0].doubts
 
 
 def test_the_audit_that_refutes_a_claim_is_seen_also_where_another_seeds_is_larger(
@@ -122,7 +122,7 @@ def test_the_audit_that_refutes_a_claim_is_seen_also_where_another_seeds_is_larg
     assert FlagCode.AUDIT_REFUTES_CLAIM in {f.code for f in row.flags}
 
 
-def test_no_rank_goes_against_what_two_rows_have_in_common(run: Run) -> None:
+def test_no_mark_goes_against_what_two_rows_have_in_common(run: Run) -> None:
     gaussian, pafl = of(run, "gaussian"), of(run, "ms_pafl")[:1]
     over = {}
     for training, similar in zip([*gaussian, *pafl], (0.8, 0.3, 0.3, 0.6), strict=True):
@@ -136,4 +136,5 @@ def test_no_rank_goes_against_what_two_rows_have_in_common(run: Run) -> None:
     assert rows["gaussian"].leak is not None
     assert rows["ms_pafl"].leak is not None
     assert rows["gaussian"].leak < rows["ms_pafl"].leak  # over all seeds, but not in the first
-    assert rows["gaussian"].rank == rows["ms_pafl"].rank == 1
+    assert rows["gaussian"].marks.best
+    assert rows["ms_pafl"].marks.best

@@ -18,11 +18,11 @@ from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from bench.api import Context, Defense, Part, Reconstruction, Seen, SignPerturbation
 from bench.data.dataset import Dataset
-from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
 from bench.toolkit.batches import class_means
+from bench.toolkit.images import ssim
 from defenses.bounded_ldp import PNPM
 from defenses.fedml_he import FedMLHE
 from defenses.lg_fedavg import LGFedAvg

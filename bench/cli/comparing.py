@@ -1,9 +1,9 @@
-"""`leakbench compare`: do two rows of a leaderboard differ, on the victims that they share?"""
+"""`leakbench compare`: do two rows of a leaderboard differ, by the test that marks it?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +14,11 @@ from bench.errors import UserError
 from bench.metrics.named import TITLES
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from bench.metrics.intervals import Interval
+    from bench.records import Row
+    from bench.report.comparison import RowComparison
 
-    from bench.report.pairs import Accuracy, RowComparison
-
-_STYLES = {"separated": "green", "separated here": "yellow", "not separated": "dim"}
+_STYLES = {"separated": "green", "not separated": "dim"}
 
 
 def compare(
@@ -31,150 +31,112 @@ def compare(
         str | None, typer.Argument(metavar="B", help="Another row of the same table.")
     ] = None,
     attack: Annotated[
-        str | None, typer.Option("--attack", help="One attack, not what ranks the rows.")
+        str | None, typer.Option("--attack", help="One attack's scores, not the leakage.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Default: ssim, mse of records, lnacc of labels.")
+        str | None,
+        typer.Option("--metric", help="Of that attack. Default: ssim, mse of records, lnacc."),
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="init or final; default the suite's last.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="Keep key=value: protocol, dataset, model, defense, seed."),
+        typer.Option("--only", help="Keep key=value: protocol, dataset, model, seed."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two rows of a leaderboard, A with B, on the same victims."""
     with plain_errors():
+        from rich.text import Text
+
         from bench.records import to_json
-        from bench.report import comparison, contenders
+        from bench.report.comparison import compare_rows
         from bench.suite import parse_pairs
 
         if one is None or two is None:
             raise UserError(
                 "compare takes two rows, A and B: leakbench report DIR --details lists them."
             )
-        tables = contenders.read(
-            folder, checkpoint=checkpoint, only=parse_pairs(only or (), "--only")
+        pairs = compare_rows(
+            folder,
+            one,
+            two,
+            attack=attack,
+            metric=metric,
+            checkpoint=checkpoint,
+            only=parse_pairs(only or (), "--only"),
         )
-        pairs = comparison.two_rows(tables, one, two, attack=attack, metric=metric)
     if as_json:
-        typer.echo(to_json([{"table": table.title} | pair.to_dict() for table, pair in pairs]))
+        typer.echo(to_json([pair.to_dict() for pair in pairs]))
         return
-    for table, pair in pairs:
+    for pair in pairs:
         console.print()
-        for block in _pair(table.title, pair):
-            console.print(block, highlight=False)
+        console.print(Text(pair.title, style="italic"))
+        shown = open_table(show_header=False)
+        shown.add_column(style="bold", no_wrap=True)
+        shown.add_column(overflow="fold")
+        for name, text in _facts(pair):
+            shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
+        console.print(shown, highlight=False)
     console.print()
-    legend = _legend([pair for _, pair in pairs])
-    console.print(legend, style="dim", highlight=False, markup=False)
-
-
-# --- two rows ---------------------------------------------------------------------------------
-
-
-def _pair(title: str, found: RowComparison) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    yield Text(title, style="italic")
-    shown = open_table(show_header=False)
-    shown.add_column(style="bold", no_wrap=True)
-    shown.add_column(overflow="fold")
-    for name, text in _facts(found):
-        shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
-    yield shown
-    yield from (Text(note, style="dim") for note in found.notes)
+    console.print(
+        "Above 0, the first row leaks more. The p-value is that of a t-test on the seeds' paired "
+        "differences, Holm-adjusted over the table against the undefended row, or the one that "
+        "leaks less, as the marks of the leaderboard are. Separated: p <= 0.05; it does not say "
+        "that the difference matters.",
+        style="dim",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _facts(found: RowComparison) -> Iterator[tuple[str, str]]:
-    metric, paired = found.metric, found.difference
+    metric, difference = found.metric, found.difference
     for name, row, mean in zip(
         ("first", "second"), (found.first, found.second), found.means, strict=True
     ):
-        rank = "no rank" if row.rank is None else f"rank {row.rank}"
-        figure = f"{found.attack} {TITLES.get(metric, metric)} {_number(mean, metric)}"
-        yield name, f"{row.name}: {figure} ({rank})"
-    yield "victims", f"{_samples(found)} ({_seeds(found)}), threat {found.threat}"
-    interval = paired.interval
-    more = "first" if interval.mean > 0 else "second"
-    yield "difference", _gap(found) + (f": the {more} leaks more" if interval.mean else "")
-    yield "p", f"{_p(paired.p)} (sign flips over the victims of these trainings)"
-    if paired.p_seeds is not None:
-        yield "p over seeds", f"{_p(paired.p_seeds)} (t-test on {len(found.seeds)} seeds' means)"
-    if len(found.seeds) > 1:
-        means = ", ".join(_signed(m, metric) for m in paired.seed_means)
-        share = None if paired.variances is None else paired.variances.seed_share
-        between = "" if share is None else f"; {share:.0%} of the variance is between seeds"
-        yield (
-            "per seed",
-            f"{means} (standard deviation {_number(paired.seed_std, metric)}{between})",
-        )
-    yield "accuracy", _accuracy_sentence(found.accuracy)
+        yield name, f"{row.setting}: {_figure(found, row, mean)}"
+    seeds, victims = len(difference.seed_means), difference.victims
+    each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
+    yield "victims", f"{each}{f' in each of {seeds} seeds' if seeds > 1 else ', one seed'}"
+    yield "difference", _signed_interval(difference.interval, metric)
+    if seeds > 1:
+        yield "per seed", ", ".join(_signed(m, metric, 3) for m in difference.seed_means)
+    else:
+        yield "per seed", "one training of each: others may differ. Run several seeds."
+    p, adjusted = _p(difference.p), _p(difference.adjusted)
+    yield "p", f"{adjusted} (adjusted for {found.rows} comparisons; alone {p})"
+    if found.drop is not None:
+        yield "accuracy drop", f"{_signed_interval(found.drop, 'ssim')} of the first against it"
     yield "verdict", found.verdict
 
 
-def _samples(found: RowComparison) -> str:
-    seeds, victims = len(found.seeds), found.difference.victims
-    each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
-    return f"{each} victims{f' in each of {seeds} seeds' if seeds > 1 else ''}"
+def _figure(found: RowComparison, row: Row, mean: float) -> str:
+    from bench.report.columns import figure, supported
+
+    if not found.attack:
+        assert row.leak_interval is not None  # it is compared
+        return f"leakage {supported(row.leak_interval, row.seeds)}"
+    return f"{found.attack} {TITLES.get(found.metric, found.metric)} {figure(mean, found.metric)}"
 
 
-def _seeds(found: RowComparison) -> str:
-    return f"{'' if len(found.seeds) > 1 else 'seed '}{', '.join(map(str, found.seeds))}"
-
-
-def _accuracy_sentence(found: Accuracy | None) -> str:
-    if found is None:
-        return "no common figure"
-    whose = "clients' own networks, " if found.personal else ""
-    if len(found.differences) == 1:
-        return (
-            f"{found.mean:+.3f} ({whose}one training each, {found.test_samples} test samples: "
-            "another seed may turn it)"
-        )
-    lo, hi = min(found.differences), max(found.differences)
-    return f"{found.mean:+.3f} ({whose}over seeds from {lo:+.3f} to {hi:+.3f})"
-
-
-# --- numbers ----------------------------------------------------------------------------------
-
-
-def _gap(found: RowComparison) -> str:
+def _signed_interval(found: Interval, metric: str) -> str:
     """-0.111 [-0.18, -0.04]; a narrow interval with more digits."""
-    interval, metric = found.difference.interval, found.metric
-    width = interval.hi - interval.lo
+    if not math.isfinite(found.hi):
+        return f"{_signed(found.mean, metric, 3)}, one victim: no interval"
+    width = found.hi - found.lo
     digits = min(5, max(2, 1 + math.ceil(-math.log10(width)))) if width > 0 else 2
-    ends = (_signed(v, metric, digits) for v in (interval.lo, interval.hi))
-    return f"{_signed(interval.mean, metric, max(3, digits))} [{', '.join(ends)}]"
+    ends = (_signed(v, metric, digits) for v in (found.lo, found.hi))
+    return f"{_signed(found.mean, metric, max(3, digits))} [{', '.join(ends)}]"
 
 
-def _signed(value: float, metric: str, digits: int = 3) -> str:
-    return f"{'+' if value > 0 else ''}{_number(value, metric, digits)}"
-
-
-def _number(value: float | None, metric: str, digits: int = 3) -> str:
+def _signed(value: float, metric: str, digits: int) -> str:
     from bench.report.columns import error_number
 
-    if value is None:
-        return "-"
-    return error_number(value, digits) if metric in ("mse", "psnr") else f"{value:.{digits}f}"
+    number = error_number(value, digits) if metric in ("mse", "psnr") else f"{value:.{digits}f}"
+    return f"{'+' if value > 0 else ''}{number}"
 
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
-
-
-def _legend(found: Sequence[RowComparison]) -> str:
-    verdicts = {c.verdict for c in found}
-    over = "seeds and victims" if any(len(c.seeds) > 1 for c in found) else "victims"
-    parts = [f"A difference above 0: the first row leaks more. Its 95 % interval is over {over}."]
-    if any(c.metric == "mse" for c in found):
-        parts.append("Of an MSE the smaller leaks more: its difference is turned round.")
-    if "separated" in verdicts:
-        parts.append("separated: on these victims and, by a t-test, over seeds.")
-    if "separated here" in verdicts:
-        parts.append("separated here: on the victims of these trainings; others may differ.")
-    if verdicts - {"not separated"}:
-        parts.append("Neither says that the difference is large enough to matter.")
-    return " ".join(parts)

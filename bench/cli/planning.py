@@ -108,13 +108,11 @@ def _sentences(made: Plan, report: Mapping[str, Any], kind: str) -> Iterator[str
     )
     if report["cached_trainings"] + report["cached_cells"] < report["trainings"] + report["cells"]:
         for device, hours in report["hours"].items():
-            same, similar, none = report["matches"][device].values()
-            left_out = f"; {none:,} resemble nothing measured and are left out" if none else ""
+            unlike = report["unlike"][device]
+            left_out = f" {unlike:,} jobs are like nothing measured and left out." if unlike else ""
             yield (
-                f"Not cached: {_short(hours)} {_UNITS.get(device, device)}-hours. "
-                f"Of {same + similar + none:,} jobs, {same:,} are estimated from jobs with the "
-                "same plugin, model, data set and protocol, "
-                f"{similar:,} from less similar ones{left_out}."
+                f"Not cached: {_short(hours)} {_UNITS.get(device, device)}-hours, by medians of "
+                f"measured jobs.{left_out}"
             )
         if report["wall_hours"] is not None:
             time = duration(3600 * report["wall_hours"])

@@ -121,7 +121,7 @@ def publish(
     from bench.records import to_json
     from bench.report import terminal
     from bench.report.files import FILES, Files
-    from bench.report.overview import legend
+    from bench.report.overview import by_protocol, legend
 
     options.check_loss(loss)
     found = Files(folder)
@@ -136,7 +136,8 @@ def publish(
         _write(folder / "pictures.json", to_json(found.pictures) + "\n")
     rows = found.rows
     if show and rows:
-        _print(terminal.overview(rows, loss / 100), legend(rows, loss / 100))
+        words = "\n".join(legend(by_protocol(rows, loss / 100)))
+        _print(terminal.overview(rows, loss / 100), words)
         if details:
             _print(terminal.shown(rows), terminal.legend(rows))
         else:

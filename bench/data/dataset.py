@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -369,6 +369,21 @@ def classes_of(
 
 def labels_to_tensor(labels: np.ndarray) -> Tensor:
     return torch.from_numpy(np.asarray(labels).astype(np.int64))
+
+
+def validation_part(data: Dataset, seed: int) -> Dataset:
+    """Return the data set with a fifth of the clients' samples, drawn by the seed, in place of the
+    test samples: what settings are chosen on is never what they are reported on."""
+    order = torch.from_numpy(numpy_generator(seed, "validation").permutation(len(data.train_x)))
+    held, kept = order[: len(order) // 5].sort().values, order[len(order) // 5 :].sort().values
+    return replace(
+        data,
+        train_x=data.train_x[kept],
+        train_y=data.train_y[kept],
+        train_clients=None if data.train_clients is None else data.train_clients[kept],
+        test_x=data.train_x[held],
+        test_y=data.train_y[held],
+    )
 
 
 def carve(

@@ -2,8 +2,8 @@
 
 Seconds of a training grow with rounds x participants x local steps, those of an attack that
 computes gradients with budget x samples. A job is estimated by finished jobs of the same stage,
-device, plugin, model, data set and protocol; where there are none, by those that share the first
-four, three or two of these, scaled by what local training of the two models takes.
+device, plugin, protocol and model; where there are none, by those that share the first three or two
+of these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench.records import (
     to_json,
 )
 
-_SHARED = (6, 4, 3, 2)
+_SHARED = (5, 3, 2)
 """How many leading parts of their groups two jobs share, the most similar first."""
 
 
@@ -40,9 +40,8 @@ class Group(NamedTuple):
     stage: str
     device: str
     plugin: str
-    model: str
-    dataset: str
     protocol: str
+    model: str
 
 
 class Cost(NamedTuple):
@@ -55,7 +54,6 @@ class Cost(NamedTuple):
         n_bytes: On disk, record included.
         host: Peak bytes of the process, None if unknown.
         gpu: Peak bytes of tensors on the GPU, None if unknown.
-        sample_s: Client seconds per sample of a step, of trainings only.
     """
 
     group: Group
@@ -64,7 +62,6 @@ class Cost(NamedTuple):
     n_bytes: float
     host: float | None = None
     gpu: float | None = None
-    sample_s: float | None = None
 
 
 def group_of(job: TrainJob | AttackJob, device: str) -> Group:
@@ -72,7 +69,7 @@ def group_of(job: TrainJob | AttackJob, device: str) -> Group:
     if isinstance(job, AttackJob):
         return group_of(job.train, device)._replace(stage="attack", plugin=job.attack)
     task, kind = job.task, device.split(":")[0]
-    return Group("train", kind, job.defense, task.model, task.dataset, job.protocol.name)
+    return Group("train", kind, job.defense, job.protocol.name, task.model)
 
 
 def threat_size(job: AttackJob) -> float:
@@ -99,8 +96,7 @@ def finished(folder: Path) -> dict[str, Cost | None]:
             job = trainings[key] = record.inputs
             steps, protocol = record.facts.local_steps, job.protocol
             work = float(max(1, record.rounds_played) * protocol.participants * steps)
-            sample_s = record.client_seconds / steps / protocol.batch
-            found[key] = _cost(record, job, record.seconds, work, sample_s)
+            found[key] = _cost(record, job, record.seconds, work)
     for key in store.keys("attack"):
         outcome = store.read("attack", key, lenient=True)
         if settled(outcome):
@@ -120,12 +116,11 @@ def _cost(
     job: TrainJob | AttackJob,
     seconds: float,
     work: float,
-    sample_s: float | None = None,
 ) -> Cost:
     group, per_unit = group_of(job, record.device), seconds / (work or 1)
     n_bytes = len(to_json(record)) + sum((record.files or {}).values())
     peaks = record.memory.get("host"), record.memory.get("device")
-    return Cost(group, per_unit, work > 0, n_bytes, *peaks, sample_s)
+    return Cost(group, per_unit, work > 0, n_bytes, *peaks)
 
 
 def _middle(costs: Sequence[Cost]) -> Cost:
@@ -138,7 +133,6 @@ def _middle(costs: Sequence[Cost]) -> Cost:
         n_bytes=median(c.n_bytes for c in costs),
         host=_median(c.host for c in costs),
         gpu=_median(c.gpu for c in costs),
-        sample_s=_median(c.sample_s for c in costs),
     )
 
 
@@ -173,21 +167,14 @@ class Costs:
             for cost in map(_middle, groups.values()):
                 for shared in _SHARED:
                     near[cost.group[:shared]].append(cost)
-                if cost.group.stage == "train":
-                    near["model", cost.group.device, cost.group.model].append(cost)
             self._near = {**near, **self._near}
-        found = self._near.items()
-        self._models = {key[1:]: _middle(costs) for key, costs in found if key[0] == "model"}
         self._steps = dict[str, int]()
         self._known = dict[tuple[Group, float], Cost | None]()
         self.devices = sorted({group[1] for group in self._near})
         """Kinds of device, cpu or cuda, on which jobs were measured."""
 
     def of(self, job: TrainJob | AttackJob, device: str) -> Cost | None:
-        """What the whole job takes on a device; None if no job of its stage was measured there.
-
-        The cost's group differs from the job's own where it comes from less similar jobs.
-        """
+        """What the whole job takes on a device; None if no job of its stage was measured there."""
         if isinstance(job, AttackJob):
             work = job.budget * threat_size(job)
         else:
@@ -195,20 +182,13 @@ class Costs:
             work = float(protocol.rounds * protocol.participants * self._local_steps(job))
         known = group_of(job, device), work
         if known not in self._known:
-            found = (self._near.get(known[0][:shared]) for shared in _SHARED)
-            near = [self._scaled(cost, *known) for cost in next(filter(None, found), [])]
-            self._known[known] = _middle(near) if near else None
+            near = (self._near.get(known[0][:shared]) for shared in _SHARED)
+            costs = [
+                c._replace(seconds=c.seconds * (work if c.grows else 1), grows=False)
+                for c in next(filter(None, near), [])
+            ]
+            self._known[known] = _middle(costs) if costs else None
         return self._known[known]
-
-    def _scaled(self, cost: Cost, group: Group, work: float) -> Cost:
-        """The cost of a whole job of another group; unscaled where a model was never trained."""
-        names = (group.model, cost.group.model)
-        own, other = (self._models.get((group.device, name)) for name in names)
-        time = space = 1.0
-        if own and other and own.sample_s and other.sample_s:
-            time, space = own.sample_s / other.sample_s, own.n_bytes / other.n_bytes
-        seconds = cost.seconds * time * (work if cost.grows else 1)
-        return cost._replace(seconds=seconds, grows=False, n_bytes=cost.n_bytes * space)
 
     def _local_steps(self, job: TrainJob) -> int:
         """Steps per round of the client that takes the most."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.errors import UserError
-from bench.harness.costs import Cost, Costs, finished, group_of, shipped
+from bench.harness.costs import Cost, Costs, finished, shipped
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.harness.store import Store
@@ -83,14 +83,7 @@ def _total(jobs: Sequence[_Job], costs: Costs, kind: str) -> dict[str, Any]:
         "cached_cells": len(jobs) - len(missing) - cached,
         "hours": {d: sum(c.seconds for c in mine if c) / 3600 for d, mine in found.items()},
         "bytes": sum(c.n_bytes for c in found.get(kind, found[costs.devices[0]]) if c),
-        "matches": {d: _matches(missing, mine) for d, mine in found.items()},
+        "unlike": {d: sum(cost is None for cost in mine) for d, mine in found.items()},
         "peak_host_bytes": max((c.host for c in here if c.host), default=None),
         "peak_device_bytes": max((c.gpu for c in here if c.gpu), default=None),
     }
-
-
-def _matches(jobs: Sequence[TrainJob | AttackJob], costs: Sequence[Cost | None]) -> dict[str, int]:
-    """How many jobs are estimated by jobs of the same group, by similar ones, and by none."""
-    known = [(job, cost) for job, cost in zip(jobs, costs, strict=True) if cost]
-    same = sum(cost.group == group_of(job, cost.group.device) for job, cost in known)
-    return {"same": same, "similar": len(known) - same, "none": len(jobs) - len(known)}

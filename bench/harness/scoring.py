@@ -15,6 +15,7 @@ from bench.harness.attack import ANSWER, Answer
 from bench.harness.environment import dealing_of
 from bench.harness.work import Work
 from bench.metrics.floors import floors
+from bench.metrics.recognise import Gallery
 from bench.metrics.score import of_anyone, score
 from bench.protocols.export import TRUTH, load_truth, save_tensors
 from bench.records import RECONSTRUCTION, AttackJob, AttackRecord, TrainJob, TrainRecord, check_kept
@@ -105,6 +106,7 @@ def truth_of(cell: AttackJob, dataset: Dataset, file: Path) -> dict[str, Any]:
         "classes": dataset.classes,
         "aux_x": dataset.aux_x[: cell.threat.aux],
         "categorical": dataset.categorical,
+        "gallery": Gallery(dataset.train_x, dataset.train_y) if truth.x.ndim == 5 else None,
     }
 
 

@@ -17,16 +17,16 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.optimize import Bounds, minimize
 from torch import Tensor
 
 from bench.data.partition import Dealing
-from bench.metrics import images
-from bench.metrics.images import WINDOW
 from bench.metrics.matching import one_to_one
 from bench.metrics.named import FLOOR_SUFFIX, sign_of
+from bench.metrics.recognise import Gallery, recognised
 from bench.metrics.score import counts_of, image_values, label_values
 from bench.seeding import numpy_generator
+from bench.toolkit import images
+from bench.toolkit.images import WINDOW
 
 LABEL_DRAWS = 1000
 """Batches of labels from which the best counts are found."""
@@ -34,8 +34,6 @@ _SAMPLES, _BATCHES = 256, 24
 """Of one half of the drawn batches: at least so many samples and so many batches."""
 _SETS, _SINGLES = 6, 24
 """Batches, or single samples, that are tried as answers as they are."""
-_STEPS, _MOST = 25, 384
-"""Of the ascent of SSIM: its steps, and the samples that it sees."""
 _MATCHINGS = 6
 """Times that a set is matched and fitted anew."""
 _KEPT = 64
@@ -85,6 +83,7 @@ def floors(
     categorical: Sequence[tuple[int, int]] = (),
     dealing: Dealing | None = None,
     granted: bool = False,
+    gallery: Gallery | None = None,
 ) -> dict[str, list[float]]:
     """Per-victim floors: what the best answer that looks at nothing scores, by metric.
 
@@ -100,6 +99,7 @@ def floors(
         categorical: Groups of one-hot columns of tabular data.
         dealing: How samples come to clients, which an attacker knows; None: evenly at random.
         granted: Whether the attacker is told the labels, which then leak nothing.
+        gallery: Other images, for what the answers of best SSIM have of `recognised`.
     """
     owners = None
     if aux_clients is not None and dealing is not None and dealing.how == "natural":
@@ -112,6 +112,11 @@ def floors(
         if id(answer) not in scores:
             scores[id(answer)] = _scores(answer, x.cpu(), y.cpu(), categorical)
         values[name] = scores[id(answer)][name.removesuffix(FLOOR_SUFFIX)]
+        if gallery is not None and name.removesuffix(FLOOR_SUFFIX) == "ssim":
+            shown = _matched(answer, x.cpu(), y.cpu())[0]
+            values[name.replace("ssim", "recognised")] = recognised(
+                shown, x.cpu(), y.cpu(), gallery
+            )
     truth = counts_of(y.cpu(), classes)
     for name, counts in found.counts.items():
         values[name] = label_values(counts.expand_as(truth), truth)[name]
@@ -193,11 +198,17 @@ def _scores(
     answer: Blind, x: Tensor, y: Tensor, categorical: Sequence[tuple[int, int]]
 ) -> dict[str, Tensor]:
     """Every metric of samples for victims x [V, K, ...], y [V, K]: float64 [V]."""
-    guess = answer.answers(y)
-    order = one_to_one(guess, x)
-    values = image_values(guess[torch.arange(len(x))[:, None], order], x, categorical)
+    shown, order = _matched(answer, x, y)
+    values = image_values(shown, x, categorical)
     right = y if answer.by_class else answer.y.expand_as(y).gather(1, order)
     return values | {"label_accuracy": (right == y).double().mean(dim=1)}
+
+
+def _matched(answer: Blind, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """An answer's samples in the order of the victims' [V, K, ...], and that order [V, K]."""
+    guess = answer.answers(y)
+    order = one_to_one(guess, x)
+    return guess[torch.arange(len(x))[:, None], order], order
 
 
 # --- batches as clients have them --------------------------------------------------------------
@@ -285,7 +296,7 @@ def _representatives(
     if x.ndim == 4:
         yield _best_psnr(x, slots, mean)
         if min(x.shape[-2:]) >= WINDOW:
-            yield _best_ssim(x, slots, mean)
+            yield images.most_similar(x, slots, mean)
     if public.categorical:
         yield _typical(x, slots, mean, public.categorical)
 
@@ -311,29 +322,6 @@ def _best_psnr(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
         error = images.mse(guess[slots], x, sample_dims=x.ndim - 1)
         guess = _slot_means(x, slots, len(start), 1 / error.clamp_min(1e-6))
     return guess
-
-
-def _best_ssim(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
-    """Images [count, C, H, W] in [0, 1] of the largest mean SSIM with the samples of their slots
-    that L-BFGS finds from the means."""
-    similar, slots = images.similar_to(x[:_MOST]), slots[:_MOST]
-
-    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        guess = torch.from_numpy(flat).view(start.shape).requires_grad_()
-        value = -similar(guess, slots).mean()
-        (slope,) = torch.autograd.grad(value, guess)
-        return float(value.detach()), slope.numpy().ravel()
-
-    first = start.double().clamp(0, 1).numpy().ravel()
-    found = minimize(
-        loss,
-        first,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=Bounds(0, 1),
-        options={"maxiter": _STEPS},
-    )
-    return torch.from_numpy(found.x).view(start.shape).to(x.dtype)
 
 
 def _typical(

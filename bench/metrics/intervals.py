@@ -1,9 +1,8 @@
-"""Means with 95 % intervals: over seeds, or with one seed over the victims of that training."""
+"""Means with 95 % intervals: over seeds and victims, or with one seed over its victims."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,11 +13,12 @@ from bench.errors import UserError
 
 LEVEL = 0.95
 _SKEW = 3.0
-"""By which the degrees of freedom of victims are divided. A few skewed figures tell their own
-spread badly; so few degrees as a third keep 95 % intervals of 8 to 32 exponential figures above
-93 %, where Student's own have 90 % (docs/method.md has the table)."""
+"""By which the degrees of freedom of one seed's unbounded figures are divided: few skewed ones tell
+their own spread badly."""
 ANYWHERE = (-math.inf, math.inf)
 _ROUNDING = 1e-9
+_NODES = 96
+"""Of the quadrature in `_below`; more change no end of an interval by 1e-6."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,10 @@ class Interval:
                 f"{self.mean:g}."
             )
 
+    @property
+    def half_width(self) -> float:
+        return (self.hi - self.lo) / 2
+
     def to_dict(self) -> dict[str, float]:
         return {"mean": self.mean, "lo": self.lo, "hi": self.hi}
 
@@ -44,65 +48,165 @@ class Interval:
 def interval_of(
     groups: Sequence[np.ndarray], within: tuple[float, float] = ANYWHERE
 ) -> Interval | None:
-    """Mean over all values with its interval, or None without a value.
+    """Return the mean over all values with its 95 % interval, or None without a value.
 
-    With several seeds it is Student's t interval on the seeds' means, which speaks of other
-    trainings and victims; seeds of unequal size weigh by their victims, as in the mean. With one
-    seed it speaks of other victims of the same training. One value alone has no spread: its ends
-    are those of the range, or itself where there are none.
+    The interval is the wider of two:
+
+    - Student's t over the seeds' means, which speaks of other trainings and victims (with several
+      seeds; seeds of unequal size weigh by their victims);
+    - Gaffke's interval of a bounded mean over the victims, as if they were independent. Of
+      outcomes that are all or nothing it is Clopper and Pearson's, so it does not collapse where
+      every victim has the same outcome. Only where `within` is finite.
+
+    Where neither exists (one seed, no bounds) it is Student's over the victims. docs/method.md has
+    the coverage of both together.
 
     Args:
         groups: One float array of per-victim values per seed.
-        within: Least and largest value that the metric can take, where the interval is cut.
+        within: Least and largest value that the figure can take.
+
+    Source: N. Gaffke, Three test statistics for a nonparametric one-sided hypothesis on the mean
+    of a nonnegative variable, Mathematical Methods of Statistics 14 (2005).
+
+    >>> interval_of([np.ones(12)], (0.0, 1.0)).lo.__round__(3)  # as Clopper and Pearson's
+    0.735
     """
     kept = [np.asarray(g, dtype=np.float64) for g in groups if len(g)]
     if not kept:
         return None
-    mean = float(np.concatenate(kept).mean())
+    values = np.concatenate(kept)
+    mean = float(values.mean())
+    if math.isnan(mean):
+        return Interval(mean=mean, lo=math.nan, hi=math.nan)
+    lo, hi = mean, mean
     if len(kept) > 1:
-        return _over_seeds([float(g.sum()) for g in kept], [len(g) for g in kept], mean, within)
-    (values,) = kept
-    if len(values) == 1:
-        lo, hi = (end if math.isfinite(end) else mean for end in within)
-        return Interval(mean=mean, lo=lo, hi=hi)
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    return _around(mean, _quantile(max(1.0, (len(values) - 1) / _SKEW)) * error, within)
+        lo, hi = _over_seeds([float(g.sum()) for g in kept], [len(g) for g in kept])
+    if all(map(math.isfinite, within)):
+        ends = bounded_mean(values, within)
+        lo, hi = min(lo, ends[0]), max(hi, ends[1])
+    elif len(kept) == 1 and len(values) > 1:
+        freedom = max(1.0, (len(values) - 1) / _SKEW)
+        half = _quantile(freedom) * float(values.std(ddof=1)) / math.sqrt(len(values))
+        lo, hi = mean - half, mean + half
+    return Interval(mean=mean, lo=min(max(lo, within[0]), mean), hi=max(min(hi, within[1]), mean))
+
+
+def accuracy_interval(groups: Sequence[np.ndarray]) -> Interval | None:
+    """Return the mean of accuracies of several networks with Student's interval, in [0, 1]: each is
+    a mean over many test samples already. groups: as of `interval_of`."""
+    found = interval_of(groups)
+    return found and Interval(mean=found.mean, lo=max(0.0, found.lo), hi=min(1.0, found.hi))
 
 
 def share_interval(correct: Sequence[int], totals: Sequence[int]) -> Interval | None:
-    """Pooled share of successes of every seed, or None without a seed: over seeds, or with one seed
-    over its test samples (Wilson's interval)."""
+    """Pooled share of successes of every seed, or None without a seed: Student's t over seeds, or
+    with one seed Wilson's interval over its test samples."""
     if not totals:
         return None
     total = sum(totals)
     mean = sum(correct) / total
     if len(totals) == 1:
-        square = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2 / total
-        middle = (mean + square / 2) / (1 + square)
-        half = math.sqrt(square * (mean * (1 - mean) + square / 4)) / (1 + square)
-        return Interval(mean=mean, lo=min(middle - half, mean), hi=max(middle + half, mean))
-    return _over_seeds(correct, totals, mean, (0.0, 1.0))
+        lo, hi = wilson(mean, total)
+    else:
+        lo, hi = _over_seeds(correct, totals)
+    return Interval(mean=mean, lo=max(0.0, min(lo, mean)), hi=min(1.0, max(hi, mean)))
 
 
-def _over_seeds(
-    sums: Sequence[float], sizes: Sequence[int], mean: float, within: tuple[float, float]
-) -> Interval:
-    """Around the pooled mean, from each seed's sum and number of values."""
-    seeds = len(sums)
+def drop_interval(before: Sequence[float], after: Sequence[float], samples: int) -> Interval | None:
+    """Return the mean drop before - after with its interval, or None without a pair.
+
+    Student's t over the seeds' differences; with one seed Newcombe's interval of a difference of
+    two shares of `samples` test samples each, as if they were different samples (wider than for
+    the same ones). Two trainings that agree have no drop, exactly.
+
+    Source: R. Newcombe, Interval estimation for the difference between independent proportions,
+    Statistics in Medicine 17 (1998), method 10.
+    """
+    if not before:
+        return None
+    drops = np.array(before) - np.array(after)
+    mean = float(drops.mean())
+    if len(drops) > 1:
+        lo, hi = _over_seeds(drops.tolist(), [1] * len(drops))
+    elif mean == 0:
+        lo, hi = 0.0, 0.0
+    else:
+        (one,), (two,) = before, after
+        (l1, u1), (l2, u2) = wilson(one, samples), wilson(two, samples)
+        lo = mean - math.hypot(one - l1, u2 - two)
+        hi = mean + math.hypot(u1 - one, two - l2)
+    return Interval(mean=mean, lo=max(-1.0, min(lo, mean)), hi=min(1.0, max(hi, mean)))
+
+
+def wilson(share: float, total: int) -> tuple[float, float]:
+    """Ends of Wilson's interval of a share of `total` samples."""
+    square = _quantile(math.inf) ** 2 / total
+    middle = (share + square / 2) / (1 + square)
+    half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    return middle - half, middle + half
+
+
+def bounded_mean(values: np.ndarray, within: tuple[float, float]) -> tuple[float, float]:
+    """Ends of Gaffke's interval for the mean of independent values in a range.
+
+    The upper end is a quantile of the mean of the values and the range's largest, weighed by a
+    flat Dirichlet distribution; the lower end likewise. Values outside the range widen it.
+    """
+    low, high = min(within[0], float(values.min())), max(within[1], float(values.max()))
+    found = np.sort((values - low) / (high - low))
+    upper = _upper_end(tuple(found.tolist()))
+    lower = 1 - _upper_end(tuple((1 - found[::-1]).tolist()))
+    return low + (high - low) * lower, low + (high - low) * upper
+
+
+@lru_cache(maxsize=4096)
+def _upper_end(values: tuple[float, ...]) -> float:
+    """Where a flat Dirichlet mean of the values in [0, 1] and 1 is below with 97.5 %."""
+    from scipy.optimize import brentq
+
+    points = np.array([*values, 1.0])
+    if points.min() == 1.0:
+        return 1.0
+    least, confidence = float(points.mean()), (1 + LEVEL) / 2
+    if _below(points, 1 - 1e-9) <= confidence:
+        return 1.0
+    return float(brentq(lambda t: _below(points, t) - confidence, least, 1 - 1e-9, xtol=1e-6))
+
+
+def _below(points: np.ndarray, t: float) -> float:
+    """P(sum w_i x_i <= t) for flat Dirichlet weights w: that of sum (x_i - t) G_i <= 0 for
+    exponential G_i, by inversion of the characteristic function (Imhof 1961)."""
+    gaps = points - t
+    angle, weight = _nodes()
+    u = np.tan(angle) / np.sqrt((gaps**2).sum())
+    turned = u[:, None] * gaps
+    phase = np.arctan(turned).sum(axis=1)
+    size = np.exp(-0.5 * np.log1p(turned**2).sum(axis=1))
+    return (
+        0.5 - float((weight * np.sin(phase) * size / np.sin(angle) / np.cos(angle)).sum()) / math.pi
+    )
+
+
+@lru_cache(maxsize=1)
+def _nodes() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss's quadrature over (0, pi / 2)."""
+    x, weight = np.polynomial.legendre.leggauss(_NODES)
+    return (x + 1) * math.pi / 4, weight * math.pi / 4
+
+
+def _over_seeds(sums: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:
+    """Ends of Student's interval around the pooled mean, from each seed's sum and size."""
+    seeds, total = len(sums), sum(sizes)
+    mean = sum(sums) / total
     gaps = np.array(sums) - np.array(sizes) * mean
-    error = math.sqrt(seeds / (seeds - 1) * float((gaps**2).sum())) / sum(sizes)
-    return _around(mean, _quantile(seeds - 1.0) * error, within)
-
-
-def _around(mean: float, half: float, within: tuple[float, float]) -> Interval:
-    if math.isnan(mean):
-        return Interval(mean=mean, lo=math.nan, hi=math.nan)
-    lo, hi = max(mean - half, within[0]), min(mean + half, within[1])
-    return Interval(mean=mean, lo=min(lo, mean), hi=max(hi, mean))
+    error = math.sqrt(seeds / (seeds - 1) * float((gaps**2).sum())) / total
+    half = _quantile(seeds - 1.0) * error
+    return mean - half, mean + half
 
 
 @lru_cache(maxsize=1024)
 def _quantile(freedom: float) -> float:
-    from scipy.special import stdtrit  # scipy is not needed to import a report
+    from scipy.special import ndtri, stdtrit  # scipy is not needed to import a report
 
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    level = (1 + LEVEL) / 2
+    return float(ndtri(level) if math.isinf(freedom) else stdtrit(freedom, level))

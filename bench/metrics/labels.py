@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.metrics.images import same_shape
+from bench.toolkit.images import same_shape
 
 
 def label_existence_accuracy(guess: Tensor, truth: Tensor) -> Tensor:

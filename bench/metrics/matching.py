@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bench.metrics.images import same_shape
+from bench.toolkit.images import same_shape
 
 
 def one_to_one(guess: Tensor, truth: Tensor) -> Tensor:

@@ -1,162 +1,173 @@
-"""Paired differences of two rows on the same victims: interval, test, variances."""
+"""Does a row of a table differ from another? One test for overview, tables and `compare`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.metrics.intervals import LEVEL, Interval, interval_of
-from bench.seeding import numpy_generator
+from bench.metrics.intervals import LEVEL, Interval
 
 ALPHA = 1 - LEVEL
-EXACT_UP_TO = 32
-"""Victims in all up to which every one of the 2^N sign patterns is counted."""
-FLIPS = 9999
-"""Random sign patterns beyond that; the smallest p-value is then 1 / 10000."""
+Outcomes = Mapping[int, np.ndarray]
+"""Seed -> one figure per victim."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variances:
-    """Where the differences' variance comes from: d = mean + seed effect + victim effect.
+class Difference:
+    """A row's figures minus the reference's, on the seeds that both have.
 
-    victims: variance of a victim's difference within its seed (0 or more). seeds: variance of the
-    seed effect, by the method of moments, clamped at 0; None with one seed.
-    """
-
-    victims: float
-    seeds: float | None
-
-    @property
-    def seed_share(self) -> float | None:
-        """Part of one difference's variance that is between seeds, in [0, 1]."""
-        if self.seeds is None:
-            return None
-        total = self.seeds + self.victims
-        return self.seeds / total if total > 0 else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paired:
-    """What the differences on the same victims say.
-
-    interval: mean difference over all victims with its 95 % interval, over seeds, or with one seed
-    over victims. p: of the sign-flip test,
-    which speaks of these trainings. p_seeds: of Student's t-test on the seeds' means, which speaks
-    of trainings in general; None with one seed or where the means have no spread to judge by.
-    seed_means: one mean difference per seed. victims: how many per seed. variances: None where no
-    seed has two victims.
+    Attributes:
+        interval: Mean difference with its 95 % interval, unadjusted; above 0 the row has more.
+        seed_means: One mean difference per seed.
+        victims: Number of victims of each seed.
+        p: Two-sided p-value of this comparison alone.
+        adjusted: The same after Holm's adjustment over the table.
     """
 
     interval: Interval
-    p: float
-    p_seeds: float | None
     seed_means: tuple[float, ...]
     victims: tuple[int, ...]
-    variances: Variances | None
+    p: float
+    adjusted: float
 
     @property
-    def seed_std(self) -> float | None:
-        """Standard deviation of the seeds' mean differences (victims' share included)."""
-        return float(np.std(self.seed_means, ddof=1)) if len(self.seed_means) > 1 else None
+    def separated(self) -> bool:
+        """Whether the adjusted test says that the two differ."""
+        return self.adjusted <= ALPHA
+
+    def reversed(self) -> Difference:
+        """The same with the two rows exchanged."""
+        found = self.interval
+        return replace(
+            self,
+            interval=Interval(mean=-found.mean, lo=-found.hi, hi=-found.lo),
+            seed_means=tuple(-mean for mean in self.seed_means),
+        )
 
 
-def paired(groups: Sequence[np.ndarray]) -> Paired:
-    """Mean paired difference, its interval, tests, and the parts of its variance.
+def differences(
+    rows: Sequence[Outcomes], reference: int, paired: Sequence[bool] | None = None
+) -> list[Difference | None]:
+    """Compare every row of a table with one of them.
 
-    groups: per seed one float array of differences, one value per victim. The results do not
-    depend on the order of victims within a seed, and change sign with the differences.
-    Raises ValueError for no values, an empty seed, or a value that is not finite.
+    Student's t on the seeds' mean differences. Three seeds tell little of their own spread, so
+    the variance of a seed's mean difference is the larger of the row's own one and of two parts:
+    that of victims within seeds, and the interaction of rows and seeds, pooled over the table
+    (analysis of variance of rows by seeds). It has the degrees of freedom of the pooled part,
+    (rows - 1)(seeds - 1). With one seed it is the variance over victims alone. No p-value is
+    below 2^(1 - victims), the least of a permutation of signs. p-values are adjusted over the table
+    (S. Holm, A simple sequentially rejective multiple test procedure, 1979).
+
+    Args:
+        rows: Per row its figures.
+        reference: Index of the row with which the others are compared.
+        paired: Whether a row's victims are the reference's, in their order; by default all.
+
+    Returns:
+        Per row its difference from the reference; None for the reference itself and for rows
+        that have no seed in common with it.
     """
-    groups = [np.sort(np.asarray(g, dtype=np.float64)) for g in groups]
-    if not groups or any(g.ndim != 1 or not len(g) for g in groups):
-        raise ValueError("paired differences need one or more values in every seed.")
-    if not all(np.isfinite(g).all() for g in groups):
-        raise ValueError("paired differences must be finite numbers.")
-    means = tuple(float(g.mean()) for g in groups)
-    interval = interval_of(groups)
-    assert interval is not None  # there are values
-    return Paired(
-        interval=interval,
-        p=sign_flip(np.concatenate(groups)),
-        p_seeds=_t_test(means),
-        seed_means=means,
-        victims=tuple(len(g) for g in groups),
-        variances=variances(groups),
+    paired = [True] * len(rows) if paired is None else paired
+    base = rows[reference]
+    pooled, freedom = _interaction(
+        [r for r, same in zip(rows, paired, strict=True) if same and _alike(r, base)]
     )
+    raw: dict[int, tuple[Interval, tuple[float, ...], tuple[int, ...], float]] = {}
+    for place, (row, same) in enumerate(zip(rows, paired, strict=True)):
+        seeds = sorted(set(row) & set(base))
+        if place == reference or not seeds:
+            continue
+        means = np.array([row[s].mean() - base[s].mean() for s in seeds])
+        within = float(np.mean([_within(row[s], base[s], same) for s in seeds]))
+        sizes = tuple(len(row[s]) for s in seeds)
+        interval, p = _test(means, within, sum(sizes) - len(seeds), pooled, freedom)
+        raw[place] = (interval, tuple(means.tolist()), sizes, max(p, 2.0 ** (1 - sum(sizes))))
+    adjusted = dict(zip(raw, holm([p for *_, p in raw.values()]), strict=True))
+    return [
+        None
+        if place not in raw
+        else Difference(
+            interval=raw[place][0],
+            seed_means=raw[place][1],
+            victims=raw[place][2],
+            p=raw[place][3],
+            adjusted=adjusted[place],
+        )
+        for place in range(len(rows))
+    ]
 
 
-def sign_flip(differences: np.ndarray) -> float:
-    """Two-sided p-value of the sign-flip (paired permutation) test of the mean difference.
-
-    differences: float [N], of all seeds. Under the null hypothesis the two rows are exchangeable
-    on every victim, so each difference has either sign with equal chance, independently of the
-    others; nothing is assumed about its distribution. p is the share of the 2^N sign patterns
-    whose mean is at least as far from 0: exact up to EXACT_UP_TO victims, beyond that from FLIPS
-    random ones with the observed one added (so never 0). It conditions on the trainings, with
-    many seeds as with one: it tells whether the rows differ on victims of the trainings that were
-    run. Whether new trainings would differ alike, see `Paired.p_seeds`.
-    """
-    sizes = np.sort(np.abs(np.asarray(differences, dtype=np.float64)))
-    observed = abs(math.fsum(differences)) - 1e-9 * float(sizes.sum())  # sums round differently
-    if observed <= 0:
-        return 1.0
-    if len(sizes) <= EXACT_UP_TO:
-        return _exact(sizes, observed)
-    rng = numpy_generator(0, "paired signs")
-    extreme, left = 0, FLIPS
-    while left:
-        rows = min(left, max(1, 2**22 // len(sizes)))
-        signs = rng.integers(2, size=(rows, len(sizes)), dtype=np.int8)
-        extreme += int((np.abs(2 * (signs @ sizes) - sizes.sum()) >= observed).sum())
-        left -= rows
-    return (1 + extreme) / (1 + FLIPS)
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's step-down method, in the given order."""
+    order = np.argsort(p_values, kind="stable")
+    steps = [(len(order) - k) * p_values[i] for k, i in enumerate(order)]
+    out = [0.0] * len(order)
+    for i, value in zip(order, np.maximum.accumulate(steps), strict=True):
+        out[i] = min(1.0, float(value))
+    return out
 
 
-def _exact(sizes: np.ndarray, observed: float) -> float:
-    """Share of all sign patterns with |sum| >= observed: sums of one half of the victims are
-    looked up among the sorted sums of the other."""
-    one, two = (_signed_sums(part) for part in (sizes[::2], sizes[1::2]))
-    two.sort()
-    above = len(two) - np.searchsorted(two, observed - one, side="left")
-    return min(1.0, 2 * int(above.sum()) / (len(one) * len(two)))  # below 0 it is the same
+def _alike(row: Outcomes, base: Outcomes) -> bool:
+    """Whether two rows have as many victims in the same seeds."""
+    return {s: len(v) for s, v in row.items()} == {s: len(v) for s, v in base.items()}
 
 
-def _signed_sums(values: np.ndarray) -> np.ndarray:
-    sums = np.zeros(1)
-    for value in values:
-        sums = np.concatenate([sums - value, sums + value])
-    return sums
+def _interaction(rows: Sequence[Outcomes]) -> tuple[float, float]:
+    """Variance of the interaction of rows and seeds beyond that of victims, for a difference of
+    two rows, with the degrees of freedom of the mean square that it comes from."""
+    seeds = sorted(rows[0])
+    freedom = (len(rows) - 1) * (len(seeds) - 1)
+    if not freedom:
+        return 0.0, 0.0
+    means = np.array([[row[s].mean() for s in seeds] for row in rows])
+    left = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
+    square = float((left**2).sum()) / freedom
+    victims = np.mean([_residual(np.stack([row[s] for row in rows])) for s in seeds])
+    return 2 * max(0.0, square - float(victims)), float(freedom)
 
 
-def _t_test(means: Sequence[float]) -> float | None:
-    spread = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
-    if spread <= 1e-12 * max(map(abs, means)):
-        return None
-    from scipy.special import stdtr
+def _residual(figures: np.ndarray) -> float:
+    """Variance of a row's mean over the victims of one seed, from figures [rows, victims], without
+    what rows have in common on a victim."""
+    rows, victims = figures.shape
+    if victims == 1:
+        return 0.0
+    left = figures - figures.mean(axis=1, keepdims=True) - figures.mean(axis=0) + figures.mean()
+    return float((left**2).sum()) / ((rows - 1) * (victims - 1)) / victims
 
-    t = float(np.mean(means)) / (spread / math.sqrt(len(means)))
-    return float(2 * stdtr(len(means) - 1, -abs(t)))
+
+def _within(row: np.ndarray, base: np.ndarray, paired: bool) -> float:
+    """Variance of the mean difference over the victims of one seed."""
+    if paired and len(row) == len(base):
+        return _variance_of_mean(row - base)
+    return _variance_of_mean(row) + _variance_of_mean(base)
 
 
-def variances(groups: Sequence[np.ndarray]) -> Variances | None:
-    """Variance components of a one-way random-effects model, by the method of moments.
+def _variance_of_mean(values: np.ndarray) -> float:
+    return float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
 
-    groups: per seed one float array. victims: the mean square within seeds. seeds: (mean square
-    between - within) / n0 with n0 = (N - sum n^2 / N) / (S - 1), clamped at 0 (Searle, Casella
-    and McCulloch, Variance Components, 1992, ch. 3). None where no seed has two victims.
-    """
-    sizes = np.array([len(g) for g in groups])
-    total = int(sizes.sum())
-    if total == len(groups):
-        return None
-    within = sum(float(((g - g.mean()) ** 2).sum()) for g in groups) / (total - len(groups))
-    if len(groups) == 1:
-        return Variances(victims=within, seeds=None)
-    grand = float(np.concatenate(list(groups)).mean())
-    square = sum(n * (float(g.mean()) - grand) ** 2 for n, g in zip(sizes, groups, strict=True))
-    weight = (total - float((sizes**2).sum()) / total) / (len(groups) - 1)
-    between = max(0.0, (float(square) / (len(groups) - 1) - within) / weight)
-    return Variances(victims=within, seeds=between)
+
+def _test(
+    means: np.ndarray, within: float, of_victims: int, pooled: float, freedom: float
+) -> tuple[Interval, float]:
+    """Student's t on the seeds' mean differences: interval and p-value. of_victims: degrees of
+    freedom of `within`."""
+    from scipy.special import stdtr, stdtrit
+
+    seeds, mean = len(means), float(means.mean())
+    if seeds > 1:
+        freedom = freedom or seeds - 1.0
+        variance = max(within + pooled, float(means.var(ddof=1)))
+    else:
+        freedom, variance = float(of_victims), within
+    if not freedom:
+        return Interval(mean=mean, lo=-math.inf, hi=math.inf), 1.0
+    error = math.sqrt(variance / seeds)
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
+    interval = Interval(mean=mean, lo=mean - half, hi=mean + half)
+    if abs(mean) <= 1e-12 or not error:
+        return interval, 0.0 if abs(mean) > 1e-12 else 1.0
+    return interval, float(2 * stdtr(freedom, -abs(mean) / error))

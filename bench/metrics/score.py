@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Reconstruction
-from bench.metrics import images, labels
+from bench.metrics import labels
 from bench.metrics.answers import checked
 from bench.metrics.matching import one_to_one
+from bench.metrics.recognise import Gallery, exact_matches, recognised
+from bench.toolkit import images
+
+MOST_MATCHED = 512
+"""Samples of all clients together that are matched one to one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,7 @@ def score(
     classes: int,
     aux_x: Tensor,
     categorical: Sequence[tuple[int, int]] = (),
+    gallery: Gallery | None = None,
 ) -> Scores:
     """Score an attack's answer against the truth.
 
@@ -45,6 +51,7 @@ def score(
         classes: Their number.
         aux_x: Public samples [N, ...].
         categorical: Groups of one-hot columns of tabular data.
+        gallery: Other images, for `recognised`; None: not measured.
 
     Raises:
         ValueError: For an answer of the wrong shape, dtype or range.
@@ -67,6 +74,8 @@ def score(
         order = one_to_one(guess, x)
         matched = guess[torch.arange(victims)[:, None], order]
         values |= image_values(matched, x, categorical)
+        if gallery is not None and x.ndim == 5:
+            values["recognised"] = recognised(matched, x, y, gallery)
     if answer.label_counts is not None:
         values |= label_values(answer.label_counts, counts_of(y, classes))
     if answer.labels is not None:
@@ -92,16 +101,25 @@ def image_values(
             guess[..., a:b].argmax(dim=-1) == x[..., a:b].argmax(dim=-1) for a, b in categorical
         ]
         values["attribute_accuracy"] = torch.stack(right).double().mean(dim=(0, 2))
+    if x.ndim == 3:
+        values["exact"] = exact_matches(guess, x, tuple(categorical))
     return values
 
 
 def of_anyone(guess: Tensor, x: Tensor) -> dict[str, list[float]]:
-    """`ssim_anyone` of single images [V, 1, C, H, W] that are matched one to one over all victims:
-    what sums over them show, without telling whose each is. Of other samples nothing."""
-    if x.ndim != 5 or x.shape[1] > 1:
+    """Return `ssim_anyone` of images or `mse_anyone` of records [V, K, ...]: the answers of all
+    clients matched one to one with the samples of all of them. It is what sums over clients show
+    without telling whose each is. Empty for other samples and for more than MOST_MATCHED."""
+    victims, samples = x.shape[:2]
+    if x.ndim not in (3, 5) or victims * samples > MOST_MATCHED:
         return {}
-    order = one_to_one(guess.transpose(0, 1), x.transpose(0, 1))[0]
-    return {"ssim_anyone": images.ssim(guess[order], x).mean(dim=1).tolist()}
+    all_, truth = guess.flatten(0, 1), x.flatten(0, 1)
+    order = one_to_one(all_[None], truth[None])[0]
+    if x.ndim == 5:
+        name, found = "ssim_anyone", images.ssim(all_[order], truth)
+    else:
+        name, found = "mse_anyone", images.mse(all_[order], truth, sample_dims=1)
+    return {name: found.view(victims, samples).mean(dim=1).tolist()}
 
 
 def label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:

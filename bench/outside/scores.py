@@ -16,7 +16,7 @@ from bench.harness.scoring import floors_of, truth_of
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
-from bench.metrics.paired import ALPHA, paired
+from bench.metrics.paired import ALPHA, differences
 from bench.metrics.score import score
 from bench.outside.answers import read_answer
 from bench.outside.exports import observation, truth_beside
@@ -59,7 +59,7 @@ class Against:
         metric: By which the two are compared.
         difference: How much more the outside answer leaks, mean over victims: by how much its SSIM
             is higher, or its MSE lower. Figures that agree to 1e-6 count as equal.
-        p: Of the paired sign-flip test.
+        p: Of a paired t-test over the victims of this one training.
     """
 
     rival: Rival
@@ -75,7 +75,7 @@ class Against:
 
     @property
     def separated(self) -> bool:
-        """Whether the test tells the two apart, as it does for the ranks of a leaderboard."""
+        """Whether the test tells the two apart."""
         return self.p <= ALPHA
 
     def to_json_value(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Scored:
         beside: Metric of any answer -> leakbench's own attack and the floors.
         floors: Metric -> one figure per victim of what needs no leak.
         row: The leaderboard's row that the cell belongs to, over all its seeds and threats. It is
-            made alone: its rank, and flags that depend on other rows, mean nothing.
+            made alone: its marks, and flags that depend on other rows, mean nothing.
     """
 
     cell: Cell
@@ -137,7 +137,8 @@ class Scored:
             "answers": self.answers,
             "beside": self.beside,
             "row": {
-                n: getattr(self.row, n) for n in ("setting", "seeds", "choice", "worst", "leak")
+                **{n: getattr(self.row, n) for n in ("setting", "seeds", "choice", "worst")},
+                "leakage": self.row.leak_interval,
             },
             "floors": self.floors,
         }
@@ -255,7 +256,8 @@ def _against(
             ours = np.array(values[metric])
             same = np.isclose(ours, theirs, rtol=_SAME, atol=0 if metric == "mse" else _SAME)
             more = np.where(same, 0.0, sign_of(metric) * (ours - theirs))
-            test = paired([more])
+            test = differences([{0: more}, {0: np.zeros_like(more)}], reference=1)[0]
+            assert test is not None  # both have the same victims
             found.append(
                 Against(
                     rival=rival,

@@ -97,7 +97,8 @@ def _candidates(
             continue
         least = max(least, _LEAST_OF_FEW) if count < _FEW else least
         known = [_flat(_row((m.parts.get(n) for m in sent), update[n]) for n in names)]
-        known += [_flat(total[n] for n in names)] if total else []
+        if all(n in total for n in names):  # where it is finite
+            known.append(_flat(total[n] for n in names))
         target = _flat(trained.parts[n].values for n in names)
         correlation = _partial_correlation(_flat(update[n] for n in names), target, known)
         yield trained.with_parts({n: Part(values=update[n]) for n in names}), correlation / least

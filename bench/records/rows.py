@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
-from bench.metrics.intervals import Interval
-from bench.metrics.named import METRICS, leak, sign_of
+from bench.metrics.intervals import Interval, interval_of
+from bench.metrics.named import METRICS
 from bench.protocols.settings import Checkpoint, ProtocolSettings
 from bench.records.files import checked, read_json
 from bench.records.flags import Flag
@@ -20,8 +23,8 @@ from bench.records.jobs import setting_text
 from bench.records.outcomes import AuditSummary, Count, Status, Workings
 from bench.records.text import to_line
 
-ROW_SCHEMA = 2
-"""Of a row in leaderboard.json. Rows of schema 1, which do not say so, have flags as sentences."""
+ROW_SCHEMA = 3
+"""Of a row in leaderboard.json. Rows of older schemas are made from the records instead."""
 LEADERBOARD = "leaderboard.json"
 
 
@@ -109,14 +112,91 @@ class WorstCase:
     metric: Literal["ssim", "mse"]
     interval: Interval
 
-    @property
-    def signed(self) -> float:
-        """One number that grows with the leak: SSIM, or minus the MSE of records."""
-        return sign_of(self.metric) * self.interval.mean
-
     def to_json_value(self) -> dict[str, Any]:
         """As a row in JSON holds it: the interval by its metric's name."""
         return {"attack": self.attack, "metric": self.metric, self.metric: self.interval}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognised:
+    """How many of the selected reconstructions are recognised: of images the true one is the
+    nearest among 1,000, of records every attribute is right.
+
+    Attributes:
+        count: Number of samples.
+        of: Number of all.
+        baseline: What the no-information baseline has of them.
+    """
+
+    count: Count
+    of: Count
+    baseline: Count
+
+    @property
+    def text(self) -> str:
+        """7/12, with the baseline's number where that is a twentieth or more: 7/12 (1); of many
+        samples 58 %."""
+        known = self.baseline >= 0.05 * self.of
+        if self.of > 999:
+            shares = (100 * n / self.of for n in (self.count, self.baseline))
+            one, two = (f"{share:.0f} %" for share in shares)
+        else:
+            one, two = f"{self.count}/{self.of}", str(self.baseline)
+        return f"{one} ({two})" if known else one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaks:
+    """Normalised leakage of a row's victims.
+
+    Attributes:
+        threat: Under which they were attacked: the one that leaks most.
+        floor: Mean of the no-information baseline over them.
+        recognised: Of their samples; None in records from before that was measured.
+        victims: Seed -> per victim (score - its baseline) / (perfect score - floor): 0 is no
+            better than the baseline, 1 a perfect copy, below 0 worse than the baseline.
+    """
+
+    threat: str
+    floor: float
+    victims: Mapping[int, tuple[float, ...]]
+    recognised: Recognised | None = None
+
+    @cached_property
+    def outcomes(self) -> dict[int, np.ndarray]:
+        """Seed -> leakage per victim, as arrays."""
+        return {seed: np.array(values) for seed, values in self.victims.items()}
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Mean over victims with its 95 % interval, in [0, 1]."""
+        found = interval_of(list(self.outcomes.values()), (0.0, 1.0))
+        assert found is not None  # there is a victim
+        mean, lo, hi = (min(max(v, 0.0), 1.0) for v in (found.mean, found.lo, found.hi))
+        return Interval(mean=mean, lo=lo, hi=hi)
+
+    @property
+    def below_baseline(self) -> bool:
+        """Whether the victims' mean is worse than the baseline's."""
+        return float(np.concatenate(list(self.outcomes.values())).mean()) < -1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What the test over a row's table does not rule out.
+
+    Attributes:
+        best: That the row leaks no more than the best one.
+        undefended: That it leaks no less than the undefended one.
+    """
+
+    best: bool = False
+    undefended: bool = False
+
+    @property
+    def text(self) -> str:
+        """`*` and `=`, see `bench.report.marks.LEGEND`."""
+        return f"{'*' if self.best else ''}{'=' if self.undefended else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +265,12 @@ class Row:
         course: Accuracy and epsilons over the rounds, where the suite asks for them.
         workings: Of uploads and time, means over seeds; None in older files.
         flags: What to know before trusting the row.
-        rank: Within its table, 1 leaks least, by the attacker's choice, or by the upper bound
-            without one; rows that are not separated share it. None without utility or figure, and
-            where the attacks do not work even without a defense.
+        leaks: What `leak` is the mean of, None without a figure.
+        marks: By the test over its table, see `bench.report.marks`.
+        accuracy_drop: Below the undefended row of its table; None without one.
+        accuracies: Seed -> accuracy of the common model.
+        personal_accuracies: Seed -> mean accuracy of the clients' own networks.
+        test_samples: On which those were measured; of several test sets the smallest.
     """
 
     suite: str
@@ -212,7 +295,6 @@ class Row:
     attacks: Mapping[str, AttackEntry]
     worst: WorstCase | None
     flags: tuple[Flag, ...]
-    rank: Annotated[int, Field(ge=1)] | None
     dataset_settings: Mapping[str, Any] = field(default_factory=dict)
     model_settings: Mapping[str, Any] = field(default_factory=dict)
     personal_accuracy: Interval | None = None
@@ -223,6 +305,12 @@ class Row:
     observed: str = ""
     course: tuple[CourseFigures, ...] = ()
     workings: Workings | None = None
+    leaks: Leaks | None = None
+    marks: Marks = Marks()
+    accuracy_drop: Interval | None = None
+    accuracies: Mapping[int, float] = field(default_factory=dict)
+    personal_accuracies: Mapping[int, float] = field(default_factory=dict)
+    test_samples: Count = 0
 
     def __post_init__(self) -> None:
         for case in (self.worst, self.choice):
@@ -236,21 +324,13 @@ class Row:
 
     @property
     def leak(self) -> float | None:
-        """Which part of the way from the floor to a perfect copy that is, in [0, 1]; None without a
-        figure or floor."""
-        found = self.leak_interval
-        return None if found is None else found.mean
+        """Normalised leakage, the mean over victims in [0, 1]; None without a figure."""
+        return None if self.leaks is None else self.leaks.interval.mean
 
     @property
     def leak_interval(self) -> Interval | None:
-        """The leak with the interval of the score that it comes from."""
-        case = self.ranking
-        floor = self.attacks[case.attack].floor.get(case.metric) if case else None
-        if case is None or floor is None:
-            return None
-        found = case.interval
-        mean, *ends = (leak(v, floor, case.metric) for v in (found.mean, found.lo, found.hi))
-        return Interval(mean=mean, lo=min(ends), hi=max(ends))
+        """The same with its 95 % interval."""
+        return None if self.leaks is None else self.leaks.interval
 
     @property
     def interval_over(self) -> str:
@@ -299,7 +379,7 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
     ]
     names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
     found = {n: getattr(row, n) for n in names}
-    return {"schema": ROW_SCHEMA, **found, "leak": row.leak, "flags": flags}
+    return {"schema": ROW_SCHEMA, **found, "leakage": row.leak_interval, "flags": flags}
 
 
 def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:
@@ -308,8 +388,18 @@ def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:
     return f"[\n{lines}\n]\n"
 
 
+def has_rows(folder: Path) -> bool:
+    """Whether a folder has a leaderboard.json that is not of another schema than this version's."""
+    path = folder / LEADERBOARD
+    if not path.is_file():
+        return os.path.lexists(path)
+    with path.open(errors="replace") as file:
+        found = re.search(r'"schema": (\d+)', file.read(200))
+    return found is None or int(found[1]) == ROW_SCHEMA
+
+
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a leaderboard.json of this or an older version.
+    """Return the rows of a leaderboard.json.
 
     Raises:
         FileNotFoundError: If there is none.

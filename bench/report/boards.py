@@ -11,8 +11,9 @@ from typing import Any
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, Flag, LedgerWords, Row, short
 from bench.report import explain
-from bench.report.columns import Column, Shown, board_columns
+from bench.report.columns import Column, Shown, board_columns, spared
 from bench.report.tables import idle, tables, work
+from bench.report.verdicts import has_use
 
 AT_ONCE = 100
 """Rows of a table that are shown until the reader asks for all of them."""
@@ -34,7 +35,8 @@ class Chip:
 class Line:
     """One row: the cells before the defense, itself and those after it."""
 
-    rank: Shown
+    marks: Shown
+    useful: bool
     defense: str
     settings: tuple[str, ...]
     cells: tuple[Shown, ...]
@@ -49,7 +51,7 @@ class Board:
         id: Of its section.
         threats: A line on each.
         work: What the attacked rounds and the training hold.
-        columns: From the rank to the flags.
+        columns: From the marks to the flags.
         idle: Attacks that apply to no row, with the reason, in place of a column.
     """
 
@@ -66,6 +68,11 @@ class Board:
     def first(self) -> Row:
         """Which says what all have in common."""
         return self.rows[0]
+
+    @property
+    def spared(self) -> bool:
+        """Whether a figure holds earlier attacks' answers."""
+        return any(spared(entry) for row in self.rows for entry in row.attacks.values())
 
     @property
     def flags(self) -> list[Chip]:
@@ -94,9 +101,10 @@ def _board(name: str, title: str, rows: list[Row]) -> Board:
 
 
 def _line(row: Row, columns: Sequence[Column]) -> Line:
-    rank, _, *cells, _ = columns
+    marks, _, *cells, _ = columns
     return Line(
-        rank=rank.of(row),
+        marks=marks.of(row),
+        useful=has_use(row),
         defense=row.defense,
         settings=tuple(f"{k}={short(v)}" for k, v in row.settings.items()),
         cells=tuple(c.of(row) for c in cells),

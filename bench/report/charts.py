@@ -12,7 +12,7 @@ from bench.metrics.named import TITLES
 from bench.records import Row
 from bench.report import courses, explain, plots, svg
 from bench.report.boards import Board
-from bench.report.columns import bounds, epsilon_text, figure, interval_text
+from bench.report.columns import bounds, epsilon_text, figure, interval_text, supported
 from bench.report.plots import Scatter, Spot
 from bench.report.verdicts import is_reference
 
@@ -91,7 +91,7 @@ def _legend(shown: Scatter) -> tuple[tuple[Markup, str], ...]:
 
 def _mark(spot: Spot) -> svg.Mark:
     row = spot.row
-    tag = f"{row.rank} {row.defense}" if row.rank else str(row.defense)
+    tag = str(row.defense)
     states = (("muted", spot.muted), ("hollow", spot.hollow), ("front", spot.front))
     return svg.Mark(
         x=spot.x,
@@ -121,24 +121,23 @@ def _notes(shown: Scatter) -> tuple[str, ...]:
     if any(s.hollow for s in shown.spots):
         notes.append(HOLLOW)
     if any(s.muted for s in shown.spots):
-        notes.append("Pale: without rank; the flags say why.")
+        notes.append("Pale: without use; the flags say why.")
     return tuple(notes)
 
 
 def _words(row: Row) -> str:
     """Setting, figures and epsilons of a point; parts are separated by "; "."""
-    rank = f"rank {row.rank}" if row.rank else "no rank"
-    parts = [row.setting.replace(";", ","), rank]
+    parts = [row.setting.replace(";", ",")]
     if row.accuracy:
         parts.append(f"accuracy {interval_text(row.accuracy)}")
     if row.personal_accuracy and row.personalised:
         parts.append(f"own accuracy {interval_text(row.personal_accuracy)}")
     if case := row.ranking:
         figure_ = interval_text(case.interval, case.metric)
-        who = "attacker's choice" if row.choice else "upper bound"
+        who = "selected" if row.choice else "upper bound"
         parts.append(f"{who} {TITLES[case.metric]} {figure_} by {case.attack}")
-    if row.leak is not None:
-        parts.append(f"leak {row.leak:.2f}")
+    if row.leak_interval is not None:
+        parts.append(f"leakage {supported(row.leak_interval, row.seeds)}{row.marks.text}")
     claim = epsilon_text(row.eps_claimed)
     parts.append(f"ε claimed {claim} per {row.unit}" if row.unit else "no ε claimed")
     parts.append(f"ε proven {epsilon_text(row.eps_record)}")

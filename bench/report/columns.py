@@ -17,7 +17,6 @@ from bench.metrics.named import FLOOR_SUFFIX, METRICS, TITLES, leak
 from bench.records import AttackEntry, Row, WorstCase, short
 from bench.report import explain
 from bench.report.tables import any_personalised, attack_metrics, idle
-from bench.report.verdicts import lost_accuracy, undefended
 
 T = TypeVar("T")
 _SHADES = 9
@@ -56,6 +55,8 @@ class Shown:
         return f"{self.interval} {self.beside}".strip()
 
 
+SPARED = "°"
+"""Beside an attack's figure that holds earlier attacks' answers."""
 NOTHING = Shown(text="–", full="-", brief="-", style="none")
 
 
@@ -108,6 +109,22 @@ def bounds(value: Interval, metric: str = "ssim") -> str:
 def interval_text(value: Interval | None, metric: str = "ssim") -> str:
     """0.910 [0.88, 0.94]; of an MSE 4.1e-8 [3.9e-8, 4.4e-8]."""
     return "-" if value is None else f"{figure(value.mean, metric)} {bounds(value, metric)}"
+
+
+def supported(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> str:
+    """0.5 [0.3, 0.7]: a mean with its interval, in the digits that this supports."""
+    return " ".join(supported_parts(value, seeds, unit))
+
+
+def supported_parts(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> tuple[str, str]:
+    """A mean and its interval in the same number of decimals: of one in units of 1 one decimal
+    where the half width is .1 or more or there is one seed, two where it is .01 or more, else
+    three. unit: what is shown as 1 is this, so 100 takes two decimals less."""
+    wide = value.half_width / unit
+    digits = 1 if len(seeds) == 1 or wide >= 0.0995 else 2 if wide >= 0.00995 else 3
+    digits = max(0, digits - round(math.log10(unit)))
+    mean, lo, hi = (_fixed(v, digits).replace("-", "−") for v in (value.mean, value.lo, value.hi))
+    return mean, f"[{lo}, {hi}]"
 
 
 def error_number(value: float, digits: int = 3) -> str:
@@ -165,9 +182,10 @@ def _epsilon(value: float | None) -> Shown:
     )
 
 
-def _rank(row: Row) -> Shown:
-    text = str(row.rank)
-    return Shown(text=text, full=text, brief=text, value=text) if row.rank else NOTHING
+def _marks(row: Row) -> Shown:
+    text = row.marks.text
+    value = str(int(row.marks.best) - int(row.marks.undefended))
+    return Shown(text=text, full=text, brief=text, value=value)
 
 
 def _defense(row: Row) -> Shown:
@@ -230,12 +248,21 @@ def _scored(entry: AttackEntry, metric: str) -> Shown:
         return replace(
             found, mark="pending", full=f"{found.full} (pending)", brief=f"{found.brief}…"
         )
+    if spared(entry):
+        found = replace(
+            found, mark=SPARED, full=f"{found.full} {SPARED}", brief=found.brief + SPARED
+        )
     if not entry.failed:
         return found
     lost = f"{entry.failed} failed"
     return replace(
         found, mark=lost, full=f"{found.full} ({lost})", brief=f"{found.brief} ({entry.failed}!)"
     )
+
+
+def spared(entry: AttackEntry) -> bool:
+    """Whether victims that earlier attacks had reconstructed have those attacks' answers."""
+    return any("victims were spared" in note for note in entry.notes)
 
 
 def _shade(entry: AttackEntry, score: Interval, metric: str) -> str:
@@ -304,11 +331,26 @@ def _case(name: str) -> Callable[[Row], Shown]:
     return shown
 
 
-def _leak(row: Row) -> Shown:
-    if row.leak is None:
+def _supported(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
+    """A mean with its interval, in the digits that this supports. unit: 100 shows points."""
+    if value is None:
         return NOTHING
-    text = f"{row.leak:.2f}"
-    return Shown(text=text, full=text, brief=text, value=f"{row.leak:.6g}")
+    scaled = Interval(mean=unit * value.mean, lo=unit * value.lo, hi=unit * value.hi)
+    text, ends = supported_parts(scaled, row.seeds, unit)
+    return Shown(
+        text=text,
+        interval=ends,
+        full=f"{text} {ends}",
+        brief=text,
+        value=f"{value.mean:.6g}",
+    )
+
+
+def _recognised(row: Row) -> Shown:
+    found = None if row.leaks is None else row.leaks.recognised
+    if found is None:
+        return NOTHING
+    return Shown(text=found.text, full=found.text, brief=found.text, value=f"{found.count}")
 
 
 def _flags(row: Row) -> Shown:
@@ -346,6 +388,10 @@ def _inside(read: Callable[[T], Any], name: str) -> Callable[[T], Any]:
     return lambda whole: getattr(read(whole), name, None)
 
 
+def _of_recognised(name: str) -> Callable[[Row], Any]:
+    return lambda row: row.leaks and row.leaks.recognised and getattr(row.leaks.recognised, name)
+
+
 def _by(name: str, metric: str) -> Callable[[Row], Interval | None]:
     def read(row: Row) -> Interval | None:
         case: WorstCase | None = getattr(row, name)
@@ -363,7 +409,18 @@ def _of_case(name: str) -> dict[str, Callable[[Row], Any]]:
 
 
 _BEFORE = (
-    Column(name="#", title="#", heading="#", note="rank", shown=_rank, raw=_plain("rank")),
+    Column(
+        name="marks",
+        title="marks",
+        heading="",
+        note="marks",
+        numeric=False,
+        shown=_marks,
+        raw={
+            "tied_for_best": attrgetter("marks.best"),
+            "like_undefended": attrgetter("marks.undefended"),
+        },
+    ),
     Column(
         name="defense",
         title="defense",
@@ -415,15 +472,40 @@ _EPSILONS = (
     ),
 )
 _CHOICE = Column(
-    name="choice",
-    title="attacker's choice",
-    heading="choice",
+    name="selected",
+    title="selected",
+    heading="selected",
     note="choice",
     shown=_case("choice"),
     raw=_of_case("choice"),
 )
 _LEAK = Column(
-    name="leak", title="leak", heading="leak", note="leak", shown=_leak, raw=_plain("leak")
+    name="leakage",
+    title="leakage",
+    heading="leakage",
+    note="leak",
+    shown=lambda row: _supported(row, row.leak_interval),
+    raw=three("leakage", attrgetter("leak_interval")),
+)
+_RECOGNISED = Column(
+    name="recognised",
+    title="recognised",
+    heading="recog-\nnised",
+    note="recognised",
+    shown=_recognised,
+    raw={
+        "recognised": _of_recognised("count"),
+        "recognised_of": _of_recognised("of"),
+        "recognised_by_baseline": _of_recognised("baseline"),
+    },
+)
+_DROP = Column(
+    name="accuracy drop",
+    title="accuracy drop",
+    heading="drop",
+    note="lost",
+    shown=lambda row: _supported(row, row.accuracy_drop, unit=100),
+    raw=three("accuracy_drop", attrgetter("accuracy_drop")),
 )
 _BOUND = Column(
     name="upper bound",
@@ -458,7 +540,21 @@ _FILES = (
 """In CSV and pandas alone."""
 RAW: Mapping[str, Callable[[Row], Any]] = {
     name: read
-    for column in (*_FILES, *_BEFORE, _ACCURACY, _OWN, _CHOICE, _LEAK, _BOUND, *_EPSILONS, _FLAGS)
+    for column in (
+        *(
+            *_FILES,
+            *_BEFORE,
+            _ACCURACY,
+            _DROP,
+            _OWN,
+            _CHOICE,
+            _LEAK,
+            _RECOGNISED,
+            _BOUND,
+            *_EPSILONS,
+            _FLAGS,
+        ),
+    )
     for name, read in column.raw.items()
 }
 """Every figure of a row that CSV and pandas have, by its name there."""
@@ -472,7 +568,8 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     own = [_OWN] if any_personalised(rows) else []
     attacks = [_attack_column(rows, name, metric) for name, metric in metrics.items()]
     choice = [_CHOICE] if any(r.choice for r in rows) else []
-    verdict = [*choice, _LEAK, _BOUND, _lost_column(rows)]
+    sure = [_RECOGNISED] if any(r.leaks and r.leaks.recognised for r in rows) else []
+    verdict = [_LEAK, *sure, *choice, _BOUND, _DROP]
     return [
         *_BEFORE,
         *verdict,
@@ -483,22 +580,6 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
         *attacks,
         _FLAGS,
     ]
-
-
-def _lost_column(rows: Sequence[Row]) -> Column:
-    """What each row's accuracy is below the undefended one's."""
-    bare = undefended(rows)
-
-    def shown(row: Row) -> Shown:
-        lost = None if bare is None else lost_accuracy(row, bare)
-        if lost is None:
-            return NOTHING
-        text = f"{100 * lost + 0.0:.1f}"
-        return Shown(text=text, full=text, brief=text, value=f"{lost:.6g}")
-
-    return Column(
-        name="accuracy lost", title="points lost", heading="lost", note="lost", shown=shown
-    )
 
 
 def floor_column(metrics: Mapping[str, str]) -> Column:

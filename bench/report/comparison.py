@@ -1,67 +1,243 @@
-"""Rows of leaderboard tables against each other: which pairs, and by which names."""
+"""Two rows of a leaderboard table against each other, by the test that marks the table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from bench.errors import UserError
-from bench.metrics.named import METRICS
+from bench.harness.store import Store
+from bench.metrics.intervals import Interval
+from bench.metrics.named import METRICS, sign_of
+from bench.metrics.paired import Difference, Outcomes, differences
 from bench.names import did_you_mean
-from bench.records import short
+from bench.records import AttackRecord, PlannedTraining, Row, Run, short
 from bench.report.choosing import check_wanted
-from bench.report.contenders import Contest
-from bench.report.pairs import Contender, RowComparison, compare
+from bench.report.leaderboard import heading, records_of, row_id, rows_of, settings_of
+from bench.report.marks import row_differences
+from bench.report.tables import tables
+from bench.report.verdicts import accuracy_drop, undefended
 from bench.suite import parse_value
 
+ONLY = ("protocol", "dataset", "model", "seed")
+"""What a comparison may be restricted by."""
+LEAKAGE = "leakage"
+"""What is compared where no single attack is asked for."""
 
-def two_rows(
-    found: Sequence[Contest],
+
+@dataclass(frozen=True, kw_only=True)
+class RowComparison:
+    """Two rows of a table.
+
+    Attributes:
+        title: Of the table.
+        first, second: The rows.
+        attack: Whose scores are compared, "" for the leakage that the leaderboard shows.
+        metric: Of the scores, or "leakage".
+        means: Of the first and the second row.
+        difference: First minus second, of numbers that grow with the leakage: of an MSE its
+            negative. Adjusted over the table, against the undefended row or the one that leaks
+            less.
+        rows: Number of comparisons that the p-value is adjusted for.
+        drop: By how much the first row's accuracy is below the second's.
+    """
+
+    title: str
+    first: Row
+    second: Row
+    attack: str
+    metric: str
+    means: tuple[float, float]
+    difference: Difference
+    rows: int
+    drop: Interval | None
+
+    @property
+    def verdict(self) -> str:
+        return "separated" if self.difference.separated else "not separated"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "first": self.first.setting,
+            "second": self.second.setting,
+            "attack": self.attack,
+            "metric": self.metric,
+            "first_mean": self.means[0],
+            "second_mean": self.means[1],
+            **asdict(self.difference),
+            "rows": self.rows,
+            "accuracy_drop": self.drop,
+            "verdict": self.verdict,
+        }
+
+
+def compare_rows(
+    folder: Path,
     one: str,
     two: str,
     *,
     attack: str | None = None,
     metric: str | None = None,
-) -> list[tuple[Contest, RowComparison]]:
-    """The rows of two names, compared in every table that holds both.
+    checkpoint: str | None = None,
+    only: Mapping[str, Any] | None = None,
+) -> list[RowComparison]:
+    """Compare the rows of two names in every table that holds both.
 
     A name is a defense, `spm(epsilon=1.5, variant=printed)` as the leaderboard prints it, or
-    `spm:epsilon=1.5`; of the settings only as many are needed as make it unique. Raises UserError
-    for names that fit no row, several, or rows of different tables alone.
+    `spm:epsilon=1.5`; of the settings only as many are needed as make it unique.
+
+    Args:
+        folder: A result folder with its records.
+        attack: Compare this attack's scores, not the leakage that the leaderboard shows.
+        metric: Of that attack: by default ssim, mse of records, lnacc of label counts.
+        checkpoint: By default the suite's last.
+        only: Keeps trainings by the keys of ONLY.
+
+    Raises:
+        UserError: For a folder without records, a filter that nothing fits, names that fit no
+            row, several, or rows of different tables only.
     """
-    _check_names(found, attack, metric)
-    everything = [c for table in found for c in table.rows]
-    for text in (one, two):
-        if not any(_fits(c, text) for c in everything):
-            names = dict.fromkeys(c.row.defense for c in everything)
-            inner = dict.fromkeys(c.name for c in everything if c.row.defense == _parts(text)[0])
-            raise UserError(did_you_mean("row", text, list(inner or names)))
+    run, store = Run.read(folder), Store(folder)
+    if not store.has_records:
+        raise UserError(
+            f"comparing needs the records of every victim, which {folder} does not hold: give a "
+            "folder that leakbench run or leakbench report --publish wrote."
+        )
+    check_wanted("checkpoint", checkpoint, run.suite.checkpoints)
+    check_wanted("metric", metric, METRICS)
+    if metric and not attack:
+        raise UserError(f"--metric {metric} needs --attack: leakage is what rows are marked by.")
+    chosen = next(c for c in reversed(run.suite.checkpoints) if checkpoint in (None, c))
+    trainings = _kept(run.trainings, only or {})
+    members = {row_id(heading(run, m[0], chosen)): m for m in settings_of(trainings)}
+    found = tables(rows_of(run, trainings, store, [chosen]))
+    pairs = list(_pairs(found, one, two))
+    read = cache(store.read)
     out = []
-    for table in found:
-        matches = [[c for c in table.rows if _fits(c, text)] for text in (one, two)]
+    for title, rows, first, second in pairs:
+        if attack is None:
+            metric, values = LEAKAGE, [_leakage(row) for row in rows]
+        else:
+            known = {n for row in rows for n in row.attacks}
+            check_wanted("attack", attack, known)
+            metric = metric or _metric_of(rows, attack)
+            values = [
+                _scores(records_of(r, members[row_id(r)], read), attack, metric) for r in rows
+            ]
+        means = (_mean(values[first]), _mean(values[second]))
+        out.append(_compared(title, rows, (first, second), attack, metric, values, means))
+    return out
+
+
+def _compared(
+    title: str,
+    rows: Sequence[Row],
+    places: tuple[int, int],
+    attack: str | None,
+    metric: str,
+    values: Sequence[Outcomes],
+    means: tuple[float, float],
+) -> RowComparison:
+    """One comparison. values: per row its figures, of an attack its scores."""
+    first, second = places
+    sign = 1.0 if attack is None else sign_of(metric)
+    for place in places:
+        if not values[place]:
+            what = f"{metric} of {attack}" if attack else "leakage"
+            raise UserError(f"{rows[place].setting} has no {what} in {title}.")
+    base, other = (first, second) if sign * means[0] <= sign * means[1] else (second, first)
+    if rows[other] is undefended(rows):
+        base, other = other, base
+    if attack is None:
+        found = row_differences(rows, base, also=(other,))
+    else:
+        kept = [i for i, one in enumerate(values) if one]
+        grown = [{s: sign * v for s, v in values[i].items()} for i in kept]
+        some = differences(grown, kept.index(base))
+        found = [some[kept.index(i)] if i in kept else None for i in range(len(rows))]
+    difference = found[other]
+    if difference is None:
+        raise UserError(
+            f"{rows[first].setting} and {rows[second].setting} have no seed in common in {title}."
+        )
+    return RowComparison(
+        title=title,
+        first=rows[first],
+        second=rows[second],
+        attack=attack or "",
+        metric=metric,
+        means=means,
+        difference=difference if other == first else difference.reversed(),
+        rows=sum(d is not None for d in found),
+        drop=accuracy_drop(rows[first], rows[second]),
+    )
+
+
+def _leakage(row: Row) -> Outcomes:
+    return {} if row.leaks is None else row.leaks.outcomes
+
+
+def _scores(cells: Mapping[str, Any], attack: str, metric: str) -> Outcomes:
+    """Seed -> an attack's score per victim."""
+    records = {
+        seed: record
+        for found in cells.values()
+        for seed, record in found.get(attack, {}).items()
+        if isinstance(record, AttackRecord) and metric in record.values
+    }
+    return {seed: np.array(r.values[metric]) for seed, r in records.items()}
+
+
+def _metric_of(rows: Sequence[Row], attack: str) -> str:
+    """The metric that an attack is first shown by."""
+    has = {m for r in rows if attack in r.attacks for m in r.attacks[attack].scores}
+    return next((m for m in ("ssim", "mse", "lnacc") if m in has), "ssim")
+
+
+def _mean(values: Outcomes) -> float:
+    return float(np.concatenate(list(values.values())).mean()) if values else float("nan")
+
+
+# --- which rows -------------------------------------------------------------------------------
+
+
+def _pairs(
+    found: Sequence[tuple[str, list[Row]]], one: str, two: str
+) -> Iterator[tuple[str, list[Row], int, int]]:
+    """Of every table that holds both rows its title, its rows, and the places of the two."""
+    everything = [row for _, rows in found for row in rows]
+    for text in (one, two):
+        if not any(_fits(row, text) for row in everything):
+            names = dict.fromkeys(r.defense for r in everything)
+            inner = dict.fromkeys(r.setting for r in everything if r.defense == _parts(text)[0])
+            raise UserError(did_you_mean("row", text, list(inner or names)))
+    pairs = 0
+    for title, rows in found:
+        matches = [[i for i, r in enumerate(rows) if _fits(r, text)] for text in (one, two)]
         if not all(matches):
             continue
         for text, fitting in zip((one, two), matches, strict=True):
             if len(fitting) > 1:
+                several = ", ".join(rows[i].setting for i in fitting)
                 raise UserError(
-                    f"'{text}' fits {len(fitting)} rows of {table.title}; give the setting: "
-                    f"{', '.join(c.name for c in fitting)}."
+                    f"'{text}' fits {len(fitting)} rows of {title}; give the setting: {several}."
                 )
-        first, second = matches[0][0], matches[1][0]
-        if first is second:
-            raise UserError(f"'{one}' and '{two}' are the same row, {first.name}.")
-        out.append((table, compare(first, second, attack=attack, metric=metric)))
-    if not out:
+        (first,), (second,) = matches
+        if first == second:
+            raise UserError(f"'{one}' and '{two}' are the same row, {rows[first].setting}.")
+        pairs += 1
+        yield title, rows, first, second
+    if not pairs:
         raise UserError(
             f"no table holds both '{one}' and '{two}'; rows of different tables have other victims."
         )
-    return out
-
-
-def _check_names(found: Sequence[Contest], attack: str | None, metric: str | None) -> None:
-    known = {n for t in found for c in t.rows for by in c.cells.values() for n in by}
-    check_wanted("attack", attack, known)
-    check_wanted("metric", metric, METRICS)
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
@@ -71,10 +247,34 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), {k.strip(): v.strip() for k, _, v in (p.partition("=") for p in pairs)}
 
 
-def _fits(row: Contender, text: str) -> bool:
+def _fits(row: Row, text: str) -> bool:
     name, wanted = _parts(text)
-    settings = row.row.settings
-    return row.row.defense == name and all(
-        k in settings and (short(settings[k]) == v or parse_value(v) == settings[k])
+    return row.defense == name and all(
+        k in row.settings and (short(row.settings[k]) == v or parse_value(v) == row.settings[k])
         for k, v in wanted.items()
     )
+
+
+def _kept(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list[PlannedTraining]:
+    facts = [
+        {
+            "protocol": t.job.protocol.name,
+            "dataset": t.job.task.dataset,
+            "model": t.job.task.model,
+            "seed": str(t.job.seed),
+        }
+        for t in trainings
+    ]
+    for key, value in only.items():
+        if key not in ONLY:
+            raise UserError(did_you_mean("key", key, ONLY, where="--only"))
+        check_wanted(key, value, (f[key] for f in facts))
+    kept = [
+        t
+        for t, f in zip(trainings, facts, strict=True)
+        if all(f[k] == str(v) for k, v in only.items())
+    ]
+    if not kept:
+        asked = ", ".join(f"{k}={v}" for k, v in only.items())
+        raise UserError(f"no training has {asked} at once.")
+    return kept

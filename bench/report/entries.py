@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Literal
@@ -21,7 +22,9 @@ from bench.records import (
     Convergence,
     DoubledRun,
     DoubledScore,
+    Leaks,
     NoResult,
+    Recognised,
     Status,
     WorstCase,
 )
@@ -31,6 +34,8 @@ LEAK_METRICS: tuple[LeakMetric, ...] = ("ssim", "mse")
 """By which a worst case is taken, the first that there is."""
 PENDING = NoResult(status="pending", reason="the run has not come to it; run it again to go on")
 """Stands for a record that is missing."""
+SURE = ("recognised", "exact")
+"""Metrics of which a row shows the number of samples."""
 Observed = Mapping[int, Mapping[str, AttackRecord]]
 """Seed -> attack -> its record, under one threat."""
 
@@ -147,28 +152,71 @@ def taken(
 
 def worst_case(
     by_threat: Mapping[str, Observed], metric: LeakMetric, *, by_truth: bool
-) -> WorstCase | None:
+) -> tuple[WorstCase, Leaks | None] | None:
     """The worst over attacks, taken per victim and then averaged, under the threat where that leaks
-    most; None without a figure.
+    most, with the victims' leakage (None without a baseline); None without a figure.
 
     Only attacks on the same observation are compared, so seed by seed, an attack that failed in one
     counting in the others. Named is the attack that is taken for most victims. Threats have
-    different victims, hence different floors: of several the leak above its own floor tells.
+    different victims, hence different baselines: of several the leakage above its own one tells.
     """
     cases = []
-    for by_seed in by_threat.values():
-        found = [
-            t for records in by_seed.values() if (t := taken(records, metric, by_truth=by_truth))
-        ]
-        names = [name for _, winners in found for name in winners]
-        interval = interval_of([scores for scores, _ in found], range_of(metric))
+    for threat, by_seed in by_threat.items():
+        found = {
+            seed: t
+            for seed, records in by_seed.items()
+            if (t := taken(records, metric, by_truth=by_truth))
+        }
+        names = [name for _, winners in found.values() for name in winners]
+        scores = {seed: values for seed, (values, _) in found.items()}
+        interval = interval_of(list(scores.values()), range_of(metric))
         if interval:
             known = dict.fromkeys(n for records in by_seed.values() for n in records)
             most = max(known, key=names.count)
-            floors = _floor({metric}, [r for one in by_seed.values() for r in one.values()])
             case = WorstCase(attack=most, metric=metric, interval=interval)
-            cases.append((beyond(interval.mean, floors.get(metric), metric), case))
-    return max(cases, key=lambda c: c[0])[1] if cases else None
+            leaks = _leaks(threat, by_seed, scores, metric)
+            if leaks is not None:
+                winners = {seed: names for seed, (_, names) in found.items()}
+                leaks = replace(leaks, recognised=_recognised(by_seed, winners))
+            floor = None if leaks is None else leaks.floor
+            cases.append((beyond(interval.mean, floor, metric), case, leaks))
+    return max(cases, key=lambda c: c[0])[1:] if cases else None
+
+
+def _leaks(
+    threat: str, by_seed: Observed, scores: Mapping[int, np.ndarray], metric: str
+) -> Leaks | None:
+    """Leakage of every victim, whose mean is `beyond` of the mean score."""
+    floors = {}
+    for seed, values in scores.items():
+        known = (r.floors[metric] for r in by_seed[seed].values() if metric in r.floors)
+        floors[seed] = np.array(next(known, []), dtype=np.float64)
+        if len(floors[seed]) != len(values):
+            return None
+    floor = _mean(tuple(chain.from_iterable(f.tolist() for f in floors.values())))
+    way = PERFECT.get(metric, 1.0) - floor
+    victims = {
+        seed: tuple(((values - floors[seed]) / way).tolist() if way else [0.0] * len(values))
+        for seed, values in scores.items()
+    }
+    return Leaks(threat=threat, floor=floor, victims=victims)
+
+
+def _recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Recognised | None:
+    """Of the taken reconstructions the number of samples that are recognised, or records that match
+    exactly; None where that was not measured."""
+    count, of, baseline = 0.0, 0, 0.0
+    for seed, names in winners.items():
+        records = by_seed[seed]
+        metric = next((m for m in SURE if m in records[names[0]].values), None)
+        if metric is None or any(metric not in records[n].values for n in names):
+            return None
+        samples = max(r.samples for r in records.values())
+        count += samples * sum(records[n].values[metric][i] for i, n in enumerate(names))
+        floors = next((r.floors[metric] for r in records.values() if metric in r.floors), [])
+        baseline += samples * sum(floors)
+        of += samples * len(names)
+    return Recognised(count=round(count), of=of, baseline=round(baseline))
 
 
 def beyond(score: float, floor: float | None, metric: str) -> float:

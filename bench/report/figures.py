@@ -54,7 +54,7 @@ def pareto(
     """Accuracy against worst-case leakage of one table's rows, with 95 % intervals, the floors,
     and the front: settings that no other one beats in both.
 
-    Hollow: no rank (diverged or at chance). Rows without a figure are named below. among: rows of
+    Hollow: without use (diverged, at chance). Rows without a figure are named below. among: rows of
     the whole report, by which a defense has its colour.
 
     Raises:
@@ -413,7 +413,7 @@ def _label(spot: Spot, shown: Scatter) -> str:
     if spot.hollow:
         parts.append("(own networks)")
     if spot.muted:
-        parts.append("(no rank)")
+        parts.append("(no use)")
     if shown.name != "leak" and spot.x.mean == 0:
         parts.append("(epsilon 0, at the left edge)")
     return " ".join(parts)

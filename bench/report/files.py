@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.files import read_bytes
-from bench.records import LEADERBOARD, Row, Run
+from bench.records import LEADERBOARD, Row, Run, has_rows
 from bench.report import leaderboard, text
 
 if TYPE_CHECKING:
@@ -25,18 +25,22 @@ FILES = {
 class Files:
     """Texts of a result folder's files, each made once and when it is asked for.
 
+    Args:
+        folder: The result folder.
+        anew: Whether to make the rows from the records also where there is a leaderboard.json.
+
     Raises:
         UserError: If the folder is no result folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, anew: bool = False) -> None:
+        self.folder, self._anew = folder, anew
         self.run = Run.read(folder)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Rows as the records, or the leaderboard.json of any version, have them."""
-        return leaderboard.load(self.folder)
+        """Rows as the records, or leaderboard.json, have them, with the folder's errata."""
+        return leaderboard.load(self.folder, anew=self._anew)
 
     @cached_property
     def missing(self) -> list[str]:
@@ -51,9 +55,11 @@ class Files:
 
     @cached_property
     def _json(self) -> str:
-        written = self.folder / LEADERBOARD
-        if not (self.folder / "records").is_dir() and written.is_file():
-            return read_bytes(written).decode()  # published: the file is what others cite
+        if self._anew:
+            return text.to_leaderboard_json(leaderboard.rows(self.folder))
+        if not (self.folder / "records").is_dir() and has_rows(self.folder):
+            # Published: the file is what others cite.
+            return read_bytes(self.folder / LEADERBOARD).decode()
         return text.to_leaderboard_json(self.rows)
 
     def text(self, format_: str) -> str:

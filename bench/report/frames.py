@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _FIGURES = (
+    *(*ends("leakage"), "tied_for_best", "like_undefended", *ends("accuracy_drop")),
+    *("recognised", "recognised_of", "recognised_by_baseline"),
     *(*ends("accuracy"), *ends("personal_accuracy"), "eps_claimed", "unit", "eps_record", "delta"),
     *(*AUDIT, "bytes_up", "bytes_down", "client_seconds"),
-    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse"), "leak"),
+    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse")),
     *("worst_attack", *ends("worst_ssim"), *ends("worst_mse")),
 )
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
@@ -32,7 +34,7 @@ _COURSE: dict[str, Callable[[Any], Any]] = {
     "eps_claimed": attrgetter("eps_claimed"),
     "eps_record": attrgetter("eps_record"),
 }
-_LEAK = three("leak", attrgetter("leak_interval"))
+_LEAK = three("leakage", attrgetter("leak_interval"))
 _LAST = ("threat", "observed", "trained", "seeds", "interval_over", "suite", "flags")
 
 
@@ -43,15 +45,12 @@ def leaderboard(rows: Sequence[Row]) -> DataFrame:
 
     lines = [line_of(row) for row in rows]
     names = dict.fromkeys(n for line in lines for n in line if n not in _LAST)
-    frame = DataFrame(lines, columns=[*names, *_LAST] if lines else None)
-    if "rank" in frame:
-        frame["rank"] = frame["rank"].astype("Int64")
-    return frame
+    return DataFrame(lines, columns=[*names, *_LAST] if lines else None)
 
 
 def line_of(row: Row) -> dict[str, Any]:
     """A row's figures by their columns in `leaderboard`."""
-    line = _of_row(row, ("rank", *_SAME, *_FIGURES))
+    line = _of_row(row, (*_SAME, *_FIGURES))
     line |= {
         f"{name}_{metric}": score.mean
         for name, entry in row.attacks.items()
@@ -78,14 +77,20 @@ def overview(rows: Sequence[Row], loss: float) -> DataFrame:
 def _of_verdict(
     line: overviews.DefenseLine, head: overviews.Head, verdict: overviews.Verdict
 ) -> dict[str, Any]:
-    row = verdict.row
+    row, leakage = verdict.row, verdict.row and verdict.row.leak_interval
     return {
         "defense": line.defense,
         "table": head.title,
-        "leak": verdict.leak,
-        "first": verdict.first,
+        "leakage": verdict.leak,
+        "leakage_lo": leakage and leakage.lo,
+        "leakage_hi": leakage and leakage.hi,
+        "tied_for_best": verdict.marks.best,
+        "like_undefended": verdict.marks.undefended,
         "setting": row and row.setting,
-        "accuracy_lost": verdict.lost,
+        "accuracy_drop": verdict.drop and verdict.drop.mean,
+        "accuracy_drop_lo": verdict.drop and verdict.drop.lo,
+        "accuracy_drop_hi": verdict.drop and verdict.drop.hi,
+        "accuracy_drop_may_exceed_limit": verdict.over,
         "bytes": verdict.bytes,
         "client_seconds": verdict.seconds,
         "eps_record": row and row.eps_record,

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.metrics.images import ssim
 from bench.records import RECONSTRUCTION, Cell, Row, canonical, check_kept
 from bench.report.leaderboard import row_id
 from bench.report.paper import Paper, inches, styled
+from bench.toolkit.images import ssim
 
 MOST_LINES = 24
 """Of pictures in one figure: more fit no page."""

@@ -101,7 +101,7 @@ def page(
             trade=charts.trade_view(rows) if overall else None,
             overviews=overview.choices(rows) if overall else [],
             costs=overview.COSTS,
-            signs=overview.explain_signs(rows),
+            signs=overview.legend(overview.by_protocol(rows)) if overall else [],
             loss=overview.LOSS,
             pictures=pictures,
         )

@@ -14,7 +14,7 @@ import numpy as np
 from bench.errors import UserError
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of
-from bench.metrics.intervals import Interval, interval_of, share_interval
+from bench.metrics.intervals import Interval, accuracy_interval, share_interval
 from bench.protocols.settings import Checkpoint, ThreatSettings, named_work
 from bench.records import (
     LEADERBOARD,
@@ -36,45 +36,43 @@ from bench.records import (
     Workings,
     canonical,
     check_sum,
+    has_rows,
     read_rows,
 )
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.errata import with_errata
-from bench.report.pairs import Contender, Found, apart
-from bench.report.verdicts import (
-    Trained,
-    flags_of,
-    ranked,
-    with_bound_flag,
-    with_first_round,
-)
+from bench.report.marks import with_marks
+from bench.report.verdicts import Trained, flags_of, ordered, with_first_round
 
 Read = Callable[[Any, str], Any]
 """A store's way to read a record of a kind by its key."""
+Found = Mapping[str, Mapping[int, AttackOutcome]]
+"""Attack -> seed -> record."""
 
 
-def load(folder: Path) -> list[Row]:
-    """Rows made from the folder's records, or, of published results, as their leaderboard.json has
-    them, with its ranks; a part of some, which has none, has records. Rows that the folder's
-    errata list are flagged.
+def load(folder: Path, *, anew: bool = False) -> list[Row]:
+    """Return the rows of a folder: made from its records, or, of published results, as their
+    leaderboard.json has them, if this version of leakbench wrote it and they are not wanted anew.
+    Rows that the folder's errata list are flagged.
 
     Raises:
         UserError: If it has neither, or a file that is not what it should be.
     """
-    return with_errata(_load(folder), folder)
+    return with_errata(rows(folder) if anew else _load(folder), folder)
 
 
 def _load(folder: Path) -> list[Row]:
     if (folder / "records").is_dir():
         return rows(folder)
-    try:
-        found = list(map(with_bound_flag, read_rows(folder / LEADERBOARD)))
+    if has_rows(folder):
+        found = read_rows(folder / LEADERBOARD)
         check_sum(folder, LEADERBOARD)
         return found
-    except FileNotFoundError as error:
-        if Store(folder).has_records:
-            return rows(folder)
-        raise UserError(f"{folder} has neither records nor a readable {LEADERBOARD}.") from error
+    if Store(folder).has_records:
+        return rows(folder)
+    raise UserError(
+        f"{folder} has neither records nor a readable {LEADERBOARD} of this version of leakbench."
+    )
 
 
 def missing_words(folder: Path, run: Run) -> list[str]:
@@ -128,7 +126,7 @@ def row_id(row: Row) -> str:
 
 
 def rows(folder: Path) -> list[Row]:
-    """One row per defense setting and checkpoint, seeds together, ranked within each table.
+    """Return one row per defense setting and checkpoint, seeds together, the least leakage first.
 
     A table is a protocol x dataset x model x checkpoint. See `schema.json` beside this file. Every
     record is read once and kept until the tables of its task are done.
@@ -162,10 +160,12 @@ def rows_of(
         cells = [cell for members in settings for t in members for cell in t.cells]
         threats = {cell.threat: cell.job.threat for cell in cells}
         for checkpoint, table in tables.items():
+            flagged = []
             for row in table:
                 setting = canonical([row.defense, row.settings])
                 same = None if checkpoint == "init" else first.get(setting)
-                rows_.append(row if same is None else with_first_round(row, same, threats))
+                flagged.append(row if same is None else with_first_round(row, same, threats))
+            rows_ += with_marks(flagged)
     return rows_
 
 
@@ -214,21 +214,7 @@ def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
         attacks={},
         worst=None,
         flags=(),
-        rank=None,
     )
-
-
-def contender(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Contender:
-    """A row with the records of its trainings of every seed, as `Store.read` reads them."""
-    cells: dict[str, dict[str, dict[int, AttackOutcome]]] = {}
-    for training in trainings:
-        for cell in training.cells:
-            if cell.checkpoint == row.checkpoint:
-                by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
-                by_attack[cell.seed] = read("attack", cell.key) or PENDING
-    found = {t.job.seed: read("train", t.key) for t in trainings}
-    done = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
-    return Contender(row=row, trainings=done, cells=cells)
 
 
 def _table(
@@ -237,7 +223,7 @@ def _table(
     read: Read,
     checkpoint: Checkpoint,
 ) -> list[Row]:
-    """The ranked rows of one task at one checkpoint, from each setting's trainings."""
+    """The rows of one task at one checkpoint in their order, from each setting's trainings."""
     drafts = []
     for members in settings:
         read_all = ((t.job.seed, read("train", t.key)) for t in members)
@@ -245,11 +231,10 @@ def _table(
         cells = [c for t in members for c in t.cells]
         if found and (not cells or any(c.checkpoint == checkpoint for c in cells)):
             row = _trained_row(run, members, checkpoint, found)
-            known = contender(row, members, read)
-            drafts.append((_attacked(known, members), [Trained.of(r) for r in found.values()]))
-    measured = _measured([known.row for known, _ in drafts])
-    finished = [_finished(known, trained, measured) for known, trained in drafts]
-    return ranked([k.row for k in finished], lambda i, j: apart(finished[i], finished[j]))
+            row = _attacked(row, members, read)
+            drafts.append((row, [Trained.of(r) for r in found.values()]))
+    measured = _measured([row for row, _ in drafts])
+    return ordered([_finished(row, trained, measured) for row, trained in drafts])
 
 
 def _trained_row(
@@ -270,7 +255,14 @@ def _trained_row(
         row,
         variant=done[0].variant,
         accuracy=_accuracy(done),
-        personal_accuracy=interval_of([_personal(r) for r in done], (0.0, 1.0)),
+        accuracies={
+            s: r.correct / r.test_samples for s, r in trained.items() if r.correct is not None
+        },
+        personal_accuracies={
+            s: r.personal_accuracy for s, r in trained.items() if r.personal_accuracy is not None
+        },
+        test_samples=min(r.test_samples for r in done),
+        personal_accuracy=accuracy_interval([_personal(r) for r in done]),
         personalised=any(r.keeping_clients for r in done),
         eps_claimed=max((e.eps_claimed for e in ledger if e.eps_claimed is not None), default=None),
         eps_record=max(e.eps_record for e in ledger),
@@ -285,34 +277,47 @@ def _trained_row(
     )
 
 
-def _attacked(known: Contender, trainings: Sequence[PlannedTraining]) -> Contender:
-    """The same with the row's attacks and worst cases."""
+def _attacked(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Row:
+    """The same with its attacks and worst cases, from the records of every seed."""
+    cells = records_of(row, trainings, read)
     placed = {
         cell.label: cell.job.threat
         for training in trainings
         for cell in training.cells
-        if cell.checkpoint == known.row.checkpoint
+        if cell.checkpoint == row.checkpoint
     }
     entries = {
-        label: entry_of(list(known.cells[threat.name][label].values()), threat)
+        label: entry_of(list(cells[threat.name][label].values()), threat)
         for label, threat in placed.items()
     }
     used = {threat.name: threat for threat in placed.values()}
-    protocol = known.row.protocol_settings
-    observed = {name: _by_seed(found) for name, found in known.cells.items()}
+    observed = {name: _by_seed(found) for name, found in cells.items()}
     worst, choice = (
         next((c for m in LEAK_METRICS if (c := worst_case(observed, m, by_truth=truth))), None)
         for truth in (True, False)
     )
-    row = replace(
-        known.row,
+    named = {n: t.observed_work(row.protocol_settings) for n, t in used.items()}
+    ranking = choice or worst
+    return replace(
+        row,
         threat="; ".join(_described(t) for t in used.values()),
-        observed=named_work({n: t.observed_work(protocol) for n, t in used.items()}),
+        observed=named_work(named),
         attacks=entries,
-        worst=worst,
-        choice=choice,
+        worst=worst and worst[0],
+        choice=choice and choice[0],
+        leaks=ranking and ranking[1],
     )
-    return replace(known, row=row)
+
+
+def records_of(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> dict[str, Found]:
+    """Threat -> attack -> seed -> record, at the row's checkpoint; `read` is `Store.read`."""
+    cells: dict[str, dict[str, dict[int, AttackOutcome]]] = {}
+    for training in trainings:
+        for cell in training.cells:
+            if cell.checkpoint == row.checkpoint:
+                by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
+                by_attack[cell.seed] = read("attack", cell.key) or PENDING
+    return dict(cells)
 
 
 def _by_seed(found: Found) -> dict[int, dict[str, AttackRecord]]:
@@ -335,16 +340,13 @@ def _measured(rows: Sequence[Row]) -> dict[str, Convergence]:
     }
 
 
-def _finished(
-    known: Contender, trained: Sequence[Trained], measured: Mapping[str, Convergence]
-) -> Contender:
+def _finished(row: Row, trained: Sequence[Trained], measured: Mapping[str, Convergence]) -> Row:
     """The row with what its table tells of its attacks, and its flags."""
     entries = {
-        name: replace(entry, convergence=measured.get(name))
-        for name, entry in known.row.attacks.items()
+        name: replace(entry, convergence=measured.get(name)) for name, entry in row.attacks.items()
     }
-    row = replace(known.row, attacks=entries)
-    return replace(known, row=replace(row, flags=flags_of(row, trained)))
+    row = replace(row, attacks=entries)
+    return replace(row, flags=flags_of(row, trained))
 
 
 def _accuracy(done: Sequence[TrainRecord]) -> Interval | None:
@@ -367,9 +369,7 @@ def _course(done: Sequence[TrainRecord]) -> tuple[CourseFigures, ...]:
         CourseFigures(
             rounds=rounds,
             accuracy=_share([(p.correct, r.test_samples) for r, p in found]),
-            personal_accuracy=interval_of(
-                [_known(p.personal_accuracies) for _, p in found], (0.0, 1.0)
-            ),
+            personal_accuracy=accuracy_interval([_known(p.personal_accuracies) for _, p in found]),
             eps_claimed=max(
                 (p.eps_claimed for _, p in found if p.eps_claimed is not None), default=None
             ),

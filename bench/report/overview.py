@@ -10,23 +10,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.records import FlagCode, Row
-from bench.report.columns import epsilon_text, refuted, shade
+from bench.metrics.intervals import Interval
+from bench.records import FlagCode, Marks, Row
+from bench.report.columns import epsilon_text, refuted, shade, supported
+from bench.report.marks import LEGEND, marks
 from bench.report.tables import tables
-from bench.report.verdicts import (
-    UNDEFENDED,
-    at_most,
-    has_use,
-    lost_accuracy,
-    undefended,
-    understated,
-)
+from bench.report.verdicts import UNDEFENDED, at_most, has_use, undefended, understated
 
 LOSSES = (0.01, 0.05, 0.1)
 """Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
 LOSS = 0.05
 """The one that is shown first."""
+MEANINGFUL = 10.0
+"""Largest epsilon of a record that is taken to bound anything: e^10 is 22,000."""
 _NOT_RUN = "not run"
+_UNMARKED = Marks()
 _NOT_APPLICABLE = "n/a"
 _UNDONE = {
     FlagCode.TRAINING_FAILED: "failed",
@@ -36,21 +34,23 @@ _UNDONE = {
     FlagCode.ATTACK_PENDING: "pending",
 }
 """What stands where no attack on any setting is done, by the first flag that says why."""
-_DOUBTS = (
-    FlagCode.TRAINING_FAILED,
-    FlagCode.TRAINING_TIMEOUT,
-    FlagCode.ATTACK_FAILED,
-    FlagCode.ATTACK_TIMEOUT,
-    FlagCode.ATTACK_PENDING,
-    FlagCode.CUT_SHORT,
-    FlagCode.BELOW_FLOOR,
-    FlagCode.WHOSE_UNKNOWN,
-    FlagCode.UNDERSTATED,
-    FlagCode.FIRST_ROUND,
-)
-
-
+_DOUBTS = {
+    FlagCode.TRAINING_FAILED: "a training failed",
+    FlagCode.TRAINING_TIMEOUT: "a training timed out",
+    FlagCode.ATTACK_FAILED: "an attack failed",
+    FlagCode.ATTACK_TIMEOUT: "an attack timed out",
+    FlagCode.ATTACK_PENDING: "an attack has not run yet",
+    FlagCode.CUT_SHORT: "an attack had not converged",
+    FlagCode.BELOW_FLOOR: "the selected reconstructions are below the baseline",
+    FlagCode.WHOSE_UNKNOWN: "images are reconstructed, but not whose they are",
+    FlagCode.UNDERSTATED: "one attack alone leaks .1 more than was selected",
+    FlagCode.FIRST_ROUND: "the first round alone leaks .1 more",
+}
+"""Why a leakage may be more than it shows, by flag."""
+_UNMATCHED = "the undefended row has other seeds"
 DAGGER = "†"
+OVER = "^"
+"""Of a setting whose accuracy drop may be over the limit."""
 
 
 def disputed(rows: Iterable[Row | None]) -> bool:
@@ -80,24 +80,26 @@ class Verdict:
     Attributes:
         row: The setting that leaks least of those that lose little enough; None without any.
         place: The row's place in its table, from 0.
-        lost: Accuracy that it loses against the undefended row, in [-1, 1]: of the common model,
-            or where there is none of the clients' own. None without an undefended row.
+        drop: Its accuracy drop against the undefended row, a share of the test samples: of the
+            common model, or where there is none of the clients' own. None without an undefended
+            row.
+        over: Whether the interval of that crosses the limit.
         bytes: Sent by all per round, as a multiple of the undefended row's; None if not known.
         seconds: Of a client's work per round, likewise.
         matched: Whether it lost that on the seeds of the undefended row.
-        first: Whether its rank is the best of several here: defenses that no paired test tells from
-            the row of that rank share it.
+        marks: By the adjusted test, among the rows of the column.
         why: Why there is no row, in a few words.
         refused: Whether it ran, and no setting has use and loses little enough.
     """
 
     row: Row | None = None
     place: int = 0
-    lost: float | None = None
+    drop: Interval | None = None
+    over: bool = False
     bytes: float | None = None
     seconds: float | None = None
     matched: bool = False
-    first: bool = False
+    marks: Marks = _UNMARKED
     why: str = ""
     refused: bool = False
 
@@ -111,27 +113,55 @@ class Verdict:
         return max(self.row.leak, understated(self.row) or 0.0)
 
     @property
-    def doubtful(self) -> bool:
-        """Whether the leak may be more: the training failed in some seed, an attack failed, ran out
-        of time, was cut short or has not run, the strongest rebuilds less than what looks at
-        nothing; or the setting may lose more than was allowed."""
+    def doubts(self) -> list[str]:
+        """Why the leakage may be more than it shows."""
         if self.row is None:
-            return False
-        return not self.matched or any(f.code in _DOUBTS for f in self.row.flags)
+            return []
+        codes = {f.code for f in self.row.flags}
+        return [
+            *(why for code, why in _DOUBTS.items() if code in codes),
+            *([] if self.matched else [_UNMATCHED]),
+        ]
+
+    @property
+    def leakage(self) -> str:
+        """0.5 [0.3, 0.7], in the digits that the interval supports; or why there is none."""
+        if self.row is None or self.leak is None or self.row.leak_interval is None:
+            return "–" if self.why == _NOT_RUN else self.why
+        if self.leak > self.row.leak_interval.mean:
+            return f"{self.leak:.1f}"
+        return supported(self.row.leak_interval, self.row.seeds)
 
     @property
     def text(self) -> str:
-        """0.27, with a star where it is first and a question mark where it may be more; or why
-        there is none."""
-        if self.leak is None:
-            return "–" if self.why == _NOT_RUN else self.why
-        return f"{self.leak:.2f}{self.signs}{'*' if self.first else ''}"
+        """The leakage with its signs."""
+        return self.leakage + self.signs
 
     @property
     def signs(self) -> str:
-        """A question mark where the leak may be more, a dagger where the row is not the paper's
-        method."""
-        return f"{'?' if self.doubtful else ''}{DAGGER if disputed([self.row]) else ''}"
+        """Marks, a question mark where the leakage may be more, a dagger where the row is not the
+        paper's method, and `^` where the accuracy drop may be over the limit."""
+        if self.row is None:
+            return ""
+        return (
+            f"{self.marks.text}{'?' if self.doubts else ''}{OVER if self.over else ''}"
+            f"{DAGGER if disputed([self.row]) else ''}"
+        )
+
+    @property
+    def recognised(self) -> str:
+        """7/12, see `bench.records.Recognised`."""
+        found = self.row and self.row.leaks and self.row.leaks.recognised
+        return found.text if found else "–"
+
+    @property
+    def drop_text(self) -> str:
+        """Points: 2.1 [1.8, 2.4]."""
+        if self.row is None or self.drop is None or self.row.defense == UNDEFENDED:
+            return "–"
+        found = self.drop
+        points = Interval(mean=100 * found.mean, lo=100 * found.lo, hi=100 * found.hi)
+        return supported(points, self.row.seeds, 100)
 
     @property
     def style(self) -> str:
@@ -243,25 +273,23 @@ def _apart(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
 def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[Verdict]:
     """Each defense's verdict in one table."""
     bare = undefended(rows)
-    found = [_verdict([*_settings(rows, name, bare)], loss) for name in defenses]
-    ranks = [
-        v.row.rank if v.row and name != UNDEFENDED and not understated(v.row) else None
-        for name, v in zip(defenses, found, strict=True)
-    ]
-    known = {r for r in ranks if r}
-    if len(known) < 2:  # one defense, or all of one rank: a star would tell nothing
-        return found
-    return [replace(v, first=r == min(known)) for v, r in zip(found, ranks, strict=True)]
+    found = [_verdict([*_settings(rows, name, bare, loss)], loss) for name in defenses]
+    marked = marks(rows, [v.place for v in found if v.row is not None])
+    return [replace(v, marks=marked.get(v.place, Marks())) if v.row else v for v in found]
 
 
-def _settings(rows: Sequence[Row], defense: str, bare: Row | None) -> Iterator[Verdict]:
+def _settings(
+    rows: Sequence[Row], defense: str, bare: Row | None, loss: float
+) -> Iterator[Verdict]:
     """A defense's settings in one table, each with what it costs."""
     for place, row in enumerate(rows):
         if row.defense == defense:
+            drop = row.accuracy_drop
             yield Verdict(
                 row=row,
                 place=place,
-                lost=None if bare is None else lost_accuracy(row, bare),
+                drop=drop,
+                over=drop is not None and row is not bare and not at_most(drop.hi, loss),
                 matched=bare is not None and set(row.seeds) == set(bare.seeds),
                 bytes=_multiple(row, bare, lambda r: _sum(r.bytes_up, r.bytes_down)),
                 seconds=_multiple(row, bare, lambda r: r.client_seconds),
@@ -284,9 +312,9 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     if not known:
         flags = {f.code for s in useful if s.row for f in s.row.flags}
         return Verdict(why=next((w for c, w in _UNDONE.items() if c in flags), _NOT_APPLICABLE))
-    allowed = [s for s in known if s.lost is None or at_most(s.lost, loss)]
+    allowed = [s for s in known if s.drop is None or at_most(s.drop.mean, loss)]
     if not allowed:
-        least = min(s.lost for s in known if s.lost is not None)
+        least = min(s.drop.mean for s in known if s.drop is not None)
         return Verdict(why=f"−{_points(least)}pt{dagger}", refused=True)
     return min(allowed, key=lambda s: s.leak or 0.0)
 
@@ -319,13 +347,11 @@ class Expense:
 
     Attributes:
         name: Its head in text and on the page.
-        heading: That in a narrow terminal.
         note: What it means.
         of: Its figure as text.
     """
 
     name: str
-    heading: str
     note: str
     of: Callable[[DefenseLine], str]
 
@@ -334,17 +360,25 @@ def _worst(line: DefenseLine, read: Callable[[Verdict], float | None]) -> float 
     return max((v for one in line.verdicts if (v := read(one)) is not None), default=None)
 
 
-def _lost(line: DefenseLine) -> str:
-    worst = _worst(line, lambda v: v.lost)
-    return "–" if worst is None else f"{100 * worst + 0.0:.1f}".replace("-", "−")
+def _drop(line: DefenseLine) -> str:
+    known = [v for v in line.verdicts if v.drop is not None]
+    return max(known, key=lambda v: v.drop.mean).drop_text if known else "–"  # type: ignore[union-attr]
 
 
-def _times(read: Callable[[Verdict], float | None]) -> Callable[[DefenseLine], str]:
-    def text(line: DefenseLine) -> str:
-        worst = _worst(line, read)
-        return "–" if worst is None else f"{worst:.2g}×" if worst < 100 else f"{worst:.0f}×"
+def times(value: float | None) -> str:
+    """A multiple: 1.3×."""
+    return "–" if value is None else f"{value:.2g}×" if value < 100 else f"{value:.0f}×"
 
-    return text
+
+def epsilon_words(value: float | None) -> str:
+    """A proven epsilon with what it is worth: none, vacuous 1e4, meaningful 3.2."""
+    if value is None:
+        return "–"
+    if value == math.inf:
+        return "none"
+    if value <= MEANINGFUL:
+        return f"meaningful {value:.2g}"
+    return f"vacuous {value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 def _proven(line: DefenseLine) -> str:
@@ -365,33 +399,28 @@ def _audited(line: DefenseLine) -> str:
 
 COSTS = (
     Expense(
-        name="accuracy lost",
-        heading="lost\npoints",
-        note="Points of accuracy below the undefended row, mean over seeds; of the clients' own "
-        "networks where no common model is uploaded.",
-        of=_lost,
+        name="accuracy drop",
+        note="Points of accuracy below the undefended row, with its 95 % interval; of the clients' "
+        "own networks where no common model is uploaded.",
+        of=_drop,
     ),
     Expense(
         name="bytes",
-        heading="bytes",
         note="What is sent in a round, as a multiple of the undefended row's.",
-        of=_times(lambda v: v.bytes),
+        of=lambda line: times(_worst(line, lambda v: v.bytes)),
     ),
     Expense(
         name="client time",
-        heading="time",
         note="A client's seconds per round, as a multiple of the undefended row's, as measured.",
-        of=_times(lambda v: v.seconds),
+        of=lambda line: times(_worst(line, lambda v: v.seconds)),
     ),
     Expense(
         name="ε proven",
-        heading="eps\nproven",
         note="For one training record over the whole run; none: nothing is proven.",
         of=_proven,
     ),
     Expense(
         name="ε audited",
-        heading="eps\naudit",
         note="What an attack on one release certifies at least (+: limited by its draws; !: more "
         "than claimed or proven).",
         of=_audited,
@@ -399,32 +428,54 @@ COSTS = (
 )
 
 
-SIGNS = (
-    "*: of the best rank, which defenses that no paired test tells from its row share; no star "
-    "where all share it. ?: it may leak more: a training or attack failed, timed out, was cut "
-    "short or has not run, all attacks stay below the floor, one attack or the first round alone "
-    "leaks .1 more than was chosen, images are rebuilt but not whose they are (such leaks are "
-    "shown), or no undefended row is of the same seeds. −7.3pt: its settings lose at least that "
-    "much. flagged: messages are not as declared. no use: they do not learn, or attacks fail there "
-    "without a defense. n/a: the defense or every attack has nothing to act on. failed, pending: "
-    "no attack on it is done. –: not in the suite there. Beside the leaks the worst over the "
-    "tables, as multiples of the undefended run. Lines stand by their mean leak, 1 where no "
-    "setting can be used."
-)
-"""What the signs in an overview mean."""
+_WORDS = {
+    "flagged": "messages are not as the defense declares.",
+    "no use": "no setting learns, or attacks fail there without a defense.",
+    "n/a": "the defense or every attack has nothing to act on.",
+    "failed": "every training or attack failed.",
+    "pending": "no attack on it has run yet.",
+}
+"""What stands in place of a leakage."""
 
 
-def explain_signs(rows: Iterable[Row]) -> str:
-    """What the signs in the overview of these rows mean."""
-    return SIGNS + (
-        f" {DAGGER}: not the paper's own method (see the row)." if disputed(rows) else ""
-    )
+def legend(found: Sequence[Overview]) -> list[str]:
+    """How to read some overviews: one line for each sign that occurs in them."""
+    shown = [v for one in found for line in one.lines for v in line.verdicts]
+    if not shown:
+        return []
+    loss = f"{100 * found[0].loss:g} points"
+    signs = {sign for v in shown for sign in v.signs}
+    lines = [
+        f"Leakage of each defense's least leaky setting among those that cost at most {loss} of "
+        "accuracy, mean [95 % interval]: 0 is no better than guessing, 1 a perfect reconstruction."
+    ]
+    if any(v.recognised != "–" for v in shown):
+        lines.append(
+            "recognised: images of which the true one is the nearest among 1,000, or records with "
+            "every attribute right (in brackets: the baseline's, where it has a twentieth)."
+        )
+    lines += [f"{sign} {text}" for sign, text in LEGEND.items() if sign in signs]
+    if doubts := list(dict.fromkeys(why for v in shown for why in v.doubts)):
+        lines.append(f"? may leak more: {'; '.join(doubts)}.")
+    if OVER in signs:
+        lines.append(f"{OVER} the interval of its accuracy drop crosses {loss}.")
+    if disputed(v.row for v in shown):
+        lines.append(f"{DAGGER} not the paper's own method (see the row).")
+    words = {v.why.removesuffix(DAGGER) for v in shown}
+    lines += [f"{word}: {text}" for word, text in _WORDS.items() if word in words]
+    if any(word.startswith("−") for word in words):
+        lines.append("−7pt: every setting loses at least so many points of accuracy.")
+    if advice := sureness(v.row for v in shown):
+        lines.append(advice)
+    return lines
 
 
-def legend(rows: Iterable[Row], loss: float = LOSS) -> str:
-    """How to read the overview of these rows' settings that lose at most so much accuracy."""
+def sureness(rows: Iterable[Row | None]) -> str:
+    """What to do before figures of one training are quoted; "" where all have several seeds."""
+    seeds = {len(r.seeds) for r in rows if r is not None}
+    if 1 not in seeds:
+        return ""
     return (
-        "Leak of the setting that leaks least of those that lose at most "
-        f"{100 * loss:g} points of accuracy: 0 what needs no leak, 1 a perfect copy, by the "
-        f"attacker's choice among all attacks. {explain_signs(rows)}"
+        "One seed: intervals and marks speak of other victims of this one training. Before you "
+        'quote a figure, run at least three seeds: --set "seeds=[0, 1, 2]".'
     )

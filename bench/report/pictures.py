@@ -287,7 +287,7 @@ def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str
     """Score of each sample shown: SSIM, or MSE of images below its window."""
     import torch
 
-    from bench.metrics.images import WINDOW, mse, ssim
+    from bench.toolkit.images import WINDOW, mse, ssim
 
     metric = "ssim" if min(images.shape[-2:]) >= WINDOW else "mse"
     recorded = source.record.values.get(metric)

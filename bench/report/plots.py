@@ -11,15 +11,13 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import FLOOR_SUFFIX, TITLES, leak, sign_of
 from bench.records import Row, canonical
-from bench.report.overview import LOSSES, Overview, overview
+from bench.report.overview import LOSSES, OVER, Overview, overview
 from bench.report.tables import attack_metrics, idle, tables
 from bench.report.verdicts import (
     UNDEFENDED,
     has_use,
     is_reference,
-    lost_accuracy,
     network,
-    undefended,
 )
 
 TOLD = "told the labels"
@@ -110,8 +108,8 @@ class Spot:
 
     @property
     def muted(self) -> bool:
-        """Whether the row has no rank."""
-        return self.row.rank is None
+        """Whether the row is of no use."""
+        return not has_use(self.row)
 
     @property
     def hollow(self) -> bool:
@@ -210,7 +208,7 @@ def attacks_map(rows: Sequence[Row]) -> Heat | None:
     found = [[row.leak, *(_leak_of(row, n, m) for n, m in names.items())] for row in rows]
     return Heat(
         lines=tuple(r.setting for r in rows),
-        columns=("choice", *(f"{n} {TITLES[m]}" for n, m in names.items())),
+        columns=("selected", *(f"{n} {TITLES[m]}" for n, m in names.items())),
         leaks=tuple(map(tuple, found)),
         texts=tuple(tuple("–" if v is None else f"{v:.2f}" for v in line) for line in found),
     )
@@ -224,12 +222,18 @@ def _leak_of(row: Row, name: str, metric: str) -> float | None:
 
 
 def overview_map(shown: Overview) -> Heat:
-    """The overview's leaks, defenses by tables."""
+    """The overview's leakage, defenses by tables: one decimal, which has room beside its signs."""
     return Heat(
         lines=tuple(line.defense for line in shown.lines),
         columns=tuple("\n".join(head.words) for head in shown.heads),
         leaks=tuple(tuple(v.leak for v in line.verdicts) for line in shown.lines),
-        texts=tuple(tuple(v.text for v in line.verdicts) for line in shown.lines),
+        texts=tuple(
+            tuple(
+                v.leakage if v.leak is None else f"{v.leak:.1f}{v.signs.replace(OVER, '')}"
+                for v in line.verdicts
+            )
+            for line in shown.lines
+        ),
     )
 
 
@@ -309,12 +313,10 @@ def same_training(row: Row) -> str:
 
 def _traded(table: Sequence[Row]) -> Iterator[tuple[Row, float]]:
     """The settings of use of one table that have a leak, and the points of accuracy they lose."""
-    bare = undefended(table)
     for row in table:
-        lost = None if bare is None else lost_accuracy(row, bare)
         useful = row.defense != UNDEFENDED and has_use(row)
-        if useful and row.leak is not None and lost is not None:
-            yield row, 100 * lost
+        if useful and row.leak is not None and row.accuracy_drop is not None:
+            yield row, 100 * row.accuracy_drop.mean
 
 
 def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) -> Scatter:
@@ -385,14 +387,12 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 def _leading(
     found: Sequence[tuple[int, Row, Interval, Interval]], keys: Sequence[str], metric: str
 ) -> list[int]:
-    """The front of the ranked settings with a common accuracy: that of clients' own networks, on
+    """The front of the useful settings with a common accuracy: that of clients' own networks, on
     their own labels, is no match for it. None where x holds claims, whose units differ."""
     if keys[0] == "eps_claimed":
         return []
     sign = sign_of(metric) if keys[0] == "leak" else 1.0
-    able = [
-        n for n, (_, r, *_) in enumerate(found) if r.rank is not None and r.accuracy is not None
-    ]
+    able = [n for n, (_, r, *_) in enumerate(found) if has_use(r) and r.accuracy is not None]
     points = [
         (math.inf if side_of(found[n][2].mean) else sign * found[n][2].mean, -found[n][3].mean)
         for n in able

@@ -26,18 +26,21 @@ def write_published(
     Tracebacks, which name files of the machine that ran it, stay behind.
 
     Args:
-        folder: The result folder.
+        folder: The result folder, or a published one, which is then reported anew from its
+            records, in place if `out` is the same.
         out: Where to write.
         part: Whether `leakbench merge` will join it with others: then without leaderboard, which
             follows from the records.
         with_pictures: Whether to write pictures.
 
     Raises:
-        UserError: For a folder without records of all its jobs, or if `out` is that folder.
+        UserError: For a folder without records of all its jobs, or if `out` is that
+            folder and it is not published.
     """
-    if out.resolve() == folder.resolve():
+    anew = not (folder / "records").is_dir()
+    if out.resolve() == folder.resolve() and not anew:
         raise UserError(f"{out} is the result folder itself; publish into another.")
-    found, store = Files(folder), Store(folder)
+    found, store = Files(folder, anew=anew), Store(folder)
     records: list[tuple[Kind, Outcome]] = []
     for kind, key in found.run.record_names:
         record = store.read(kind, key)

@@ -3,6 +3,9 @@ page for each of its defenses, attacks and data sets."""
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +26,9 @@ from bench.records.submitted import (
     read_verified,
 )
 from bench.registry import Registry, discover
-from bench.report import curves as curves_
 from bench.report import files as reports
 from bench.report import html, tables
-from bench.report.charts import View
-from bench.report.overview import COSTS, LOSS, Overview, choices, explain_signs
+from bench.report.overview import COSTS, LOSS, Overview, choices, legend
 from bench.report.subjects import KINDS, Subject, SubjectKind, subjects
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
@@ -117,12 +118,18 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """What `leakbench sweep` wrote: a plot per table, and its table as text. name: as of
-    `Published`."""
+    """What `leakbench sweep` wrote.
+
+    Attributes:
+        name: As of `Published`.
+        over: What was varied.
+        figures: Its figures, as image elements.
+        text: Its table.
+    """
 
     name: str
     over: str
-    views: Sequence[View]
+    figures: Sequence[Markup]
     text: str
 
     @property
@@ -131,22 +138,33 @@ class Swept:
 
 
 def sweeps(source: Path) -> list[Swept]:
-    """Every sweep at or below `source` over numbers, by name. Raises UserError for a sweep.csv that
-    is none."""
+    """Return every sweep at or below `source`, by name. Raises UserError for a sweep.csv that is
+    none."""
     found = []
-    for number, file in enumerate(sorted(source.rglob(SWEEP))):
-        lines = curves_.read(file)
-        if lines:
-            name = file.parent.relative_to(source).as_posix()
-            found.append(
-                Swept(
-                    name=file.parent.name if name == "." else name,
-                    over=lines[0].over,
-                    views=curves_.views(lines, name=f"sweep-{number}"),
-                    text=read_bytes(file).decode(),
-                )
+    for file in sorted(source.rglob(SWEEP)):
+        text = read_bytes(file).decode(errors="replace")
+        over = next((line.get("over") for line in csv.DictReader(io.StringIO(text))), None)
+        if over is None:
+            raise UserError(f"{file} has no column 'over': `leakbench sweep` did not write it.")
+        name = file.parent.relative_to(source).as_posix()
+        figures = [_embedded(path, over) for path in sorted(file.parent.glob("*-sweep.png"))]
+        found.append(
+            Swept(
+                name=file.parent.name if name == "." else name,
+                over=over,
+                figures=figures,
+                text=text,
             )
+        )
     return found
+
+
+def _embedded(picture: Path, over: str) -> Markup:
+    """A sweep's figure as an image element, which needs no other file."""
+    data = base64.b64encode(read_bytes(picture)).decode()
+    title = f"Leakage over {over}: {picture.name.removesuffix('-sweep.png')}"
+    image = '<img class="plot" alt="{}" src="data:image/png;base64,{}">'
+    return Markup(image).format(title, data)
 
 
 def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
@@ -167,7 +185,7 @@ def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
             kinds=KINDS,
             beside=FILES,
             costs=COSTS,
-            signs=explain_signs(row for entry in entries for row in entry.rows),
+            signs=legend([o[0] for e in entries for o in e.overviews]),
             loss=LOSS,
             version=bench.__version__,
         )

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from bench import data
 from bench.errors import UserError
-from bench.records import Row
+from bench.records import Marks, Row
 from bench.registry import Registry
 from bench.report.tables import tables
 from bench.report.verdicts import UNDEFENDED
@@ -23,7 +23,7 @@ _LEADS: Mapping[SubjectKind, str] = {
     "defense": "Below: all tables that it is in, each with the undefended row. Press a row for "
     "what its epsilon means, its proof and its audit.",
     "attack": "Below: all tables that it is in, with its own figures beside what needs no leak; "
-    "ranks are of all attacks together, and stand in the whole report.",
+    "marks are of all attacks together, and stand in the whole report.",
     "data": "Below: all tables on it.",
 }
 _UNSAFE = re.compile(r"[^\w.+@-]")
@@ -82,9 +82,10 @@ class Subject:
             replace(
                 r,
                 attacks={n: a for n, a in r.attacks.items() if a.is_floor or self._is(n)},
-                worst=None,  # of all attacks, as the next two
+                worst=None,  # of all attacks, as the next three
                 choice=None,
-                rank=None,
+                leaks=None,
+                marks=Marks(),
             )
             for r in rows
             if any(map(self._is, r.attacks))

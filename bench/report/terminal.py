@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bench.records import Row, short
+from bench.records import Row
 from bench.report import explain
 from bench.report import overview as overviews
 from bench.report.columns import Column, board_columns, floor_column, refuted, two_digits
-from bench.report.tables import any_errors, any_personalised, attack_metrics, tables, work
-from bench.report.text import ERROR_LEGEND, PERSONAL_LEGEND
+from bench.report.tables import attack_metrics, tables, work
 from bench.report.text import legend as whole_legend
-from bench.report.verdicts import UNDEFENDED
+from bench.report.verdicts import UNDEFENDED, has_use
 
 MOST_ROWS = 500
 """Rows that a terminal shows; of more, one line per table."""
@@ -45,71 +43,50 @@ class _Strip:
 
 
 def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
-    """Rich tables of 80 columns, for each protocol: leaks of defenses by tables, and what they
-    cost. Tables for which there is no room are in further ones below."""
-    return [part for one in overviews.by_protocol(rows, loss) for part in _overview(one)]
+    """A rich table of 80 columns for each table of the leaderboard: each defense's leakage and what
+    it costs; below it the settings."""
+    return [
+        Group(Text(head.title, style="bold"), _of_head(one, place), _settings(one, place))
+        for one in overviews.by_protocol(rows, loss)
+        for place, head in enumerate(one.heads)
+    ]
 
 
-def _overview(found: overviews.Overview) -> list[Group]:
-    """The parts of one protocol."""
-    names = _Strip("defense", [line.defense for line in found.lines])
-    strips, styles = [], []
-    for place, head in enumerate(found.heads):
-        column = [line.verdicts[place] for line in found.lines]
-        heading = "\n".join(head.words).replace("_", "_\n")
-        strips.append(_Strip(heading, [v.text for v in column]))
-        styles.append([v.style for v in column])
-    made, first = [], 0
-    title = f"{found.protocol}: leak at no more than {100 * found.loss:g} points of accuracy lost"
-    while first < len(strips):
-        some = max(1, _fitting(strips[first:], WIDTH - names.width + 1))
-        table = _empty(None)
-        table.add_column(names.heading, no_wrap=True)
-        for strip in strips[first : first + some]:
-            table.add_column(strip.heading, justify="right", no_wrap=True)
-        for place, name in enumerate(names.cells):
-            cells = (
-                Text(strip.cells[place], style=_COLOURS.get(style[place], ""))
-                for strip, style in zip(strips[first:], styles[first:], strict=True)
-            )
-            table.add_row(name, *itertools.islice(cells, some))
-        made.append(_titled(title if first == 0 else "and on", table))
-        first += some
-    if any(line.rows for line in found.lines if line.defense != UNDEFENDED):
-        made.append(_titled("What that costs, and with which settings", _costs(found)))
-    return made
+def _settings(found: overviews.Overview, place: int) -> Text:
+    """With which settings the defenses of a table are shown."""
+    shown = [line.verdicts[place].row for line in found.lines]
+    names = [row.setting for row in shown if row is not None and row.settings]
+    return Text("; ".join(names), style="dim")
 
 
-def _titled(title: str, table: Table) -> Group:
-    """A table of which the title may be wider."""
-    return Group(Text(title, style="bold"), table)
-
-
-def _costs(found: overviews.Overview) -> Table:
-    """What defenses cost, the worst over the tables, and with which settings."""
+def _of_head(found: overviews.Overview, place: int) -> Table:
+    """One table's column of an overview, as a table."""
+    column = [(line.defense, line.verdicts[place]) for line in found.lines]
+    column = [(name, v) for name, v in column if v.leakage != "–"]
+    last = column[-1:] if column and column[-1][0] == UNDEFENDED else []
+    body = sorted(
+        column[: len(column) - len(last)], key=lambda one: (one[1].row is None, one[1].leak or 0.0)
+    )
     table = _empty(None)
-    table.add_column("defense", no_wrap=True)
-    for cost in overviews.COSTS:
-        table.add_column(cost.heading, justify="right", no_wrap=True)
-    table.add_column("settings", overflow="fold")
-    for line in found.lines:
-        if line.rows:
-            settings = _together([r.settings for r in line.rows])
-            table.add_row(line.defense, *(c.of(line) for c in overviews.COSTS), settings)
+    table.add_column("defense", overflow="fold", min_width=_DEFENSE)
+    table.add_column("leakage", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    known = any(v.recognised != "–" for _, v in column)
+    heads = ["recog-\nnised"] if known else []
+    for name in (*heads, "accuracy\ndrop", "bytes", "time", "epsilon"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, verdict in [*body, *last]:
+        table.add_row(
+            name,
+            Text(verdict.leakage, style=_COLOURS.get(verdict.style, "")),
+            verdict.signs,
+            *([verdict.recognised] if known else []),
+            verdict.drop_text,
+            overviews.times(verdict.bytes),
+            overviews.times(verdict.seconds),
+            "–" if verdict.row is None else overviews.epsilon_words(verdict.row.eps_record),
+        )
     return table
-
-
-def _together(settings: Iterable[Mapping[str, Any]]) -> str:
-    """Settings of one defense, those that name the same things as one: bound=1, epsilon=2|4;
-    epsilon=8."""
-    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for one in settings:
-        alike.setdefault(tuple(one), []).append(one)
-    found = []
-    for names, several in alike.items():
-        values = {n: "|".join(dict.fromkeys(short(one[n]) for one in several)) for n in names}
-        found.append(", ".join(f"{name}={value}" for name, value in values.items()))
-    return "; ".join(found)
 
 
 def shown(rows: Sequence[Row]) -> list[Table]:
@@ -124,12 +101,12 @@ def shown(rows: Sequence[Row]) -> list[Table]:
 
 def _board(title: str, rows: Sequence[Row]) -> list[Table]:
     columns = [c for c in board_columns(rows) if c.heading is not None]
-    if any(c.name == "choice" for c in columns):
+    if any(c.name == "selected" for c in columns):
         columns = [c for c in columns if c.name != "upper bound"]
     by_name = {c.name: _strip(c, rows) for c in columns if c.name != "floor"}
     attacks = [by_name[c.name] for c in columns if c.attack]
     figures = [by_name[c.name] for c in columns[2:] if c.name in by_name and not c.attack]
-    ranks, names, flags = by_name["#"], by_name["defense"], figures.pop()
+    ranks, names, flags = by_name["marks"], by_name["defense"], figures.pop()
     metrics = attack_metrics(rows)
     first_attack = {c.attack: metrics[c.attack] for c in columns if c.attack}
     floors = _strip(floor_column(dict(itertools.islice(first_attack.items(), 1))), rows)
@@ -174,7 +151,7 @@ def _table(
         cells = (c.cells[place] for c in (ranks, *columns))
         rank, *others = cells
         name = folded(names.cells[place], room)
-        table.add_row(rank, name, *others, style="dim" if row.rank is None else "")
+        table.add_row(rank, name, *others, style="" if has_use(row) else "dim")
     return table
 
 
@@ -212,7 +189,7 @@ def _safest(rows: Sequence[Row]) -> Table:
     for name in ("rows", "leak"):
         table.add_column(name, justify="right", no_wrap=True)
     for title, members in tables(rows):
-        first = next((r for r in members if r.rank == 1), None)
+        first = next(filter(has_use, members), None)
         leak = None if first is None else first.leak
         table.add_row(
             title,
@@ -224,17 +201,12 @@ def _safest(rows: Sequence[Row]) -> Table:
 
 
 def legend(rows: Sequence[Row]) -> str:
-    """What the columns and the letters that occur mean."""
+    """What the columns, signs and letters that occur mean, a line each."""
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     units = sorted({r.unit for r in rows if r.unit})
-    parts = [whole_legend(rows)]
-    if any_errors(rows):
-        parts.append(ERROR_LEGEND)
-    if any_personalised(rows):
-        parts.append(PERSONAL_LEGEND)
+    lines = whole_legend(rows)
     if any(map(refuted, rows)):
-        parts.append("! at a claim: an attack on one release certifies more.")
+        lines.append("! at a claim: an attack on one release certifies more.")
     if units:
-        parts.append("Claims are per " + ", ".join(f"{u} (/{u[:2]})" for u in units) + ".")
-    parts += [f"{letter}: {explain.LETTERS[letter]}." for letter in letters]
-    return " ".join(parts)
+        lines.append("Claims are per " + ", ".join(f"{u} (/{u[:2]})" for u in units) + ".")
+    return "\n".join([*lines, *(f"{letter}: {explain.LETTERS[letter]}." for letter in letters)])

@@ -10,36 +10,53 @@ from bench.metrics.named import METRICS
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain
 from bench.report import overview as overviews
-from bench.report.columns import AUDIT, ENTRY, RAW, Shown, board_columns, ends
+from bench.report.columns import AUDIT, ENTRY, RAW, SPARED, Shown, board_columns, ends, spared
 from bench.report.escaping import csv_cell, latex, latex_row, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
+from bench.report.marks import LEGEND as MARKS
 from bench.report.tables import any_errors, any_personalised, tables, work
 
-LEGEND = (
-    "SSIM and LnAcc: what the attack recovered, mean [{interval}]; lower is safer. "
-    "choice: per victim the answer that the attacker chooses without the truth; upper bound: the "
-    "best one by the truth. leak: from the floor (0) to a perfect copy (1), of the choice, or "
-    "without one of the upper bound. floor: what needs no leak (the best constant answer / told "
-    "the labels). eps proven: for one training record over the whole run; inf = nothing proven. "
-    "Rows share a rank where a paired test does not separate them."
-)
-ERROR_LEGEND = (
-    "MSE (of records; floor: the best constant record / told the labels): higher is safer, "
-    "0 is a perfect copy."
-)
-AUDIT_LEGEND = (
-    "eps audited: what an attack on one release certifies at least (+: limited by its draws; "
-    "!: more than claimed or proven)."
-)
-PERSONAL_LEGEND = (
-    "personal (own) accuracy: of each client's own network on test samples in its own label "
-    "shares, mean over clients; accuracy '-': not all of it is ever uploaded, so no common model."
-)
+
+def legend(rows: Sequence[Row]) -> list[str]:
+    """What the columns of some rows' tables mean, a line each."""
+    lines = [
+        f"leakage: from no better than guessing (0) to a perfect reconstruction (1), of the "
+        f"selected reconstructions, or without them of the upper bound; {over(rows)}.",
+    ]
+    lines += [f"{sign} {text}" for sign, text in MARKS.items() if _has(rows, sign)]
+    if any(r.choice for r in rows):
+        lines.append("selected: per victim the reconstruction of least likelihood loss.")
+    lines += [
+        "upper bound: the best reconstruction by the truth, which no attacker knows.",
+        "accuracy drop: points below the undefended row.",
+        "SSIM, LnAcc: what an attack recovered; lower is safer.",
+        "baseline: the best answer that reads no message / is told the labels.",
+        "eps proven: for one training record over the whole run; inf = nothing proven.",
+    ]
+    if any(spared(entry) for r in rows for entry in r.attacks.values()):
+        lines.append(f"{SPARED} not run on victims that earlier attacks reconstructed.")
+    if any_errors(rows):
+        lines.append("MSE: error of reconstructed records; higher is safer, 0 is a perfect copy.")
+    if any(r.audit for r in rows):
+        lines.append(
+            "eps audited: empirical lower bound (+: limited by its draws; !: above the claim or "
+            "proof)."
+        )
+    if any_personalised(rows):
+        lines.append(
+            "personal accuracy: of each client's own network on test samples in its label shares; "
+            "accuracy '-': there is no common model."
+        )
+    return [*lines, *([advice] if (advice := overviews.sureness(rows)) else [])]
 
 
-def legend(rows: Sequence[Row]) -> str:
-    """What the columns mean."""
-    return LEGEND.format(interval=explain.interval_words(rows) or "95 % interval")
+def over(rows: Sequence[Row]) -> str:
+    """What the intervals are over."""
+    return explain.interval_words(rows) or "95 % interval"
+
+
+def _has(rows: Sequence[Row], sign: str) -> bool:
+    return any(sign in r.marks.text for r in rows)
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -53,8 +70,6 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
     """One section per table, and how the numbers were made; `missing` says what is not there."""
-    legends = [legend(rows), *([ERROR_LEGEND] if any_errors(rows) else []), AUDIT_LEGEND]
-    legends += [PERSONAL_LEGEND] if any_personalised(rows) else []
     lines = [
         f"# {markdown_text(run.label)}",
         "",
@@ -68,7 +83,7 @@ def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> s
         *_markdown_overview(rows),
         "## How to read the tables",
         "",
-        " ".join(legends),
+        *(f"- {markdown_paragraph(line)}" for line in legend(rows)),
         "",
     ]
     for title, members in tables(rows):
@@ -97,8 +112,10 @@ def _commands(run: Run) -> list[str]:
 def _markdown_overview(rows: Sequence[Row]) -> list[str]:
     """Lines of the overview: for each protocol leaks of defenses by tables, costs, and the settings
     that stand in it."""
-    lines = ["## Overview", "", overviews.legend(rows), ""] if rows else []
-    for found in overviews.by_protocol(rows):
+    all_ = overviews.by_protocol(rows)
+    lines = ["## Overview", ""] if rows else []
+    lines += [f"- {markdown_paragraph(line)}" for line in overviews.legend(all_)] + [""]
+    for found in all_:
         heads = ["defense", *(h.title for h in found.heads), *(c.name for c in overviews.COSTS)]
         heads.append("settings")
         lines += [_markdown_line(heads), "|" + " --- |" * len(heads)]
@@ -129,7 +146,7 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 # --- CSV and JSON -----------------------------------------------------------------------------
 
 _FIRST = (
-    *("suite", "protocol", "dataset", "model", "defense", "variant", "checkpoint", "rank"),
+    *("suite", "protocol", "dataset", "model", "defense", "variant", "checkpoint"),
     *(
         "setting",
         "seeds",
@@ -137,12 +154,16 @@ _FIRST = (
         "threat",
         "observed",
         "trained",
+        *ends("leakage"),
+        *("tied_for_best", "like_undefended"),
+        *("recognised", "recognised_of", "recognised_by_baseline"),
         *ends("accuracy"),
+        *ends("accuracy_drop"),
         *ends("personal_accuracy"),
         "eps_claimed",
     ),
     *("unit", "eps_record", "delta", "bytes_up", "bytes_down", "client_seconds", *AUDIT),
-    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse"), "leak"),
+    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse")),
     *("worst_attack", *ends("worst_ssim"), *ends("worst_mse")),
 )
 _OF_ATTACK = (
@@ -200,15 +221,15 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
     Returns:
         LaTeX that needs `\\usepackage{booktabs}`.
     """
-    return "\n".join(_latex_overview(o, rows) for o in overviews.by_protocol(rows, loss))
+    return "\n".join(map(_latex_overview, overviews.by_protocol(rows, loss)))
 
 
-def _latex_overview(found: overviews.Overview, rows: Sequence[Row]) -> str:
+def _latex_overview(found: overviews.Overview) -> str:
     titles = "; ".join(f"{head.number}: {head.title}" for head in found.heads)
     numbers = [str(head.number) for head in found.heads]
     heads = ["defense", *numbers, *(cost.name for cost in overviews.COSTS)]
     return _environment(
-        f"Leak of each defense. {overviews.legend(rows, found.loss)} Tables: {titles}",
+        f"{' '.join(overviews.legend([found]))} Tables: {titles}",
         f"overview-{found.protocol}",
         "l" + "r" * (len(heads) - 1),
         [list(map(latex, line)) for line in (heads, *found.cells)],
@@ -220,7 +241,8 @@ def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     first = ["Leakage: " + title, work(rows).capitalize()]
     caption = ". ".join(dict.fromkeys([*first, *_threats(rows)]))
-    caption += f". Intervals: {explain.interval_words(rows)}" if intervals else ""
+    caption += f". Intervals: {explain.interval_words(rows)}"
+    caption += "".join(f". {sign} {text}" for sign, text in MARKS.items() if _has(rows, sign))
     caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
     heads = [latex(c.title) + (f" {latex(c.detail)}" if c.detail else "") for c in columns]
     body = [
@@ -263,5 +285,6 @@ def _latex_cell(name: str, shown: Shown, intervals: bool) -> str:
     if name == "defense":
         return latex(shown.full)
     text = r"$\infty$" if shown.text == "inf" else latex(shown.text)
-    parts = (shown.interval if intervals else "", shown.beside, shown.mark)
+    always = intervals or name in ("leakage", "accuracy drop")
+    parts = (shown.interval if always else "", shown.beside, shown.mark)
     return text + "".join(rf" {{\footnotesize {latex(part)}}}" for part in parts if part)

@@ -1,15 +1,15 @@
-"""What is to be said of a row: its flags, and its rank within its table."""
+"""What is to be said of a row: its flags, its place in its table, its accuracy drop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from bench.metrics.intervals import Interval, interval_of, share_interval
-from bench.metrics.named import FLOOR_SUFFIX, leak, sign_of
+from bench.metrics.intervals import Interval, accuracy_interval, drop_interval, share_interval
+from bench.metrics.named import FLOOR_SUFFIX, leak
 from bench.protocols.settings import ThreatSettings
 from bench.records import (
     AttackEntry,
@@ -19,10 +19,8 @@ from bench.records import (
     FlagCode,
     Row,
     TrainOutcome,
-    WorstCase,
     canonical,
 )
-from bench.report.entries import beyond
 
 CONTROL = 0.2
 """Least leak of an undefended row from which its table says something about defenses."""
@@ -37,7 +35,6 @@ where they are called worse: more than the best of seven attacks has by chance o
 victims."""
 _ROUNDING = 1e-9
 _LEARNED_NOTHING = (FlagCode.DIVERGED, FlagCode.AT_CHANCE)
-_BY_BOUND = Flag(code=FlagCode.BY_BOUND)
 _REFUTES = (
     (FlagCode.AUDIT_REFUTES_CLAIM, "verdict_claim"),
     (FlagCode.AUDIT_REFUTES_PROOF, "verdict_proof"),
@@ -107,30 +104,17 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
     for name, entry in row.attacks.items():
         if entry.status in ("failed", "timeout", "pending"):
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
-    if row.ranking and _below_floor(row.ranking, row.attacks[row.ranking.attack]):
+    if row.ranking and row.leaks and row.leaks.below_baseline:
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
     yield from _of_anyone(row)
     yield from _understated(row)
     if row.worst and not row.choice:
-        yield _BY_BOUND
+        yield Flag(code=FlagCode.BY_BOUND)
     for name, entry in row.attacks.items():
         if entry.status == "done" and _may_leak_more(row, entry):
             assert entry.convergence is not None
             gain = entry.convergence.gain
             yield Flag(code=FlagCode.CUT_SHORT, subject=name, values={"gain": gain})
-
-
-def with_bound_flag(row: Row) -> Row:
-    """A row of an older file, which does not say that the upper bound ranks it, with that flag."""
-    if row.choice or not row.worst or any(f.code == FlagCode.BY_BOUND for f in row.flags):
-        return row
-    return replace(row, flags=(*row.flags, _BY_BOUND))
-
-
-def _below_floor(worst: WorstCase, entry: AttackEntry) -> bool:
-    """Whether the worst case leaks less than what needs no leak."""
-    floor = entry.floor.get(worst.metric)
-    return floor is not None and worst.signed < sign_of(worst.metric) * floor
 
 
 def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
@@ -146,21 +130,23 @@ def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
 
 
 def _of_anyone(row: Row) -> Iterator[Flag]:
-    """A flag for the attack that rebuilds most, whoever's images it gives to whom, where that is
-    much more than it rebuilds of each client's own, and than the row shows."""
-    found = [
-        (entry.scores["ssim_anyone"].mean, name)
-        for name, entry in row.attacks.items()
-        if "ssim_anyone" in entry.scores
-        and not entry.is_floor
-        and entry.scores["ssim_anyone"].mean - entry.scores["ssim"].mean > _MORE
-    ]
-    if not found or not row.ranking:
+    """A flag for the attack that reconstructs most, whoever's samples it gives to whom, where that
+    is much more than it reconstructs of each client's own, and than the row shows."""
+    if row.leak is None or row.ranking is None:
         return
-    most, name = max(found)
-    floor = row.attacks[name].floor.get("ssim" + FLOOR_SUFFIX, 0.0)
-    if most - row.ranking.interval.mean > _MORE and leak(most, floor, "ssim") > _MUCH:
-        yield Flag(code=FlagCode.WHOSE_UNKNOWN, subject=name, values={"ssim": most})
+    metric, found = row.ranking.metric, []
+    for name, entry in row.attacks.items():
+        anyone = entry.scores.get(f"{metric}_anyone")
+        if anyone is None or entry.is_floor or metric not in entry.floor:
+            continue
+        floor = entry.floor[metric]
+        most, own = (leak(s.mean, floor, metric) for s in (anyone, entry.scores[metric]))
+        labels_only = entry.floor.get(metric + FLOOR_SUFFIX, floor)
+        if most - own > _MORE and leak(anyone.mean, labels_only, metric) > _MUCH:
+            found.append((most, name))
+    most, name = max(found, default=(0.0, ""))
+    if most - row.leak > _MORE:
+        yield Flag(code=FlagCode.WHOSE_UNKNOWN, subject=name, values={"leak": most})
 
 
 def _understated(row: Row) -> Iterator[Flag]:
@@ -227,41 +213,22 @@ def at_chance(row: Row, done: Sequence[Trained]) -> bool:
         judged.append((share_interval([right], [of]), max(t.class_chance for t in done)))
     if row.personalised and row.personal_accuracy:
         own = np.concatenate([t.personal for t in done])
-        judged.append((interval_of([own], (0.0, 1.0)), max(t.personal_chance for t in done)))
+        judged.append((accuracy_interval([own]), max(t.personal_chance for t in done)))
     return bool(judged) and all(a is not None and a.lo <= chance for a, chance in judged)
 
 
-def ranked(table: Sequence[Row], apart: Callable[[int, int], bool]) -> list[Row]:
-    """The rows of one table by what they are ranked by, the least leak first.
-
-    Walking down, a row shares the rank of the first row of the group before it unless the two are
-    apart; ranks count the rows before them (1, 1, 3). A row without utility (diverged, at chance)
-    or without a figure has no rank and stands last. Where nothing leaks even without a defense, no
-    row has one.
+def ordered(table: Sequence[Row]) -> list[Row]:
+    """Return the rows of one table, the least leakage first, those without use or figure last;
+    flagged where attacks do not work even without a defense.
 
     Args:
         table: Its rows, with their flags.
-        apart: Whether two rows, by their places, deserve different ranks.
     """
     failed = _failed_control(table)
     if failed is not None:
         flag = Flag(code=FlagCode.CONTROL_FAILED, values={"leak": failed})
         table = [replace(r, flags=(*r.flags, flag)) for r in table]
-    leaks = {i: _beyond_floor(r) for i, r in enumerate(table) if r.ranking and has_use(r)}
-    out: list[Row] = []
-    first, rank = 0, 0
-    for place, i in enumerate(sorted(leaks, key=leaks.__getitem__), start=1):
-        if not rank or apart(first, i):
-            first, rank = i, place
-        out.append(replace(table[i], rank=rank))
-    return out + [replace(r, rank=None) for i, r in enumerate(table) if i not in leaks]
-
-
-def _beyond_floor(row: Row) -> float:
-    """By its own floor, which rows that leak most under other threats do not share."""
-    assert row.ranking is not None
-    case, entry = row.ranking, row.attacks[row.ranking.attack]
-    return beyond(case.interval.mean, entry.floor.get(case.metric), case.metric)
+    return sorted(table, key=lambda r: (r.leak is None or not has_use(r), r.leak or 0.0))
 
 
 def _failed_control(table: Sequence[Row]) -> float | None:
@@ -279,14 +246,9 @@ def is_reference(row: Row) -> bool:
 def understated(row: Row) -> float | None:
     """What leaks where flags say that a row shows less: by one attack alone, in the first round
     alone, or of the images of all clients, whosever each is. None without such a flag."""
-    found = []
-    for flag in row.flags:
-        if flag.code in (FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND) and "leak" in flag.values:
-            found.append(float(flag.values["leak"]))
-        if flag.code == FlagCode.WHOSE_UNKNOWN and "ssim" in flag.values:
-            floor = row.attacks[flag.subject].floor.get("ssim", 0.0)
-            found.append(leak(float(flag.values["ssim"]), floor, "ssim"))
-    return max(found, default=None)
+    codes = (FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND, FlagCode.WHOSE_UNKNOWN)
+    found = [f.values["leak"] for f in row.flags if f.code in codes and "leak" in f.values]
+    return max(map(float, found), default=None)
 
 
 def has_use(row: Row) -> bool:
@@ -306,13 +268,18 @@ def undefended(rows: Sequence[Row]) -> Row | None:
     return next(named, None) or next(filter(is_reference, able), None)
 
 
-def lost_accuracy(row: Row, bare: Row) -> float | None:
-    """Mean over seeds of what a row's accuracy is below the undefended one's, in [-1, 1]; of
-    clients' own networks where no common model is uploaded; None if either is not known."""
-    for name in ("accuracy", "personal_accuracy"):
-        own, other = getattr(row, name), getattr(bare, name)
-        if own is not None and other is not None:
-            return float(other.mean - own.mean)
+def accuracy_drop(row: Row, bare: Row) -> Interval | None:
+    """Return by how much a row's accuracy is below the undefended one's, over the seeds that both
+    have, in [-1, 1]: of the common model, or of the clients' own networks where there is none.
+    None if either is not known."""
+    pairs = (
+        (row.accuracies, bare.accuracies),
+        (row.personal_accuracies, bare.personal_accuracies),
+    )
+    for own, other in pairs:
+        if seeds := sorted(own.keys() & other.keys()):
+            samples = min(row.test_samples, bare.test_samples)
+            return drop_interval([other[s] for s in seeds], [own[s] for s in seeds], samples)
     return None
 
 

@@ -36,7 +36,7 @@ def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> s
 def table(rows: Sequence[Row]) -> str:
     """One line per row, undefended ones among them: utility, epsilons, and what each attack
     recovered, as the leaderboard has them; and its flags."""
-    wanted = ("accuracy", "leak", "eps claimed", "eps proven", "flags")
+    wanted = ("accuracy", "leakage", "eps claimed", "eps proven", "flags")
     columns = [c for c in board_columns(rows, whole=True) if c.name in wanted or c.attack]
     head = ["table", "defense", *(markdown(c.name) for c in columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

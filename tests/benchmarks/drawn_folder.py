@@ -21,7 +21,7 @@ from bench.seeding import numpy_generator
 VICTIMS, CLIENTS, TEST_SAMPLES = 8, 10, 1000
 CHECKPOINTS = ("init", "final")
 COUNTS = ("leacc", "lnacc", "irec", "label_accuracy")
-IMAGES = ("mse", "psnr", "ssim", "success")
+IMAGES = ("mse", "psnr", "ssim", "success", "recognised")
 ATTACKS = ("dlg", "prior_only", "ilrg", "analytic", "inverting_gradients", "ridge", "decoder",
            "idlg", "split_label")  # fmt: skip
 ON_COUNTS = ("ilrg", "split_label")

@@ -46,15 +46,16 @@ def drawn_row(rng: np.random.Generator, table: int, rank: int) -> Any:
             attacks[name] = attack(None)
             continue
         attacks[name] = attack(
-            0.5, seconds=rng.random(), notes=(f"held-out loss {rng.random():.3f} of ridge",),
+            rng.random(), seconds=rng.random(),
+            notes=(f"held-out loss {rng.random():.3f} of ridge",),
             convergence=Convergence(gain=rng.random() / 10, budget=200, converged=False),
             floor=dict.fromkeys(("ssim", *METRICS), 0.2 + table / 100),
-            **{m: drawn(rng) for m in ("ssim", *METRICS)},
+            **{m: drawn(rng) for m in METRICS},
         )  # fmt: skip
     done = [n for n, e in attacks.items() if e.scores]
     found = worst(drawn(rng), attack_=done[0]) if done else None
     return row(
-        DEFENSES[int(rng.integers(len(DEFENSES)))], rank if found else None,
+        DEFENSES[int(rng.integers(len(DEFENSES)))],
         dataset=f"dataset_{table}", attacks=attacks, worst=found, accuracy=drawn(rng),
         personal_accuracy=drawn(rng), personalised=True, unit="client",
         settings={"noise_multiplier": rng.random(), "clip_norm": 5.0, "rank": rank},

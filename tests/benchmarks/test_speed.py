@@ -42,10 +42,10 @@ from bench.contract.defense import Defense
 from bench.contract.messages import State, as_kind
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
-from bench.metrics.images import ssim
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.seeding import generator
+from bench.toolkit.images import ssim
 from tests.benchmarks.timing import TRIES, best_of, on_threads
 from tests.conftest import context_for, network_for, seen_under
 

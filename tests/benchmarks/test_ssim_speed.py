@@ -16,8 +16,8 @@ import pytest
 import torch
 from skimage.metrics import structural_similarity
 
-from bench.metrics.images import ssim
 from bench.seeding import generator
+from bench.toolkit.images import ssim
 from tests.benchmarks.timing import on_threads
 
 IMAGES = 1000

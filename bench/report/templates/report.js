@@ -90,7 +90,7 @@
       for (const row of $$("tr[data-i]", board)) {
         all += 1;
         const keep = fits && (!wanted.defense || row.dataset.d === wanted.defense)
-          && !(wanted.ranked && row.classList.contains("unranked"))
+          && !(wanted.useful && row.classList.contains("useless"))
           && words.every((word) => text(row).includes(word));
         row.hidden = !keep;
         const opened = row.nextElementSibling;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,8 @@ WINDOW = 11
 _SIGMA = 1.5
 _C1, _C2 = 0.01**2, 0.03**2
 _LEAST_MSE = 1e-10
+_STEPS, _MOST = 25, 384
+"""Of the ascent in `most_similar`: its steps, and the images that it sees."""
 _BAND = 12
 """Rows of the blur matrix that are multiplied at once."""
 _CHUNK_PIXELS = 1 << 15
@@ -123,6 +126,37 @@ def similar_to(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         return (top / bottom).mean(dim=(1, 2, 3))
 
     return similar
+
+
+def most_similar(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
+    """Return images [count, C, H, W] in [0, 1] of the largest mean SSIM with the images of their
+    slots that L-BFGS finds in a few steps.
+
+    Args:
+        x: Images [N, C, H, W], of which the first few hundred are used.
+        slots: Which of the returned images each of them is compared with, int64 [N].
+        start: Where to begin, such as the mean of each slot.
+    """
+    from scipy.optimize import Bounds, minimize
+
+    similar, slots = similar_to(x[:_MOST]), slots[:_MOST]
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        guess = torch.from_numpy(flat).view(start.shape).requires_grad_()
+        value = -similar(guess, slots).mean()
+        (slope,) = torch.autograd.grad(value, guess)
+        return float(value.detach()), slope.numpy().ravel()
+
+    first = start.double().clamp(0, 1).numpy().ravel()
+    found = minimize(
+        loss,
+        first,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=Bounds(0, 1),
+        options={"maxiter": _STEPS},
+    )
+    return torch.from_numpy(found.x).view(start.shape).to(x.dtype)
 
 
 def _window_matrix(length: int) -> Tensor:

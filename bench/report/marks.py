@@ -1,0 +1,114 @@
+"""The marks of a table's rows, all by one test: overview, tables and `compare` agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bench.metrics.paired import Difference, differences
+from bench.records import FlagCode, Marks, Row
+from bench.report.verdicts import accuracy_drop, has_use, undefended, understated
+
+_UNTRUSTED = (
+    FlagCode.BELOW_FLOOR,
+    FlagCode.TRAINING_FAILED,
+    FlagCode.TRAINING_TIMEOUT,
+    FlagCode.ATTACK_FAILED,
+    FlagCode.ATTACK_TIMEOUT,
+    FlagCode.ATTACK_PENDING,
+)
+SAME_FLOOR = 1e-6
+"""Difference up to which two baselines are of the same victims: they depend on those alone."""
+
+
+LEGEND = {
+    "*": "statistically tied for best (paired test, 5 %, Holm-adjusted over the table).",
+    "=": "not separable from no defense (same test).",
+}
+
+
+def with_marks(table: Sequence[Row]) -> list[Row]:
+    """Return a table's rows with their marks and accuracy drops."""
+    found, bare = marks(table), undefended(table)
+    return [
+        replace(
+            row,
+            marks=found.get(i, Marks()),
+            accuracy_drop=None if bare is None else accuracy_drop(row, bare),
+        )
+        for i, row in enumerate(table)
+    ]
+
+
+def marks(table: Sequence[Row], shown: Iterable[int] | None = None) -> dict[int, Marks]:
+    """Return the marks of some rows of a table, by their places; rows without use have none.
+
+    Args:
+        table: All its rows, over which p-values are adjusted.
+        shown: Places of the rows among which the best is looked for; by default all.
+    """
+    places = [
+        i
+        for i in (range(len(table)) if shown is None else shown)
+        if has_use(table[i]) and table[i].leaks is not None
+    ]
+    bare = undefended(table)
+    known = bare is not None and bare.leaks is not None and has_use(bare)
+    base = next((i for i, row in enumerate(table) if row is bare), None) if known else None
+    trusted = [i for i in places if is_trusted(table[i])]
+    several = len(trusted) > 1
+    best = min(trusted, key=lambda i: table[i].leak or 0.0) if several else None
+    of_best = None if best is None else row_differences(table, best)
+    of_bare = None if base is None else row_differences(table, base)
+    found = {}
+    for i in places:
+        less = of_bare[i] if of_bare else None
+        tied = False
+        if best is not None and of_best is not None and i in trusted:
+            # One pair is tested once: the best row against the undefended one.
+            worse = of_bare[best] if of_bare and i == base else of_best[i]
+            tied = i == best or (worse is not None and not worse.separated)
+        found[i] = Marks(
+            best=tied,
+            undefended=less is not None and not (less.separated and less.interval.mean < 0),
+        )
+    return found
+
+
+def row_differences(
+    table: Sequence[Row], reference: int, also: Iterable[int] = ()
+) -> list[Difference | None]:
+    """Compare the normalised leakage of a table's rows with that of one of them.
+
+    Args:
+        table: Its rows; those without use are left out.
+        reference: Place of the row with which the others are compared.
+        also: Places of rows that are compared though they have no use.
+
+    Returns:
+        Per row its difference, None for the reference and for rows that are left out.
+    """
+    kept = [
+        i
+        for i, row in enumerate(table)
+        if row.leaks is not None and (has_use(row) or i in (reference, *also))
+    ]
+    leaks = [one for i in kept if (one := table[i].leaks) is not None]
+    base = leaks[kept.index(reference)]
+    same = [
+        leak.threat == base.threat and bool(np.isclose(leak.floor, base.floor, rtol=SAME_FLOOR))
+        for leak in leaks
+    ]
+    found = differences([one.outcomes for one in leaks], kept.index(reference), same)
+    out: list[Difference | None] = [None] * len(table)
+    for place, difference in zip(kept, found, strict=True):
+        out[place] = difference
+    return out
+
+
+def is_trusted(row: Row) -> bool:
+    """Whether no flag says that the row leaks more than it shows, or that an attack on it or a
+    training is missing: such a row is never marked as best."""
+    return not any(f.code in _UNTRUSTED for f in row.flags) and understated(row) is None
