@@ -136,13 +136,10 @@ class Recognised:
     def text(self) -> str:
         """7/12, with the baseline's number where that is a twentieth or more: 7/12 (1); of many
         samples 58 %."""
-        known = self.baseline >= 0.05 * self.of
+        one, two = f"{self.count}/{self.of}", str(self.baseline)
         if self.of > 999:
-            shares = (100 * n / self.of for n in (self.count, self.baseline))
-            one, two = (f"{share:.0f} %" for share in shares)
-        else:
-            one, two = f"{self.count}/{self.of}", str(self.baseline)
-        return f"{one} ({two})" if known else one
+            one, two = (f"{100 * n / self.of:.0f} %" for n in (self.count, self.baseline))
+        return f"{one} ({two})" if self.baseline >= 0.05 * self.of else one
 
 
 @dataclass(frozen=True, kw_only=True)

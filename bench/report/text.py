@@ -20,8 +20,8 @@ from bench.report.tables import any_errors, any_personalised, tables, work
 def legend(rows: Sequence[Row]) -> list[str]:
     """What the columns of some rows' tables mean, a line each."""
     lines = [
-        f"leakage: from no better than guessing (0) to a perfect reconstruction (1), of the "
-        f"selected reconstructions, or without them of the upper bound; {over(rows)}.",
+        "leakage: from no better than guessing (0) to a perfect copy (1), of the selected "
+        f"reconstructions, or without them of the upper bound; {explain.interval_words(rows)}.",
     ]
     lines += [f"{sign} {text}" for sign, text in MARKS.items() if _has(rows, sign)]
     if any(r.choice for r in rows):
@@ -48,11 +48,6 @@ def legend(rows: Sequence[Row]) -> list[str]:
             "accuracy '-': there is no common model."
         )
     return [*lines, *([advice] if (advice := overviews.sureness(rows)) else [])]
-
-
-def over(rows: Sequence[Row]) -> str:
-    """What the intervals are over."""
-    return explain.interval_words(rows) or "95 % interval"
 
 
 def _has(rows: Sequence[Row], sign: str) -> bool:
