@@ -72,6 +72,8 @@ def test_with_one_seed_it_is_students_test_over_victims() -> None:
 def test_no_p_value_is_below_that_of_a_permutation_of_signs() -> None:
     assert one([outcomes(0, 0, spread=0), outcomes(1, 1, spread=0)]).p == 2**-7
     assert one([outcomes(1, 1, spread=0), outcomes(1, 1, spread=0)]).p == 1
+    few = {0: np.ones(1), 1: np.ones(1), 2: np.ones(1)}  # of other victims
+    assert one([outcomes(0, 0, 0, spread=0), few], paired=[True, False]).p == 2 / 455
     single = one([{0: np.zeros(1)}, {0: np.ones(1)}])
     assert single.p == 1
     assert (single.interval.lo, single.interval.hi) == (-math.inf, math.inf)

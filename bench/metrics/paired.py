@@ -58,7 +58,8 @@ def differences(
     that of victims within seeds, and the interaction of rows and seeds, pooled over the table
     (analysis of variance of rows by seeds). It has the degrees of freedom of the pooled part,
     (rows - 1)(seeds - 1). With one seed it is the variance over victims alone. No p-value is
-    below 2^(1 - victims), the least of a permutation of signs. p-values are adjusted over the table
+    below the least of a permutation test on the victims: 2^(1 - n) of n pairs, 2 / C(n + m, n) of n
+    and m other victims. p-values are adjusted over the table
     (S. Holm, A simple sequentially rejective multiple test procedure, 1979).
 
     Args:
@@ -84,7 +85,9 @@ def differences(
         within = float(np.mean([_within(row[s], base[s], same) for s in seeds]))
         sizes = tuple(len(row[s]) for s in seeds)
         interval, p = _test(means, within, sum(sizes) - len(seeds), pooled, freedom)
-        raw[place] = (interval, tuple(means.tolist()), sizes, max(p, 2.0 ** (1 - sum(sizes))))
+        n, others = sum(sizes), sum(len(base[s]) for s in seeds)
+        least = 2.0 ** (1 - n) if same and n == others else 2 / math.comb(n + others, n)
+        raw[place] = (interval, tuple(means.tolist()), sizes, min(1.0, max(p, least)))
     adjusted = dict(zip(raw, holm([p for *_, p in raw.values()]), strict=True))
     return [
         None

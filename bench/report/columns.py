@@ -184,8 +184,8 @@ def _epsilon(value: float | None) -> Shown:
 
 def _marks(row: Row) -> Shown:
     text = row.marks.text
-    value = str(int(row.marks.best) - int(row.marks.undefended))
-    return Shown(text=text, full=text, brief=text, value=value)
+    order = int(row.marks.best) - int(row.marks.undefended)
+    return Shown(text=text, full=text, brief=text, value=str(order))
 
 
 def _defense(row: Row) -> Shown:

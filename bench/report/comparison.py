@@ -27,8 +27,6 @@ from bench.suite import parse_value
 
 ONLY = ("protocol", "dataset", "model", "seed")
 """What a comparison may be restricted by."""
-LEAKAGE = "leakage"
-"""What is compared where no single attack is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +121,7 @@ def compare_rows(
     out = []
     for title, rows, first, second in pairs:
         if attack is None:
-            metric, values = LEAKAGE, [_leakage(row) for row in rows]
+            metric, values = "leakage", [_leakage(row) for row in rows]
         else:
             known = {n for row in rows for n in row.attacks}
             check_wanted("attack", attack, known)

@@ -102,10 +102,8 @@ def row_differences(
         for leak in leaks
     ]
     found = differences([one.outcomes for one in leaks], kept.index(reference), same)
-    out: list[Difference | None] = [None] * len(table)
-    for place, difference in zip(kept, found, strict=True):
-        out[place] = difference
-    return out
+    by_place = dict(zip(kept, found, strict=True))
+    return [by_place.get(i) for i in range(len(table))]
 
 
 def is_trusted(row: Row) -> bool:
