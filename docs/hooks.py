@@ -428,6 +428,13 @@ def tasks(names: Sequence[str], body: str) -> str:
     return f"{first}\n\n{table(['table', *columns], lines)}"
 
 
+def leakage_cell(verdict: Any) -> str:
+    """An overview's leakage with its signs, its interval below it."""
+    value, _, ends = verdict.leakage.partition(" ")
+    below = f"<br><small>{ends}</small>" if ends else ""
+    return f'<span class="leak {verdict.style}">{value}{verdict.signs}{below}</span>'
+
+
 def overview(names: Sequence[str], _: str) -> str:
     from bench.report import overview as overviews
 
@@ -441,7 +448,7 @@ def overview(names: Sequence[str], _: str) -> str:
         lines = [
             [
                 f"**{line.defense}**",
-                *(f'<span class="leak {v.style}">{v.text}</span>' for v in line.verdicts),
+                *map(leakage_cell, line.verdicts),
                 *(cost.of(line) for cost in overviews.COSTS),
             ]
             for line in kept
