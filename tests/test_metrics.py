@@ -215,6 +215,12 @@ def test_an_image_is_recognised_where_the_true_one_is_nearest() -> None:
     assert recognised(half, both, labels.expand(4, 2), others).tolist() == [0.5] * 4
 
 
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 64)])
+def test_perfect_copies_of_large_images_are_recognised(shape: tuple[int, ...]) -> None:
+    x, y = torch.rand(60, *shape, generator=torch.Generator().manual_seed(3)), torch.arange(60) % 3
+    assert recognised(x[:, None], x[:, None], y[:, None], Gallery(x, y)).tolist() == [1.0] * 60
+
+
 def test_recognition_agrees_with_a_slow_loop() -> None:
     x, y = gallery(60)
     rng = torch.Generator().manual_seed(2)

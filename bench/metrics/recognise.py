@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,30 +16,32 @@ EXACT = 0.05
 """Largest error of a numeric column of a record that counts as the same value, in standard
 deviations."""
 
+_SAME = 1e-9
+"""Largest squared error, as a share of an image's squared length, of a copy of it."""
 
+
+@dataclass(frozen=True, eq=False)
 class Gallery:
     """Images of a data set with which reconstructions are compared.
 
-    Args:
+    Attributes:
         x: Images [N, C, H, W].
         y: Their labels [N].
     """
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x, self._labels = x, y.cpu().numpy()
-        self._classes: dict[int, Tensor] = {}
+    x: Tensor
+    y: Tensor
 
     def of(self, label: int) -> Tensor:
         """Return up to 1,000 standardised images [M, D], half of them of a class; always the same
         ones."""
-        if label not in self._classes:
-            order = numpy_generator(0, "gallery", label).permutation(len(self._labels))
-            mine = self._labels[order] == label
-            same = order[mine][: (OTHERS + 1) // 2]
-            other = order[~mine][: OTHERS + 1 - len(same)]
-            chosen = torch.from_numpy(np.sort(np.concatenate([same, other])))
-            self._classes[label] = _standardised(self._x[chosen].cpu())
-        return self._classes[label]
+        labels = self.y.cpu().numpy()
+        order = numpy_generator(0, "gallery", label).permutation(len(labels))
+        mine = labels[order] == label
+        same = order[mine][: (OTHERS + 1) // 2]
+        other = order[~mine][: OTHERS + 1 - len(same)]
+        chosen = torch.from_numpy(np.sort(np.concatenate([same, other])))
+        return _standardised(self.x[chosen].cpu())
 
 
 def recognised(guess: Tensor, x: Tensor, y: Tensor, gallery: Gallery) -> Tensor:
@@ -64,7 +68,8 @@ def recognised(guess: Tensor, x: Tensor, y: Tensor, gallery: Gallery) -> Tensor:
         of = (labels == label).nonzero()[:, 0]
         others = gallery.of(int(label))
         far = torch.cdist(made[of], others).square()
-        far[torch.cdist(true[of], others) < 1e-6] = torch.inf
+        # Relative to D, the squared length of a standardised image: cdist rounds.
+        far[torch.cdist(true[of], others).square() < _SAME * true.shape[1]] = torch.inf
         hits[of] = (own[of] < far.min(dim=1).values - 1e-9).double()
     return hits.view(y.shape).mean(dim=1)
 
