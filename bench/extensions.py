@@ -71,7 +71,8 @@ def imported(load: Callable[[], T], module: str) -> T:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Execute a Python file as a module of its own.
+    """Execute a Python file as a module of its own. It finds its neighbours as a script does, and
+    by relative imports as a module of its package does; no neighbour hides an installed package.
 
     Raises:
         UserError: For a file that does not exist or is no Python file.
@@ -79,16 +80,28 @@ def load_file(path: Path) -> ModuleType:
     """
     if not path.is_file():
         raise UserError(f"no such file: {path}.")
+    folder = path.resolve().parent
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"{FILE_MODULE}{path.stem}_{place}"
+    inner = [path.stem]
+    while all((f / "__init__.py").is_file() for f in (folder, folder.parent)):
+        inner.insert(0, folder.name)
+        folder = folder.parent
+    package = ModuleType(f"{FILE_MODULE}{path.stem}_{place}")
+    spec = importlib.machinery.ModuleSpec(package.__name__, None, is_package=True)
+    spec.submodule_search_locations = package.__path__ = [str(folder)]
+    package.__spec__ = spec
+    sys.modules.setdefault(package.__name__, package)
+    name = ".".join([package.__name__, *inner])
     loader = _FromSource(name, str(path)) if path.suffix == ".py" else None
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    if spec is None or spec.loader is None:
+    own = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if own is None or own.loader is None:
         raise UserError(f"{path} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(own)
     sys.modules[name] = module
     try:
-        imported(partial(spec.loader.exec_module, module), name)
+        imported(partial(own.loader.exec_module, module), name)
     except BaseException:
         sys.modules.pop(name, None)
         raise

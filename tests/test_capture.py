@@ -22,6 +22,7 @@ import bench
 from attacks.engine.gradients import ObservedTraining, Simulated
 from bench.capturing.attacking import chosen, leak_of, read_views
 from bench.capturing.opacus import noised_by
+from bench.capturing.recording import Noised
 from bench.cli import app
 from bench.contract.events import Gaussian
 from bench.data.dataset import Dataset
@@ -231,7 +232,7 @@ def test_the_command_shows_scores_choice_and_epsilon(
     assert "split_label does not apply: " in shown.output
     assert (tmp_path / "made-ilrg.safetensors").is_file()
     told = CliRunner().invoke(app, [*asked, "--json"])
-    (found,) = json.loads(told.output)
+    (found,) = json.loads(told.stdout)
     assert found["attacks"][0]["values"]["lnacc"] == [1.0]
     lost = CliRunner().invoke(app, ["attack", str(noised[0]), "--attack", "ilrg"])
     assert lost.exit_code == 0, lost.output  # this process holds the model still
@@ -295,16 +296,206 @@ def test_a_gradient_of_another_loss_is_warned_of(public: Samples, private: Sampl
     net, (x, y) = flat(), private
     client = bench.capture(net, public=public)
     (2 * cross_entropy(net(x), y)).backward()
-    with pytest.warns(UserWarning, match="differ by 100% of its length"):
+    with pytest.warns(UserWarning, match=r"differ by 100% of its length.* 2 times as long"):
         client.gradient(x, y)
+    # The same under a clip that is told; the clipped gradient itself is explained.
+    clip = Noised("gaussian", {"noise_multiplier": 0.0, "clip_norm": 0.1})
+    net.zero_grad()
+    cross_entropy(net(x), y, label_smoothing=0.5).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    with pytest.warns(UserWarning, match="is not what the told training makes of these samples"):
+        client.gradient(x, y, noised=clip)
+    net.zero_grad()
+    cross_entropy(net(x), y).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    client.gradient(x, y, noised=clip)
 
 
-def test_a_frozen_layer_that_would_be_made_anew_is_refused(public: Samples) -> None:
+SGD = torch.optim.SGD
+TRAININGS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "plain": ({}, None),
+    "plain in batches": ({"batch": 3, "epochs": 4}, None),
+    "momentum": ({"momentum": 0.9, "batch": 4, "epochs": 3}, "momentum"),
+    "adam": ({"make": torch.optim.Adam, "lr": 0.01}, "as by Adam"),
+    "decay": ({"weight_decay": 0.5}, "as of weight decay"),
+    "proximal": ({"near": 3.0, "epochs": 6}, "a proximal term"),
+    "clip": ({"clip": 0.1}, r"0\.\d+ times as long .* a clip"),
+    "schedule": ({"decays": 0.3, "batch": 4, "epochs": 4}, "another learning rate"),
+    "other rate": ({"told": 1.0}, "0.1 times as long"),
+    "head alone": ({"only": "3."}, r"'1.weight' and 1 others did not move"),
+    "nothing": ({"only": "none"}, "Nothing moved"),
+}
+
+
+@pytest.mark.parametrize("name", list(TRAININGS))
+def test_a_training_that_attacks_do_not_simulate_is_warned_of(
+    name: str, public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    """Several epochs in random orders are explained, whatever the order was."""
+    (x, y), (more, cause) = private, TRAININGS[name]
+    asked = {"make": SGD, "lr": 0.1, "batch": 8, "epochs": 1, **more}
+    net, rng = flat(), torch.Generator().manual_seed(3)
+    begin = [p.detach().clone() for p in net.parameters()]
+    client = bench.capture(net, public=public, lr=asked.get("told", asked["lr"]))
+    trained = [p for n, p in net.named_parameters() if n.startswith(asked.get("only", ""))]
+    options = {n: asked[n] for n in ("momentum", "weight_decay") if n in asked}
+    steps = asked["make"](trained or [torch.zeros(1)], lr=asked["lr"], **options)
+    for epoch in range(asked["epochs"]):
+        for group in steps.param_groups:
+            group["lr"] = asked["lr"] * asked.get("decays", 1.0) ** epoch
+        for some in torch.randperm(8, generator=rng).split(asked["batch"]):
+            net.zero_grad()
+            near = sum((p - b).square().sum() for p, b in zip(net.parameters(), begin, strict=True))
+            (cross_entropy(net(x[some]), y[some]) + asked.get("near", 0.0) / 2 * near).backward()
+            if "clip" in asked:
+                nn.utils.clip_grad_norm_(net.parameters(), asked["clip"])
+            steps.step()
+    done = {"batch": asked["batch"], "local_epochs": asked["epochs"]}
+    if cause is None:
+        client.weights(x, y, **done)
+    else:
+        with pytest.warns(UserWarning, match=cause):
+            client.weights(x, y, **done)
+    client.save(tmp_path / "seen")
+    (made,) = bench.attack(tmp_path / "seen", "prior_only", model=flat())
+    assert (made.unexplained is None) == (leak_of(made) is not None) == (cause is None)
+    shown = CliRunner().invoke(
+        app, ["attack", str(tmp_path / "seen"), "--attack", "prior_only", "--model", f"{FILE}:flat"]
+    )
+    assert ("not attacked" in shown.output) == (cause is not None), shown.output
+
+
+def test_noise_and_clips_that_are_told_are_no_other_training(
+    public: Samples, private: Samples
+) -> None:
+    net, (x, y) = flat(), private
+    settings = {"noise_multiplier": 1.0, "clip_norm": 0.1}
+    client = bench.capture(net, public=public, defense="gaussian", settings=settings)
+    cross_entropy(net(x), y).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    for p in net.parameters():
+        assert p.grad is not None
+        p.grad += 0.1 * torch.randn(p.grad.shape, generator=torch.Generator().manual_seed(0))
+    client.gradient(x, y)
+
+
+def test_another_network_at_the_attack_does_not_explain_what_was_seen(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = flat(), private
+    net[1].requires_grad_(False)  # what is frozen is in the view
+    client = bench.capture(net, public=public)
+    cross_entropy(net(x[:1]), y[:1]).backward()
+    client.gradient(x[:1], y[:1])
+    client.save(tmp_path / "seen")
+    for act, frozen, explained in ((nn.Sigmoid(), 1.0, True), (nn.ReLU(), 1.0, False)):
+        other = nn.Sequential(nn.Flatten(), nn.Linear(256, 32), act, nn.Linear(32, 10))
+        other[1].requires_grad_(False).weight *= frozen
+        (made,) = bench.attack(tmp_path / "seen", "prior_only", model=other)
+        assert (made.unexplained is None) == explained
+
+
+def test_an_attack_that_fails_ends_alone(
+    public: Samples, private: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, (x, y) = flat(), private
+    client = bench.capture(net, public=public, named=f"{FILE}:flat", classes=10)
+    cross_entropy(net(x[:1]), y[:1]).backward()
+    client.gradient(x[:1], y[:1])
+    client.save(tmp_path / "seen")
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr("attacks.ilrg.ILRG.run", broken)
+    asked = ["attack", str(tmp_path / "seen"), "--quick"]
+    shown = CliRunner().invoke(app, [*asked, "--attack", "ilrg", "--attack", "analytic"])
+    assert shown.exit_code == 1
+    assert "ilrg failed: RuntimeError: out of order" in shown.output
+    assert "Traceback" in shown.output
+    assert "seen: analytic (2 of 2)" in shown.output
+    assert re.search(r"analytic +1\.000", shown.output)
+    assert "1 client, 1 sample of 1x16x16, sent as gradient" in shown.output
+
+
+@pytest.mark.parametrize("few", [2, 5])
+def test_few_public_samples_suffice(
+    few: int, public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = flat(), private
+    client = bench.capture(net, public=(public[0][:few], public[1][:few]), classes=10)
+    cross_entropy(net(x[:1]), y[:1]).backward()
+    client.gradient(x[:1], y[:1])
+    client.save(tmp_path / "seen")
+    made = bench.attack(tmp_path / "seen", "idlg", "ilrg", model=net, budget=60)
+    assert [one.reason for one in made] == [None, None]
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda n: torch.compile(n, backend="eager")])
+def test_wrapped_models_are_captured_as_what_they_wrap(
+    wrap: Any, public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = wrap(flat()), private
+    client = bench.capture(net, public=public)
+    cross_entropy(net(x[:1]), y[:1]).backward()
+    client.gradient(x[:1], y[:1])
+    client.save(tmp_path / "seen")
+    (made,) = bench.attack(tmp_path / "seen", "analytic", model=flat())
+    assert made.means()["ssim"] > 0.99
+
+
+LABELS: dict[str, tuple[Any, str | None]] = {
+    "[K, 1]": (lambda y: y[:, None], None),
+    "one-hot": (lambda y: torch.eye(10)[y], r"must be classes, int64 \[N\].*give y.argmax\(1\)"),
+    "beyond": (lambda y: y + 8, r"must lie in 0\.\.9, got .*give classes= if there are more"),
+    "ignored": (lambda y: y.where(y > 3, -100), r"must lie in 0\.\.9, got -100 to"),
+    "none": (lambda y: y[:0], r"must be \[K, 1, 16, 16\] with K labels"),
+}
+
+
+@pytest.mark.parametrize("form", list(LABELS))
+def test_labels_of_other_forms_are_read_or_refused(
+    form: str, public: Samples, private: Samples
+) -> None:
+    net, (x, y) = flat(), private
+    client = bench.capture(net, public=(public[0].numpy(), public[1][:, None].numpy()))
+    cross_entropy(net(x), y).backward()
+    make, sentence = LABELS[form]
+    if sentence is None:
+        client.gradient(x, make(y))
+        return
+    with pytest.raises(UserError, match=sentence):
+        client.gradient(x, make(y))
+    with pytest.raises(UserError, match="Poisson sampling"):
+        client.gradient(x[:0], y[:0])
+
+
+def test_a_frozen_layer_made_anew_is_captured_as_the_model_has_it(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
     torch.manual_seed(1)
-    net = strangers.Attentive(classes=10, in_channels=1)
-    bench.capture(net, public=public)
-    with pytest.raises(UserError, match=r"'frozen.weight' is not trained, and .* other values"):
-        bench.capture(net, public=public, named=f"{FILE}:Attentive")
+    net, (x, y) = strangers.Attentive(classes=10, in_channels=1), private
+    client = bench.capture(net, public=public, named=f"{FILE}:Attentive")
+    cross_entropy(net(x[:1]), y[:1]).backward()
+    client.gradient(x[:1], y[:1])
+    client.save(tmp_path / "seen")
+    (made,) = bench.attack(tmp_path / "seen", "prior_only")
+    assert made.unexplained is None
+
+
+def test_opacus_edges_are_refused_or_infinite(public: Samples, private: Samples) -> None:
+    net, (x, y) = flat(), private
+    engine = PrivacyEngine()
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    sgd = SGD(net.parameters(), lr=0.1)
+    made, private_sgd, _ = engine.make_private(
+        module=net, optimizer=sgd, data_loader=loader, noise_multiplier=0.0, max_grad_norm=1.0
+    )
+    cross_entropy(made(x), y).backward()
+    with pytest.raises(UserError, match=r"call it after optimizer.step\(\)"):
+        noised_by(private_sgd, engine.accountant)
+    private_sgd.step()
+    assert noised_by(private_sgd, engine.accountant).ledger()["eps_claimed"] == float("inf")
 
 
 def test_what_cannot_be_captured_is_refused_in_one_sentence(
@@ -320,6 +511,8 @@ def test_what_cannot_be_captured_is_refused_in_one_sentence(
         (lambda: bench.capture(net, public=public, defense="spm"), "needs the setting"),
         (lambda: bench.capture(net, public=public, defense="pm_sfl"), "variables of its own"),
         (lambda: bench.capture(net, public=public, named=NAMED), "must make the same model"),
+        (lambda: bench.capture(nn.LazyLinear(10), public=public), "pass a batch through it"),
+        (lambda: bench.capture(net, public=(public[0], public[1] // 2)), "give classes= if"),
         (lambda: bench.capture(net, public=public, named="mlp3"), "named must say how"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,12 +134,64 @@ def test_a_masked_upload_is_not_captured_and_that_is_said(digits: Dataset, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+REPLIES: dict[str, tuple[Any, str | None]] = {
+    "prefixed, in another order": (
+        lambda after, before: {f"m.{n}": after[n] for n in sorted(after, reverse=True)}, None,
+    ),
+    "a delta": (
+        lambda after, before: {n: after[n] - before[n] for n in after}, "differences of weights",
+    ),
+    "the body frozen": (
+        lambda after, before: {n: after[n] if n[0] == "3" else before[n] for n in after},
+        r"'1.weight' and 3 others did not move",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", list(REPLIES))
+def test_replies_of_other_forms_are_read_or_warned_of(
+    digits: Dataset, tmp_path: Path, form: str
+) -> None:
+    state, (change, warning) = network().state_dict(), REPLIES[form]
+    x, y = digits.train_x[:2], digits.train_y[:2]
+    public = digits.aux_x, digits.aux_y
+    mod = flower.capture_mod(tmp_path, network(), public=public, lr=0.1, data=lambda *_: (x, y))
+
+    def train(msg: Message, ctxt: Any) -> Message:
+        reply = fit(digits)(msg, ctxt)
+        after = {n: torch.from_numpy(a.numpy()) for n, a in reply.content["arrays"].items()}
+        reply.content["arrays"] = arrays(change(after, state))
+        return reply
+
+    came = Message(Records(arrays=arrays(state), config={"server-round": 1}))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        mod(came, context(), train)  # type: ignore[arg-type]
+    texts = [str(one.message) for one in said if issubclass(one.category, UserWarning)]
+    assert (not texts) if warning is None else any(re.search(warning, t) for t in texts), texts
+    net = network()
+    cross_entropy(net(x), y).backward()
+    seen = load_seen(tmp_path / "round-1-client-3")
+    moved = seen.before["1.weight"] - seen.messages[0].parts["1.weight"].values
+    if form != "the body frozen":
+        assert torch.allclose(moved, 0.1 * net[1].weight.grad, atol=1e-6)
+
+
 def test_another_network_than_the_clients_is_refused(digits: Dataset, tmp_path: Path) -> None:
     other = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
-    mod = flower.capture_mod(tmp_path, other, public=(digits.aux_x, digits.aux_y), lr=0.1)
-    came = Records(arrays=arrays(network().state_dict()), config={"server-round": 1})
-    with pytest.raises(UserError, match="the clients' 9 arrays are not the model's state of 2"):
-        mod(Message(came), context(), fit(digits))  # type: ignore[arg-type]
+    public = digits.aux_x, digits.aux_y
+    came = Message(Records(arrays=arrays(network().state_dict()), config={"server-round": 1}))
+    for net, more, sentence in (
+        (
+            other,
+            {"lr": 0.1},
+            r"the clients' 9 arrays \(.*\) are not the model's state of 2 tensors",
+        ),
+        (network(), {}, r"needs the clients' learning rate: capture_mod\(..., lr=\)"),
+    ):
+        mod = flower.capture_mod(tmp_path, net, public=public, **more)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=sentence):
+            mod(came, context(), fit(digits))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["pm_sfl", "dp_sgd", "selective_shield"])

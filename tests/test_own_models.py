@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 import bench
@@ -20,7 +21,7 @@ from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code
 from bench.harness.launch import executor_of, planned
-from bench.models import build, hand
+from bench.models import bare_parameters, build, hand, unwrapped
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
 from bench.sandbox.conformance.models import check_model
@@ -78,6 +79,87 @@ def test_a_users_module_gives_the_logits_that_it_gives_by_itself(name: str) -> N
     frozen = {n: p for n, p in network.constants.items() if n.startswith("frozen.")}
     expected = functional_call(module.train(), {**own, **frozen}, (x,))
     assert torch.allclose(network.apply(params, x, mode="train"), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the older weight_norm
+@pytest.mark.parametrize("name", list(strangers.HANDLED))
+def test_a_module_runs_as_it_is(name: str) -> None:
+    """Logits and gradients in training are those of the module that nobody touched."""
+    network = build(f"{FILE}:{name}", shape=(1, 16, 16), classes=CLASSES)
+    assert isinstance(network, ModuleNetwork)
+    network.check()
+    torch.manual_seed(0)
+    module = unwrapped(strangers.HANDLED[name](CLASSES)).train()
+    x, y = torch.rand(8, 1, 16, 16, generator=generator(0, "x")), torch.arange(8) % CLASSES
+    module(x)  # gives lazy layers their shapes
+    own = bare_parameters(module)
+    inner = network.anatomy.parameters
+    params = {k: own[n].detach().clone() for k, n in inner.items()}
+    assert {n for n, p in own.items() if p.requires_grad} == set(
+        network.anatomy.parameters.values()
+    )
+    with torch.no_grad():
+        for name, value in network.constants.items():
+            if name in own:
+                own[name].copy_(value)
+    leaves = {n: v.clone().requires_grad_() for n, v in params.items()}
+    buffers = network.calibrate(params, x)
+    cases = [(leaves, "train")] + ([(params, "eval")] if not network.normalises else [])
+    for state, mode in cases:
+        made = network.run(state, x, mode=mode, buffers=buffers)
+        assert torch.allclose(made, module.train(mode == "train")(x), atol=1e-5)
+    cross_entropy(module.train()(x), y).backward()
+    slopes = torch.autograd.grad(
+        cross_entropy(network.run(leaves, x, mode="train"), y), list(leaves.values())
+    )
+    for known, slope in zip(leaves, slopes, strict=True):
+        grad = own[inner[known]].grad
+        assert grad is not None
+        assert torch.allclose(slope, grad, atol=1e-5)
+
+
+def test_a_network_that_runs_otherwise_than_its_module_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network, right = brought("Residual"), ModuleNetwork._segment
+    monkeypatch.setattr(ModuleNetwork, "_segment", lambda *args: 1.01 * right(*args))
+    with pytest.raises(UserError, match="has other gradients among several clients than by itself"):
+        network.check()
+
+
+def test_constants_that_were_seen_are_used(tmp_path: Path) -> None:
+    """A frozen layer made anew has other numbers than the one that a client held."""
+    network = build(f"{FILE}:frozen_body", shape=(1, 16, 16), classes=CLASSES)
+    params, x = network.init(generator(0, "init")), torch.rand(4, 1, 16, 16)
+    buffers = network.calibrate(params, x)
+    moved = buffers | {"constant/0.weight": 2 * buffers["constant/0.weight"]}
+    one, other = (network.run(params, x, buffers=b, mode="train") for b in (buffers, moved))
+    assert not torch.allclose(one, other)
+    assert torch.equal(one, network.run(params, x, mode="train"))
+
+
+def test_a_model_of_several_files_finds_its_neighbours(tmp_path: Path) -> None:
+    package = tmp_path / "nets" / "inner"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    parts = package / "leakbench_test_parts.py"
+    parts.write_text("from torch import nn\ndef first(n):\n    return nn.Linear(n, 8)\n")
+    (package.parent / "common.py").write_text("WIDTH = 8\n")
+    body = "from torch import nn\ndef net(num_classes, in_features):\n    return nn.Sequential("
+    body += "nn.Flatten(), first(in_features), nn.Linear(WIDTH, num_classes))\n"
+    for name, lines in {
+        "relative": "from ..common import WIDTH\nfrom .leakbench_test_parts import first\n",
+        "sibling": "from leakbench_test_parts import first\nWIDTH = 8\n",
+    }.items():
+        file = package / f"{name}.py"
+        file.write_text(lines + body)
+        network = build(f"{file}:net", shape=(1, 4, 4), classes=3)
+        assert network.n_parameters == 17 * 8 + 9 * 3
+        before = Code(discover()).model(f"{file}:net")
+        parts.write_text(parts.read_text().replace("n, 8)", "n, 8, True)"))
+        assert Code(discover()).model(f"{file}:net") != before
+        parts.write_text(parts.read_text().replace("n, 8, True)", "n, 8)"))
 
 
 @pytest.mark.parametrize("name", list(strangers.STRANGERS))
@@ -169,11 +251,16 @@ def test_a_module_keeps_its_own_initial_parameters_drawn_from_the_seed() -> None
 
 REFUSED = {
     "dropping": r"draws random numbers in training \(1\), .* set without_dropout = true",
-    "silent": "has no head: it must end with a torch.nn.Linear with bias",
+    "Cosine": "has no linear head: its logits must be the output of a torch.nn.Linear",
+    "Probe": "passes no gradient from its samples to its logits",
+    "Coded": r"reads columns 1 as codes .* so no attack can look for them",
+    "scripted": "is or has a scripted or traced module",
+    "spectral": "changes its buffer '3.parametrizations.weight.0._[uv]' in a training pass",
+    "diverged": "gives logits that are not finite, as '1.weight' is not",
+    "all_frozen": "has no parameter that is trained, so it sends nothing to attack",
     "narrow": r"must be made|logits of shape \[3, 5\], got \[3, 3\]",
     "Noisy": "draws random numbers in evaluation too",
     "TwoFaced": "gives something else in training than in evaluation",
-    "Repeated": "calls its batch normalisation norm 2 times in one pass",
     "failing": "cannot be made with num_classes=5: RuntimeError: no such weights",
     "number": "must give a torch.nn.Module, got int",
     "shared": "must be a class or function that makes a torch.nn.Module, got Linear",
@@ -185,7 +272,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_what_cannot_be_used_is_refused_in_one_sentence(name: str) -> None:
     with pytest.raises(UserError, match=REFUSED[name]):
-        brought(name)
+        brought(name, shape=(7,) if name == "Coded" else None)
 
 
 def test_dropout_is_left_out_where_the_suite_says_so() -> None:
@@ -258,7 +345,22 @@ def test_a_data_set_is_for_checking_models_alone() -> None:
     assert found.exit_code == 2
 
 
-def test_check_notices_gradients_and_cuts_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_notices_cuts_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = ModuleNetwork._segment
+
+    def leaking(self: ModuleNetwork, *args: Any) -> Tensor:
+        return cut(self, *args) + (0.1 if args[3] else 0.0)
+
+    monkeypatch.setattr(ModuleNetwork, "_segment", leaking)
+    found = check_model(f"{FILE}:Residual", {"width": 2}, dataset="digits")
+    assert "cut in two it gives the same logits" in [
+        f.name for f in found.findings if f.status == "failed"
+    ]
+
+
+def test_layers_whose_products_are_not_their_gradients_go_the_general_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     right = ModuleNetwork.trace
 
     def wrong(self: ModuleNetwork, *args: Any, **more: Any) -> Any:
@@ -266,21 +368,7 @@ def test_check_notices_gradients_and_cuts_that_are_wrong(monkeypatch: pytest.Mon
         return logits, [replace(layer, input=2 * layer.input) for layer in layers]
 
     monkeypatch.setattr(ModuleNetwork, "trace", wrong)
-    found = check_model(f"{FILE}:Residual", {"width": 2}, dataset="digits")
-    assert [f.name for f in found.findings if f.status == "failed"] == [
-        "fast gradients are the general ones"
-    ]
-    monkeypatch.undo()
-    cut = ModuleNetwork._segment
-
-    def leaking(self: ModuleNetwork, tensors: Any, x: Tensor, low: int, high: int) -> Tensor:
-        return cut(self, tensors, x, low, high) + (0.1 if low else 0.0)
-
-    monkeypatch.setattr(ModuleNetwork, "_segment", leaking)
-    found = check_model(f"{FILE}:Residual", {"width": 2}, dataset="digits")
-    assert "cut in two it gives the same logits" in [
-        f.name for f in found.findings if f.status == "failed"
-    ]
+    assert list(brought("Plain")._layers()) == []
 
 
 def test_models_of_libraries_are_found_by_name() -> None:

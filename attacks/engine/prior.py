@@ -9,6 +9,9 @@ from torch import Tensor
 
 from bench.toolkit.batches import class_means
 
+_FEWEST, _BROAD = 10, 0.3
+"""Samples that a covariance needs, and the standard deviation of a pixel without them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
@@ -56,7 +59,10 @@ class Frame:
 
 
 def _factor(centred: Tensor) -> Tensor:
-    """Square root [D, D] of the shrunk covariance of centred samples [N, D]."""
+    """Square root [D, D] of the shrunk covariance of centred samples [N, D]; of fewer than ten,
+    which tell too little, that of independent values."""
+    if len(centred) < _FEWEST:
+        return _BROAD * torch.eye(centred.shape[1]).to(centred)
     if centred.shape[1] > 4096:
         return torch.diag(centred.std(dim=0).clamp_min(1e-3))
     from sklearn.covariance import ledoit_wolf

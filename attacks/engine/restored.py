@@ -26,7 +26,7 @@ from attacks.engine.weighed import (
     head_gradients,
     weighed_counts,
 )
-from attacks.engine.wire_labels import network_weights
+from attacks.engine.wire_labels import head_values, network_weights
 from bench.api import Context, Mechanism, Seen, State
 from bench.toolkit.batches import class_means
 
@@ -77,7 +77,7 @@ def restored_counts(
 def _view(seen: Seen, ctx: Context, *, shrink: float, refine: int) -> HeadView:
     """What one release shows of the head, and what iLRG makes of it."""
     weights = network_weights(seen, ctx)
-    weight, bias = (weights[n].detach().double().cpu() for n in ctx.network.head)
+    weight, bias = (v.detach().cpu() for v in head_values(weights, ctx.network, seen.buffers))
     head, samples = _head_gradient(seen, weight, bias), _public_samples(weights, seen, ctx)
     counting = Counting(
         weight=weight,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from attacks.engine.observation import NonFiniteError
-from bench.api import Context, Seen
+from bench.api import Context, NetworkView, Seen, State
+from bench.toolkit.losses import head_of
 
 LABELS, FEATURES, FEATURES_GRADIENT = "labels", "features", "features_gradient"
 
@@ -30,6 +33,23 @@ def network_weights(seen: Seen, ctx: Context) -> dict[str, Tensor]:
     return dict(ctx.defense.mean_realize(ctx.defense.receive(params, const), const))
 
 
+def head_values(weights: State, network: NetworkView, buffers: State) -> tuple[Tensor, Tensor]:
+    """Weight [C, F] and bias [C] of the head, float64. Of a head that is not these two parameters,
+    as a frozen or a low-rank one, they are read off its outputs."""
+    if all(n in weights for n in network.head):
+        return weights[network.head[0]].double(), weights[network.head[1]].double()
+    like = next(iter(weights.values()))
+    run: dict[str, Any] = {
+        "mode": "train",
+        "buffers": {n: v.to(like.device) for n, v in buffers.items()},
+    }
+    with torch.no_grad():
+        width = network.features(weights, like.new_zeros(2, *network.shape), **run).shape[1]
+        points = torch.eye(width + 1, width, device=like.device, dtype=like.dtype)
+        made = network.run(weights, points, first=head_of(network), **run).double()
+    return (made[:-1] - made[-1]).mT, made[-1]
+
+
 def shows_slopes(seen: Seen) -> bool:
     """Whether clients returned their loss's gradient by the server's features."""
     return bool(seen.clients) and bool(seen.of(seen.clients[0], FEATURES_GRADIENT))
@@ -44,7 +64,7 @@ def labels_by_slope(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     the second nearest. Raises NonFiniteError, naming the client.
     """
     weights = network_weights(seen, ctx)
-    weight, bias = (weights[n].double() for n in ctx.network.head)
+    weight, bias = head_values(weights, ctx.network, seen.buffers)
     slope = seen.stack(FEATURES_GRADIENT, seen.clients)[0][FEATURES_GRADIENT]
     for client, one in zip(seen.clients, slope, strict=True):
         if not bool(torch.isfinite(one).all()):

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from traceback import format_exc
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bench import models
+from bench.capturing.explaining import unexplained
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.partition import Dealing
 from bench.errors import UserError
+from bench.foreign import in_one_line
 from bench.harness.shared import SharedWork
 from bench.metrics.answers import tensors_of
 from bench.metrics.floors import floors
 from bench.metrics.named import leak
 from bench.metrics.score import Scores, score
-from bench.models import Network
+from bench.models import CONSTANT, Network
 from bench.outside.exports import check_labels, public_of, stem_of, truth_beside
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.observe import Truth
@@ -30,6 +33,8 @@ from bench.registry import Registry, discover, judge
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
+
+Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,10 @@ class Attacked:
     Attributes:
         attack: Its name.
         view: What it attacked.
-        reason: Why it does not apply, else None.
+        reason: Why it does not apply or how it failed, else None.
+        traceback: Of the error that ended it.
+        unexplained: How what was seen is not what the true samples give under the told training,
+            which attacks simulate; None where it is, or where the truth is not known.
         answer: What it rebuilt.
         scores: Against the truth, if that is known.
         floors: What needs no leak, by metric and victim.
@@ -68,6 +76,8 @@ class Attacked:
     attack: str
     view: Captured
     reason: str | None = None
+    traceback: str | None = None
+    unexplained: str | None = None
     answer: Reconstruction | None = None
     scores: Scores | None = None
     floors: Mapping[str, list[float]]
@@ -119,7 +129,8 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
 def _check_finite(base: Path, seen: Seen) -> None:
     """Raises UserError for values that no attack can compare anything with."""
     for release in seen.releases:
-        states = {"before": release.before, "const": release.const, "buffers": release.buffers}
+        statistics = {n: v for n, v in release.buffers.items() if not n.startswith(CONSTANT)}
+        states = {"before": release.before, "const": release.const, "buffers": statistics}
         sent = {
             f"the {m.kind} of {m.sender}": {n: p.values[p.presence()] for n, p in m.parts.items()}
             for m in release.messages
@@ -170,6 +181,7 @@ def attack_view(
     seed: int = 0,
     device: str = "cpu",
     plugins: Sequence[Path] = (),
+    tell: Tell = lambda name, done, among: None,
 ) -> list[Attacked]:
     """Attack a view with several attacks, and score them where the truth is known.
 
@@ -182,6 +194,7 @@ def attack_view(
         seed: Decides all that the attacks draw.
         device: Where to compute.
         plugins: Files that bring defenses and attacks.
+        tell: Gets each attack's name before it runs, how many ran and how many there are.
 
     Raises:
         UserError: For an unknown attack or setting, or a model that is not the view's.
@@ -192,28 +205,40 @@ def attack_view(
         raise UserError(f"settings are of one attack, but {len(names)} were asked for.")
     attacks = {name: registry.attack(name, settings or {}) for name in names}
     network, lowest = _network(view.seen, model), _floors(view)
-    made = []
-    for name, attack in attacks.items():
+    unlike, made = None, []
+    if view.truth is not None and str(view.seen.known.get("threat")).startswith("captured"):
+        known = view.seen.known["defense"]
+        defense = registry.defense(known["name"], known["settings"])
+        unlike = unexplained(view.seen, view.truth, network=network, defense=defense, device=device)
+    for number, (name, attack) in enumerate(attacks.items()):
+        tell(name, number, len(attacks))
         # Each draws from a stream of its own, whatever runs beside it.
         ctx = _context(view, registry, network, name, budget=budget, seed=seed, device=device)
-        made.append(_attacked(name, attack, view, ctx, lowest))
+        blank = Attacked(attack=name, view=view, floors=lowest, unexplained=unlike)
+        try:
+            made.append(_attacked(blank, attack, ctx))
+        except Exception as error:  # an attack's own error ends that attack alone
+            made.append(
+                replace(
+                    blank,
+                    reason=f"failed: {in_one_line(error)[:300]}",
+                    traceback=format_exc(),
+                )
+            )
     return made
 
 
-def _attacked(
-    name: str, attack: Attack, view: Captured, ctx: Context, lowest: Mapping[str, list[float]]
-) -> Attacked:
+def _attacked(blank: Attacked, attack: Attack, ctx: Context) -> Attacked:
+    view = blank.view
     read = view.seen if attack.reads == "all" else replace(view.seen, earlier=())
     reason = attack.applies(read)
     if reason is not None:
-        return Attacked(attack=name, view=view, reason=reason, floors=lowest)
+        return replace(blank, reason=f"does not apply: {reason}")
     answer = attack.run(read, ctx)
-    return Attacked(
-        attack=name,
-        view=view,
+    return replace(
+        blank,
         answer=answer,
         scores=None if view.truth is None else score(answer, **_told(view, view.truth)),
-        floors=lowest,
         judged=judge().losses(view.seen, ctx, answer),
     )
 
@@ -280,7 +305,7 @@ def _network(seen: Seen, model: str | nn.Module | None) -> Network:
         settings = {k: v for k, v in settings.items() if k in ("mean", "std", "without_dropout")}
     elif model is not None:
         name = model
-    elif models.is_handed(name) and not models.is_held(name):
+    elif models.is_handed(name) and models.held(name) is None:
         raise UserError(
             "the view was captured without `named`, so its file does not say what makes the "
             "network: give --model FILE.py:Net, in Python model=."
@@ -314,8 +339,14 @@ def save_answer(made: Attacked, out: Path) -> Path:
 
 
 def leak_of(made: Attacked) -> float | None:
-    """Leak by SSIM, or by MSE of what is no image: 0 what needs no leak, 1 a perfect copy. None for
-    an attack that rebuilds no samples, and without the truth."""
+    """Leakage by SSIM, or by MSE of what is no image: 0 what needs no leak, 1 a perfect copy. None
+    for an attack that rebuilds no samples, without the truth, and of a training that the attacks do
+    not simulate (`unexplained`)."""
+    return None if made.unexplained is not None else least_leak_of(made)
+
+
+def least_leak_of(made: Attacked) -> float | None:
+    """The same, also of a training that the attacks do not simulate, which leaks at least that."""
     means, lowest = made.means(), made.floor_means()
     metric = next((m for m in ("ssim", "mse") if m in means and m in lowest), None)
     return None if metric is None else leak(means[metric], lowest[metric], metric)
@@ -329,11 +360,13 @@ def to_dict(view: Captured, made: Sequence[Attacked]) -> dict[str, Any]:
         "samples": int(view.seen.known["samples"]),
         "privacy": view.about.get("privacy"),
         "chosen": chosen(made),
+        "unexplained": made[0].unexplained if made else None,
         "attacks": [
             {
                 "attack": one.attack,
                 "reason": one.reason,
                 "leak": leak_of(one),
+                "leak_at_least": least_leak_of(one),
                 "values": {} if one.scores is None else dict(one.scores.values),
                 "floors": dict(one.floors),
                 "judged": None if one.judged is None else one.judged.tolist(),

@@ -92,16 +92,19 @@ def capture_mod(
             )
             return reply
         own = deepcopy(model).cpu()
-        _load(own, before)
+        begin = _state(own, before)
+        own.load_state_dict(begin)
         rate = config.get("lr") if lr is None else lr
+        if rate is None:
+            raise UserError("capture_mod needs the clients' learning rate: capture_mod(..., lr=).")
         client = Capture(
             own,
             public=public,
-            lr=None if rate is None else float(rate),
+            lr=float(rate),
             client=f"client-{who}",
             **more,
         )
-        _load(own, after)
+        own.load_state_dict(_ends(begin, _state(own, after)))
         x, y = (None, None) if data is None else data(who, among)
         count = _examples(reply.content) if data is None else None
         client.weights(x, y, samples=count, batch=batch, local_epochs=local_epochs)
@@ -236,18 +239,38 @@ def _replace(content: RecordDict, arrays: Mapping[str, Tensor]) -> None:
     content[name] = ArrayRecord({n: Array(v.numpy()) for n, v in arrays.items()})
 
 
-def _load(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
-    """Set a model's state, by name or, as NumPy clients send it, by the order of its state."""
+def _state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays as a model's state: by names, by what names end with where a wrapper put something
+    before them, or, as NumPy clients send it, by the order of its state."""
     own = model.state_dict()
-    named = dict(arrays) if arrays.keys() == own.keys() else None
-    if named is None and len(arrays) == len(own):
-        named = dict(zip(own, arrays.values(), strict=True))
-    if named is None or any(named[n].shape != v.shape for n, v in own.items()):
+    numbered = all(name.isdecimal() for name in arrays)
+    named: dict[str, Tensor] = dict(zip(own, arrays.values())) if numbered else {}  # noqa: B905
+    for name in () if numbered else own:
+        ends = [n for n in arrays if f".{n}".endswith(f".{name}") or f".{name}".endswith(f".{n}")]
+        if name in arrays or len(ends) == 1:
+            named[name] = arrays[name if name in arrays else ends[0]]
+    if len(arrays) != len(own) or any(
+        n not in named or named[n].shape != v.shape for n, v in own.items()
+    ):
         raise UserError(
-            f"the clients' {len(arrays)} arrays are not the model's state of {len(own)} tensors; "
-            "capture_mod needs the network that the clients train."
+            f"the clients' {len(arrays)} arrays ({', '.join(list(arrays)[:3])} ...) are not the "
+            f"model's state of {len(own)} tensors ({', '.join(list(own)[:3])} ...) by name, shape "
+            "and number; capture_mod needs the network that the clients train."
         )
-    model.load_state_dict(named)
+    return named
+
+
+def _ends(before: Mapping[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays of a reply as weights: a client that replies with how they moved is told from one
+    that replies with where they ended by how far both are."""
+    moved = [n for n, v in before.items() if v.is_floating_point()]
+    length = sum(float(before[n].square().sum()) for n in moved)
+    sent = sum(float(after[n].square().sum()) for n in moved)
+    along = sum(float((before[n] * after[n]).sum()) for n in moved)
+    if sent > 0.25 * length or along > 0.5 * (sent * length) ** 0.5:
+        return after
+    warnings.warn("the reply is taken as differences of weights, not as weights.", stacklevel=3)
+    return {n: before[n] + v if n in moved else v for n, v in after.items()}
 
 
 def _remembered(ctxt: Context) -> dict[str, Any]:

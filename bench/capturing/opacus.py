@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from bench.capturing.recording import Noised
@@ -36,6 +37,8 @@ def noised_by(
             f"noised_by knows Opacus' DPOptimizer with flat clipping, got "
             f"{type(optimizer).__name__}."
         )
+    if not any(getattr(p, "summed_grad", None) is not None for p in optimizer.params):
+        raise UserError("noised_by reads what the step did: call it after optimizer.step().")
     clip = float(optimizer.max_grad_norm)
     history = [] if accountant is None else accountant.history
     whole = optimizer.loss_reduction == "mean"
@@ -48,8 +51,14 @@ def noised_by(
             Gaussian(sensitivity=2 * clip, std=float(noise) * clip, unit="record", count=int(steps))
             for noise, _, steps in history
         ],
-        claimed=None if not history or accountant is None else accountant.get_epsilon(delta),
+        claimed=_claimed(accountant, delta) if accountant is not None and history else None,
         unit="record (added or removed)",
         delta=delta,
         divisor=float(optimizer.expected_batch_size) if whole else 1.0,
     )
+
+
+def _claimed(accountant: IAccountant, delta: float) -> float:
+    """Epsilon by the accountant, which without noise ends in an error of its own."""
+    noiseless = any(float(noise) == 0 for noise, _, _ in accountant.history)
+    return math.inf if noiseless else float(accountant.get_epsilon(delta))

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.parameter import is_lazy
 
 from bench import models
+from bench.capturing.explaining import unexplained
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.events import Event, Round
@@ -38,8 +38,8 @@ Samples = tuple[Tensor, Tensor]
 """Samples [N, ...] and their labels, int64 [N]."""
 _BEYOND = 1e-6
 """By which a pixel may leave [0, 1]."""
-_ALIKE = 0.01
-"""Share of a gradient's length by which it may differ from what attacks simulate, unremarked."""
+_OVERSHOOT = 0.5
+"""By which it may, with a warning, before mean and std are asked for."""
 
 
 @dataclass(frozen=True)
@@ -134,25 +134,56 @@ class Capture:
         self._plugins, self._noised = tuple(map(Path, plugins)), Noised(defense, settings or {})
         self._defense: Defense = self._noised.made(self._plugins)
         scale = {} if mean is None and std is None else {"mean": _plain(mean), "std": _plain(std)}
-        x, y = public
-        held = deepcopy(model).cpu()
+        x, y = (torch.as_tensor(t).detach().cpu() for t in public)
         if named in models.BUILDERS:
             raise UserError(f"named must say how your model is made; '{named}' is leakbench's own.")
-        made = models.build(
-            models.hand(given) if named is None else named,
-            shape=tuple(x.shape[1:]),
-            classes=int(y.max()) + 1 if classes is None else classes,
-            settings={**(model_settings or {}), **scale, "without_dropout": True},
-        )
-        assert isinstance(made, ModuleNetwork)
-        self.network, self._scale = made, scale
-        self._before = self._state(held)
-        self._same_constants(held, name=named)
-        self._public = self._unscaled(x), y.detach().long().cpu()
+        self._classes_told = classes is not None
+        self._classes = int(y.max()) + 1 if classes is None else classes
+        if any(is_lazy(p) for p in model.parameters()):
+            raise UserError("the model has lazy layers: pass a batch through it before capture.")
+        handed = models.hand(given)
+        self._scale, self.network = scale, self._built(handed, x, scale)
+        self.network.check()
+        self._described = self.network.describe()
+        if named is not None:
+            made = self._built(named, x, {**(model_settings or {}), **scale})
+            one, other = made.anatomy, self.network.anatomy
+            if (one.parameters, one.norms) != (other.parameters, other.norms):
+                raise UserError(
+                    f"model {named} is not the captured one, which has other parameters or "
+                    "normalisations in training; named and model_settings must make the same model."
+                )
+            self._described = made.describe()
+        own = models.held(handed)
+        assert own is not None
+        values = dict(own.named_parameters())
+        self._before = {
+            known: values[n].detach().clone()
+            for known, n in self.network.anatomy.parameters.items()
+        }
+        self._public = self._unscaled(x), self._labels(y, "the public samples")
         self._mode: Literal["train", "eval"] = "train" if model.training else "eval"
-        self._buffers = self._statistics(held)
+        self._buffers = self._statistics(own)
         self._seen: Seen | None = None
         self._truth: Truth | None = None
+
+    def _built(self, name: str, x: Tensor, settings: Mapping[str, Any]) -> ModuleNetwork:
+        try:
+            made = models.build(
+                name,
+                shape=tuple(x.shape[1:]),
+                classes=self._classes,
+                settings={**settings, "without_dropout": True},
+            )
+        except UserError as error:
+            if self._classes_told:
+                raise
+            raise UserError(
+                f"{error} The number of classes, {self._classes}, is that of the public labels; "
+                "give classes= if there are more."
+            ) from error
+        assert isinstance(made, ModuleNetwork)
+        return made
 
     def gradient(self, x: Tensor, y: Tensor, *, noised: Noised | None = None) -> None:
         """Record the model's present gradients as what the client sends.
@@ -166,20 +197,18 @@ class Capture:
         Raises:
             UserError: If no parameter has a gradient, or for samples that do not fit.
         """
-        found = dict(self._model.named_parameters())
-        slopes = {n: p.grad for n, p in found.items() if p.grad is not None}
+        own = models.bare_parameters(self._model)
+        slopes = {n: p.grad for n, p in own.items() if p.grad is not None}
+        truth = self._truth_of(x, y)
         if not slopes:
             raise UserError("no parameter has a gradient; call loss.backward() before gradient().")
         if noised is not None:
             self._noised, self._defense = noised, noised.made(self._plugins)
         scale = 1.0 if self._noised.divisor is None else self._noised.divisor / len(y)
         values = {
-            known: scale * slopes.get(inner, torch.zeros_like(found[inner])).detach().cpu()
+            known: scale * slopes.get(inner, torch.zeros_like(own[inner])).detach().cpu()
             for known, inner in self.network.anatomy.parameters.items()
         }
-        truth = self._truth_of(x, y)
-        if self._noised.name == "none":
-            self._compare(values, truth)
         self._record("gradient", values, truth, samples=len(y), batch=len(y), steps=1)
 
     def weights(
@@ -204,7 +233,8 @@ class Capture:
         Raises:
             UserError: Without `lr`, or for samples that do not fit.
         """
-        count = samples if y is None else len(y)
+        truth = None if x is None or y is None else self._truth_of(x, y)
+        count = samples if truth is None else truth.y.shape[1]
         if self._lr is None:
             raise UserError("weights() needs the learning rate: bench.capture(..., lr=0.1).")
         if count is None or (x is None) != (y is None):
@@ -216,8 +246,11 @@ class Capture:
                 f"{local_epochs}."
             )
         steps = local_epochs * -(-count // batch)
-        truth = None if x is None or y is None else self._truth_of(x, y)
-        values = self._state(self._model)
+        own = models.bare_parameters(self._model)
+        values = {
+            known: own[n].detach().cpu().clone()
+            for known, n in self.network.anatomy.parameters.items()
+        }
         self._record("weights", values, truth, samples=count, batch=batch, steps=steps)
 
     def save(self, out: str | Path) -> Exported:
@@ -248,34 +281,35 @@ class Capture:
         return written
 
     # --- how things are kept ----------------------------------------------------------------
-    def _compare(self, values: State, truth: Truth) -> None:
-        """Warn if what was recorded is not the gradient that attacks will simulate."""
-        leaves = {n: v.clone().requires_grad_() for n, v in self._before.items()}
-        logits = self.network.run(leaves, truth.x[0], mode=self._mode, buffers=self._buffers)
-        slopes = torch.autograd.grad(
-            cross_entropy(logits, truth.y[0]),
-            list(leaves.values()),
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        own = torch.cat([slope.flatten() for slope in slopes])
-        rest = torch.cat([values[n].flatten() for n in leaves]) - own
-        share = float(rest.norm() / own.norm().clamp_min(1e-12))
-        if share > _ALIKE:
-            warnings.warn(
-                "the recorded gradient is not that of the mean cross entropy at the captured "
-                f"state: they differ by {share:.0%} of its length. Another loss, dropout, a clip "
-                "or a step between may be why; attacks that simulate the client miss by as much.",
-                stacklevel=3,
-            )
-
     def _truth_of(self, x: Tensor, y: Tensor) -> Truth:
-        if tuple(x.shape[1:]) != self.network.shape or len(x) != len(y) or len(y) == 0:
+        x, labels = torch.as_tensor(x), self._labels(y, "the client's samples")
+        if tuple(x.shape[1:]) != self.network.shape or len(x) != len(labels):
             raise UserError(
                 f"the client's samples must be [K, {', '.join(map(str, self.network.shape))}] with "
-                f"K labels, got {list(x.shape)} and {list(y.shape)}."
+                f"K labels, got {list(x.shape)} and {list(labels.shape)}."
             )
-        return Truth(x=self._unscaled(x)[None], y=y.detach().long().cpu()[None])
+        if len(labels) == 0:
+            raise UserError("the client's batch is empty, as Poisson sampling makes some: skip it.")
+        return Truth(x=self._unscaled(x)[None], y=labels[None])
+
+    def _labels(self, y: Tensor, whose: str) -> Tensor:
+        """Labels int64 [N], from 0 to classes - 1."""
+        y = torch.as_tensor(y).detach().cpu()
+        shape = list(y.shape)
+        if y.ndim == 2 and shape[1] == 1:
+            y = y[:, 0]
+        if y.ndim != 1 or y.is_floating_point():
+            raise UserError(
+                f"labels of {whose} must be classes, int64 [N], got {y.dtype} {shape}; of one-hot "
+                "labels give y.argmax(1), mixed ones cannot be attacked."
+            )
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self._classes:
+            raise UserError(
+                f"labels of {whose} must lie in 0..{self._classes - 1}, got {int(y.min())} to "
+                f"{int(y.max())}; give classes= if there are more, and leave samples out that the "
+                "loss ignores."
+            )
+        return y.long()
 
     def _record(
         self,
@@ -307,7 +341,7 @@ class Capture:
         self._seen = Seen(
             protocol="fedsgd" if kind == "gradient" else "fedavg",
             party=SERVER,
-            network=self.network.describe(),
+            network=self._described,
             initial=self._before,
             const={},
             before=self._before,
@@ -329,34 +363,18 @@ class Capture:
             },
             buffers=self._buffers,
         )
-
-    def _state(self, module: nn.Module) -> dict[str, Tensor]:
-        """A copy of the parameters by the network's names."""
-        own = dict(module.named_parameters())
-        inner = self.network.anatomy.parameters
-        missing = [n for n in inner.values() if n not in own]
-        if missing:
-            raise UserError(
-                f"model {self.network.name} has the parameter '{missing[0]}', but the captured "
-                "model has not; named and model_settings must make the same model."
-            )
-        return {known: own[n].detach().cpu().clone() for known, n in inner.items()}
-
-    def _same_constants(self, held: nn.Module, *, name: str | None) -> None:
-        """Raises UserError if what is not trained would be another when the model is made again."""
-        own = dict((*held.named_parameters(), *held.named_buffers()))
-        for inner, value in self.network.constants.items():
-            if inner not in own or not torch.equal(own[inner].detach().cpu(), value):
-                raise UserError(
-                    f"'{inner}' is not trained, and {name} makes it with other values than the "
-                    "captured model has; leave named out and hand the model over when you attack."
-                )
+        if truth is None:
+            return
+        other = unexplained(self._seen, truth, network=self.network, defense=self._defense)
+        if other is not None:
+            warnings.warn(other, stacklevel=3)
 
     def _statistics(self, module: nn.Module) -> dict[str, Tensor]:
-        """Of batch normalisation: the running ones in evaluation, else those of public samples."""
-        found: dict[str, Tensor] = {}
+        """Constants, and statistics of batch normalisation: the running ones in evaluation, else
+        those of public samples."""
+        buffers = self.network.calibrate(self._before, self._public[0])
         if self._mode == "train":
-            return self.network.calibrate(self._before, self._public[0])
+            return buffers
         for known, inner in self.network.anatomy.norms.items():
             norm = module.get_submodule(inner)
             mean, var = norm.running_mean, norm.running_var
@@ -365,8 +383,8 @@ class Capture:
                     f"the batch normalisation {inner} keeps no running estimates, so evaluation "
                     "normalises by the batch; capture the model in training mode."
                 )
-            found |= {f"{known}.mean": mean.clone(), f"{known}.var": var.clone()}
-        return found
+            buffers |= {f"{known}.mean": mean.clone(), f"{known}.var": var.clone()}
+        return buffers
 
     def _unscaled(self, x: Tensor) -> Tensor:
         """Samples in [0, 1], if they are images, as the attacker looks for them."""
@@ -378,12 +396,21 @@ class Capture:
                 for name in ("mean", "std")
             )
             x = x * std + mean
-        if x.ndim == 4 and (float(x.min()) < -_BEYOND or float(x.max()) > 1 + _BEYOND):
-            raise UserError(
-                f"images must lie in [0, 1], got {float(x.min()):.3g} to {float(x.max()):.3g}; "
-                "give the mean and std by which they were standardised."
+        if x.ndim != 4 or len(x) == 0:
+            return x
+        lowest, highest = float(x.min()), float(x.max())
+        beyond = max(-lowest, highest - 1)
+        undone = " after mean and std are undone" if self._scale else ""
+        text = f"images must lie in [0, 1], got {lowest:.3g} to {highest:.3g}{undone}"
+        if beyond > _OVERSHOOT:
+            raise UserError(f"{text}; give the mean and std by which they were standardised.")
+        if beyond > _BEYOND:
+            warnings.warn(
+                f"{text}, as resized, erased or half-precision images do: what lies beyond by up "
+                f"to {beyond:.2g} is cut off, which the attacks then cannot find.",
+                stacklevel=4,
             )
-        return x.clamp(0, 1) if x.ndim == 4 else x
+        return x.clamp(0, 1)
 
 
 def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +12,12 @@ import typer
 from bench.cli import options
 
 if TYPE_CHECKING:
-    from bench.capturing.attacking import Attacked, Captured
+    from bench.capturing.attacking import Attacked, Captured, Tell
 
 _SHOWN = ("ssim", "mse", "label_accuracy", "lnacc")
 """The metrics of the table; --json has all."""
+_ATTACKED = 0.2
+"""Leakage from which attacks have got through, also where they simulate another training."""
 
 
 def attack(
@@ -37,6 +41,9 @@ def attack(
     budget: Annotated[
         int, typer.Option("--budget", min=1, max=10**9, help="Evaluations per start.")
     ] = 200,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: a tenth of the evaluations.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Decides what the attacks draw.")] = 0,
     device: options.Device = "auto",
     plugin: options.PluginFile = None,
@@ -50,54 +57,87 @@ def attack(
 
         env = options.chosen_environment(device, None, False, plugin)
         options.announce(options.file_in(model or ""))
-        found = []
+        listed, failed = [], False
         for view in attacking.read_views(files, truth):
-            made = attacking.attack_view(
-                view,
-                names or (),
-                settings=suite.parse_pairs(set_ or (), "--set"),
-                model=model,
-                budget=budget,
-                seed=seed,
-                device=env.device,
-                plugins=env.plugins,
-            )
+            with _progress(view) as tell:
+                made = attacking.attack_view(
+                    view,
+                    names or (),
+                    settings=suite.parse_pairs(set_ or (), "--set"),
+                    model=model,
+                    budget=max(1, budget // 10) if quick else budget,
+                    seed=seed,
+                    device=env.device,
+                    plugins=env.plugins,
+                    tell=tell,
+                )
             if out is not None:
                 for one in made:
                     if one.answer is not None:
                         attacking.save_answer(one, out)
             if not as_json:
                 _show(view, made)
-            found.append(attacking.to_dict(view, made))
+                if quick:
+                    options.say("A first look: without --quick attacks may rebuild more.")
+            for one in made:
+                if one.traceback is not None:
+                    failed = True
+                    options.say(one.traceback, aside=True)
+            listed.append(attacking.to_dict(view, made))
     if as_json:
-        typer.echo(to_json(found))
+        typer.echo(to_json(listed))
+    if failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(view: Captured) -> Iterator[Tell]:
+    """Show on stderr which attack runs, how many are done and how long the rest may take."""
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = ("{task.description}", "{task.completed} of {task.total}, for", "left about")
+    first, second, third = map(TextColumn, columns)
+    with Progress(
+        *(first, second, TimeElapsedColumn(), third, TimeRemainingColumn()),
+        console=options.errors,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(view.name, total=None)
+
+        def tell(name: str, done: int, among: int) -> None:
+            bar.update(task, description=f"{view.name}: {name}", completed=done, total=among)
+            if not options.errors.is_terminal:
+                options.say(f"{view.name}: {name} ({done + 1} of {among})", aside=True)
+
+        yield tell
 
 
 def _show(view: Captured, made: list[Attacked]) -> None:
     """A line per attack, the floor last, and below them what the attacker would choose."""
-    from rich.text import Text
-
-    from bench.capturing.attacking import chosen, leak_of
+    from bench.capturing.attacking import chosen, least_leak_of
+    from bench.contract.messages import UPLOAD_KINDS
     from bench.metrics.named import TITLES
     from bench.names import counted
     from bench.report.columns import figure
 
     victims, samples = len(view.seen.clients), int(view.seen.known["samples"])
     each = f"{counted(samples, 'sample')}{' each' if victims > 1 else ''}"
-    table = options.open_table(Text(f"{view.name}: {counted(victims, 'client')}, {each}"))
+    kind = " and ".join(sorted({m.kind for m in view.seen.messages if m.kind in UPLOAD_KINDS}))
+    shape = "x".join(map(str, view.seen.network["shape"]))
+    options.say(f"{view.name}: {counted(victims, 'client')}, {each} of {shape}, sent as {kind}")
+    table = options.open_table()
     table.add_column("attack")
     values = {one.attack: one.means() for one in made}
     shown = [m for m in _SHOWN if any(m in means for means in values.values())]
     for metric in shown:
         table.add_column(TITLES.get(metric, metric.replace("_", " ")), justify="right")
     if view.truth is not None:
-        table.add_column("leak", justify="right")
+        table.add_column("leakage", justify="right")
     for one in made:
         means = values[one.attack]
         cells = [figure(means[m], m) if m in means else "" for m in shown]
-        leak = leak_of(one)
         if view.truth is not None:
-            cells.append("" if leak is None else f"{leak:.2f}")
+            cells.append(_leakage(least_leak_of(one), known=one.unexplained is None))
         if one.reason is None:
             table.add_row(one.attack, *cells)
     if view.truth is not None:
@@ -119,9 +159,20 @@ def _show(view: Captured, made: list[Attacked]) -> None:
         )
     for one in made:
         if one.reason is not None:
-            options.say(f"{one.attack} does not apply: {one.reason}.")
+            options.say(f"{one.attack} {one.reason}.")
+    if made and made[0].unexplained is not None:
+        options.say(f"Not attacked as it was trained: {made[0].unexplained}", style="yellow")
     for line in _privacy(view):
         options.say(line)
+
+
+def _leakage(leak: float | None, *, known: bool) -> str:
+    """A table's cell; known: whether the attacks simulate the training that was recorded."""
+    if leak is None:
+        return ""
+    if known:
+        return f"{leak:.2f}"
+    return "not attacked" if leak < _ATTACKED else f"≥ {leak:.2f}"
 
 
 def _privacy(view: Captured) -> list[str]:

@@ -83,9 +83,7 @@ class Code:
             if module is not None:
                 folder = None if file is None else file.resolve().parent
                 found = self._foreign(module, folder)
-            # The module's name tells where the file lies, which decides nothing.
-            own = {"" if m == module and file else m: digest for m, digest in found.items()}
-            self._models[name] = _hash(own) if own else ""
+            self._models[name] = _hash(_placeless(found, module)) if module and found else ""
         return self._models[name]
 
     def package(self, kind: PluginKind, name: str) -> str:
@@ -122,9 +120,8 @@ class Code:
         module = cls.__module__
         if not module.startswith(FILE_MODULE):
             return self._sources.reached(module)
-        found = self._sources.reached(module, folder=Path(inspect.getfile(cls)).parent)
-        # The module's name tells where the file lies, which decides nothing.
-        return {"" if m == module else m: digest for m, digest in found.items()}
+        folder = Path(inspect.getfile(cls)).parent
+        return _placeless(self._sources.reached(module, folder=folder), module)
 
 
 class Keys:
@@ -199,6 +196,14 @@ def plugins_of(plan: Plan) -> set[tuple[PluginKind, str]]:
     """Kind and name of every defense and attack of the plan."""
     defenses: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
     return defenses | {("attack", c.attack) for c in plan.cells}
+
+
+def _placeless(digests: Mapping[str, str], root: str) -> dict[str, str]:
+    """Digests of modules; of a file and its neighbours without the part of their names that tells
+    where they lie, which decides nothing."""
+    own = {m: m.partition(".")[2] for m in digests if m.startswith(FILE_MODULE)} | {root: ""}
+    own = own if root.startswith(FILE_MODULE) else {}
+    return {own.get(m, m): digest for m, digest in digests.items()}
 
 
 def _hash(parts: Mapping[str, str]) -> str:

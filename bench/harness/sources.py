@@ -86,7 +86,7 @@ class Sources:
             return top in self._packages
         spec = self._spec(top)
         places = [spec.origin, *(spec.submodule_search_locations or [])] if spec else []
-        return any(place and Path(place).parent == folder for place in places)
+        return any(place and folder in (Path(place), Path(place).parent) for place in places)
 
     def _spec(self, module: str) -> ModuleSpec | None:
         """Where a module lies, without executing it or its package."""

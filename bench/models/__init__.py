@@ -12,12 +12,13 @@ from bench.arguments import checked_arguments
 from bench.errors import UserError
 from bench.extensions import installed
 from bench.models import convolutional, dense, sensors, transformers
-from bench.models.module import ModuleNetwork, Scale
+from bench.models.module import CONSTANT, ModuleNetwork, Scale
 from bench.models.named import (
+    bare_parameters,
     file_of,
     hand,
+    held,
     is_handed,
-    is_held,
     is_named,
     maker_of,
     module_of,
@@ -124,14 +125,16 @@ def _scale(name: str, mean: Any, std: Any, channels: int) -> Scale | None:
 
 __all__ = [
     "BUILDERS",
+    "CONSTANT",
     "OWN",
     "ModuleNetwork",
     "Network",
+    "bare_parameters",
     "build",
     "file_of",
     "hand",
+    "held",
     "is_handed",
-    "is_held",
     "is_named",
     "module_of",
     "unwrapped",

@@ -1,9 +1,9 @@
-"""What any torch module looks like inside: where all information passes one tensor, which
-parameters come before it, and where the head is.
+"""What any torch module looks like inside: after which submodules it can be cut, which parameters
+come before each cut, and where the head is.
 
-It is read off one forward pass: hooks tell which module gave which tensor, and the graph that
-autograd keeps tells through which tensors every path from the samples to the output goes. So a
-module may be written in any way; nothing of its code is parsed.
+Passes of a few samples tell it. Each submodule's output is replaced by a copy that autograd does
+not trace back, so the gradients of one output are those by the outputs that it is computed from and
+by the parameters that are used in between. Nothing of the module's code is parsed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bench.errors import UserError
-from bench.models.network import KINDS, Shape, StaticBatchNorm
+from bench.foreign import in_one_line
+from bench.models.network import Shape
 
 SAMPLES = 3
-"""Of the pass that everything is read off."""
+"""Of the passes that everything is read off."""
 HEAD, HEAD_INPUT = "head", "head_input"
 """Stages that every module has: its last layer, and what leads up to that if no submodule does."""
 _TOLERANCE = 1e-4
-_Edge = tuple[Any, int]
-"""A node of autograd's graph, and the number of one of its outputs: a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,123 +51,153 @@ class Anatomy:
 
     Attributes:
         places: In the order in which they are passed; the last one is the output.
-        head: The linear layer at the end.
+        head: The linear layer at the end, or a module of another class that is as linear.
         parameters: `STAGE.REST` -> what the module calls it, of all that are trained.
-        norms: The same of batch normalisations.
-        plain: Linear layers, convolutions and normalisations that are called and whose parameters
-            are used nowhere else, each with the prefix of its parameters' names.
-        overwritten: Modules whose output is changed in place afterwards.
+        norms: The same of batch normalisations in training mode.
     """
 
     places: tuple[Place, ...]
     head: str
     parameters: Mapping[str, str]
     norms: Mapping[str, str]
-    plain: Mapping[str, str]
-    overwritten: frozenset[str]
 
 
-@dataclass(kw_only=True)
-class _Call:
-    """One call of a submodule."""
+@dataclass(kw_only=True, eq=False)
+class _Node:
+    """An output of a submodule, or the head's input.
 
-    module: str
-    edge: _Edge
-    given: _Edge | None
+    Attributes:
+        modules: Those whose output it is: a layer, and the blocks that end with it.
+        given: What the first of them was given, None if that is no tensor.
+        output: As it was computed.
+        leaf: What stands for it where later gradients are taken.
+        copy: Of the leaf, which went on instead.
+        version: Of the copy, which an operation in place changes.
+        uses: Numbers of the nodes that it is computed from, -1 for the samples.
+        parameters: Names of those that are used after these nodes.
+    """
+
+    modules: list[str]
+    given: Tensor | None
     output: Tensor
+    leaf: Tensor
+    copy: Tensor
     version: int
+    uses: set[int] = field(default_factory=set)
+    parameters: set[str] = field(default_factory=set)
+
+    def is_still(self, value: Any) -> bool:
+        """Whether a value is the copy, unchanged."""
+        return value is self.copy and value._version == self.version
 
 
 @dataclass(kw_only=True)
 class _Pass:
-    """A forward pass.
+    """A pass of the samples.
 
     Attributes:
-        calls: In the order in which they ended; of submodules that gave one new tensor of floats.
-        times: How often each submodule was called.
-        output: What came out.
-        start: The samples' own node.
+        nodes: In the order of computation; the last is the output.
+        needed: Numbers of those that lie between the samples and the output.
+        calls: How many nodes there were at the end of each submodule's calls.
     """
 
-    output: Tensor
-    start: Any
-    calls: list[_Call] = field(default_factory=list)
-    times: dict[str, int] = field(default_factory=dict)
+    nodes: list[_Node] = field(default_factory=list)
+    needed: list[int] = field(default_factory=list)
+    calls: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, name: str, given: Tensor | None, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        copy = leaf.clone()
+        self.nodes.append(
+            _Node(
+                modules=[name],
+                given=given,
+                output=output,
+                leaf=leaf,
+                copy=copy,
+                version=copy._version,
+            )
+        )
+        return copy
 
 
 def dissect(module: nn.Module, x: Tensor, classes: int, *, what: str) -> Anatomy:
-    """Read a module's anatomy off a pass of a few samples.
+    """Read a module's anatomy off passes of a few samples.
 
     Args:
-        module: With parameters that hold numbers; each batch normalisation is static.
+        module: With parameters that hold numbers, in the modes in which it is trained.
         x: Some `SAMPLES` samples.
         what: What errors call it, as "model net.py:Net".
 
     Raises:
-        UserError: For a module that gives no logits [B, classes], or without a linear head.
+        UserError: For a module that gives no logits [B, classes], to which no gradient leads from
+            the samples, or without a linear head.
     """
-    played = _play(module, x.detach().requires_grad_(), classes, what)
-    head = _head(module, played, what)
-    found = _places(module, played, head)
-    parts = _parts(module, played, found)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise UserError(f"{what} has no parameter that is trained, so it sends nothing to attack.")
+    head = _head(module, _play(module, x, classes, what), what)
+    played = _play(module, x, classes, what, head=head)
+    places = _places(played, head, classes)
+    parts = _parts(played, [number for _, number in places])
     while (shared := _shared(parts)) is not None:
         first, last = shared  # no cut between two uses of a parameter
-        if last == len(found) - 1:
+        if last == len(places) - 1:
             raise UserError(
                 f"{what} uses parameters of its head elsewhere too; a head has its own, since "
                 "attacks on labels read their gradient."
             )
-        del found[first:last]
-        parts = _parts(module, played, found)
-    places = tuple(place for place, _ in found)
+        del places[first:last]
+        parts = _parts(played, [number for _, number in places])
+    passed = tuple(place for place, _ in places)
     owner = {name: i for i, part in reversed(list(enumerate(parts))) for name in part}
-    known = {n: _exposed(places[owner.get(n, 0)], n) for n in _trained(module)}
+    trained = [n for n, p in module.named_parameters() if p.requires_grad]
     return Anatomy(
-        places=places,
-        head=head.module,
-        parameters={name: inner for inner, name in known.items()},
+        places=passed,
+        head=head,
+        parameters={_exposed(passed[owner.get(n, 0)], n): n for n in trained},
         norms={
-            _norm(n, places, played, what): n
+            _norm(n, places, played): n
             for n, part in module.named_modules()
-            if isinstance(part, StaticBatchNorm) and n in played.times
+            if isinstance(part, _BatchNorm) and part.training and n in played.calls
         },
-        plain=_plain(module, played, known),
-        overwritten=frozenset(c.module for c in played.calls if c.output._version != c.version),
     )
 
 
-def _play(module: nn.Module, x: Tensor, classes: int, what: str) -> _Pass:
-    shape = list(x.shape[1:])
-    start = x.view_as(x).grad_fn
-    assert start is not None
-    played = _Pass(output=x, start=start.next_functions[0][0])
+def _play(
+    module: nn.Module, x: Tensor, classes: int, what: str, *, head: str | None = None
+) -> _Pass:
+    """A pass of the samples; with the head's name, its input is a node too."""
+    x = x.detach().requires_grad_()
+    played = _Pass()
 
     def record(name: str) -> Any:
-        def hook(_: nn.Module, given: Any, named: Any, output: Any) -> None:
-            played.times[name] = played.times.get(name, 0) + 1
-            edge, inputs = _edge(output), [_edge(v) for v in (*given, *named.values())]
-            if edge is not None and edge not in inputs:  # else it hands on what it was given
-                first = inputs[0] if inputs else None
-                played.calls.append(
-                    _Call(
-                        module=name,
-                        edge=edge,
-                        given=first,
-                        output=output,
-                        version=output._version,
-                    )
-                )
+        def hook(_: nn.Module, args: Any, named: Any, output: Any) -> Tensor | None:
+            given = [v for v in (*args, *named.values()) if isinstance(v, Tensor)]
+            replaced = None
+            if not isinstance(output, Tensor) or not output.is_floating_point():
+                pass
+            elif played.nodes and played.nodes[-1].is_still(output):
+                played.nodes[-1].modules.append(name)
+            elif output.requires_grad and not any(output is v for v in given):
+                replaced = played.add(name, given[0] if given else None, output)
+            played.calls.setdefault(name, []).append(len(played.nodes))
+            return replaced
 
         return hook
 
-    handles = [
-        m.register_forward_hook(record(n), with_kwargs=True) for n, m in module.named_modules() if n
-    ]
+    def enter(_: nn.Module, args: Any) -> Any:
+        return (played.add(f"input of {head}", None, args[0]), *args[1:])
+
+    parts = [(n, m) for n, m in module.named_modules() if n]
+    handles = [m.register_forward_hook(record(n), with_kwargs=True) for n, m in parts]
+    if head is not None:
+        handles.append(module.get_submodule(head).register_forward_pre_hook(enter))
     try:
-        with torch.enable_grad():
-            output = module(x)
+        with torch.enable_grad(), _evaluated(module):
+            output = module(x.clone())
     except Exception as error:  # whatever a foreign module raises
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        shape = list(x.shape[1:])
+        text = in_one_line(error)[:300]
         raise UserError(f"{what} cannot take samples of shape {shape} ({text}).") from error
     finally:
         for handle in handles:
@@ -174,122 +205,143 @@ def _play(module: nn.Module, x: Tensor, classes: int, what: str) -> _Pass:
     got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != [SAMPLES, classes]:
         raise UserError(
-            f"{what} must give {SAMPLES} samples of shape {shape} logits of shape "
+            f"{what} must give {SAMPLES} samples of shape {list(x.shape[1:])} logits of shape "
             f"[{SAMPLES}, {classes}], got {got}."
         )
-    played.output = output
+    played.nodes.append(
+        _Node(modules=[], given=None, output=output, leaf=output, copy=output, version=0)
+    )
+    _explain(module, x, played, what)
     return played
 
 
-def _edge(value: Any) -> _Edge | None:
-    """The node and output number that a tensor is; None for what is none or has no gradient."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return None
-    if value.grad_fn is not None:
-        return value.grad_fn, value.output_nr
-    if value.requires_grad:
-        node = value.view_as(value).grad_fn
-        assert node is not None
-        return node.next_functions[0]
-    return None
+class _evaluated:
+    """Batch normalisations in training mode are in evaluation for a while."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+
+    def __enter__(self) -> None:
+        for norm in self.norms:
+            norm.training = False
+
+    def __exit__(self, *_: Any) -> None:
+        for norm in self.norms:
+            norm.training = True
 
 
-def _head(module: nn.Module, played: _Pass, what: str) -> _Call:
-    """The call of the linear layer at the end, of which the output is the logits, or of which the
-    log-softmax is, which has the same cross entropy."""
-    for call in reversed(played.calls):
-        part, logits = module.get_submodule(call.module), call.output
-        if type(part) is nn.Linear and part.bias is not None and played.times[call.module] == 1:
-            shown = (logits, torch.log_softmax(logits, dim=-1)) if logits.ndim == 2 else ()
-            if any(s.shape == played.output.shape and _same(s, played.output) for s in shown):
-                return call
+def _explain(module: nn.Module, x: Tensor, played: _Pass, what: str) -> None:
+    """Write into each node what it is computed from."""
+    trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    leaves = [x]
+    for node in played.nodes:
+        if node.output.requires_grad:
+            try:
+                grads = torch.autograd.grad(
+                    node.output,
+                    [*leaves, *trained.values()],
+                    torch.ones_like(node.output),
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            except RuntimeError as error:
+                raise UserError(
+                    f"{what} cannot be differentiated: {in_one_line(error)[:300]}"
+                ) from error
+            used = [g is not None for g in grads]
+            node.uses = {i - 1 for i in range(len(leaves)) if used[i]}
+            node.parameters = {
+                n for n, use in zip(trained, used[len(leaves) :], strict=True) if use
+            }
+        leaves.append(node.leaf)
+    reached, end = {-1}, len(played.nodes) - 1
+    for number, node in enumerate(played.nodes):
+        if node.uses & reached:
+            reached.add(number)
+        for other in node.uses - reached:  # made of parameters alone
+            node.parameters |= played.nodes[other].parameters
+            node.uses = (node.uses - {other}) | played.nodes[other].uses
+    if end not in reached:
+        raise UserError(
+            f"{what} passes no gradient from its samples to its logits (token ids, rounding, a "
+            "body under no_grad or detached), so no attack can look for samples; freeze a body by "
+            "requires_grad_(False) instead."
+        )
+    needed = {end}
+    for number in range(end, -1, -1):
+        if number in needed:
+            needed |= played.nodes[number].uses
+    played.needed = sorted(needed - {-1})
+
+
+def _head(module: nn.Module, played: _Pass, what: str) -> str:
+    """The module at the end that gives the logits, or what the result is the log-softmax of, which
+    has the same cross entropy."""
+    *nodes, last = played.nodes
+    if len(last.uses) == 1 and not last.parameters and min(last.uses) >= 0:
+        node = nodes[min(last.uses)]
+        logits = node.output
+        same = logits.shape == last.output.shape and (
+            _same(logits, last.output) or _same(logits.log_softmax(-1), last.output)
+        )
+        name = node.modules[0]
+        once = len(played.calls[name]) == 1
+        if same and once and _is_linear(module.get_submodule(name), node):
+            return name
     raise UserError(
-        f"{what} has no head: it must end with a torch.nn.Linear with bias, used once, whose "
-        "output is the logits (a log-softmax after it is fine), since attacks on labels read its "
-        "gradient."
+        f"{what} has no linear head: its logits must be the output of a torch.nn.Linear, or of a "
+        "module that is as linear, used once (a log-softmax after it is fine), since attacks on "
+        "labels read its gradient."
     )
+
+
+def _is_linear(part: nn.Module, node: _Node) -> bool:
+    """Whether a submodule maps [B, F] linearly, with or without a bias."""
+    given = node.given
+    if given is None or given.ndim != 2 or any(isinstance(m, _BatchNorm) for m in part.modules()):
+        return False
+    with torch.no_grad():
+        if isinstance(part, nn.Linear):
+            return _same(linear(given, part.weight, part.bias), node.output)
+        one, other = given, given.flip(0) + 1.0
+        return _same(part(one) + part(other), part(one + other) + part(torch.zeros_like(one)))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE))
 
 
-def _passed_by_all(played: _Pass) -> set[_Edge]:
-    """Tensors on every path from the samples to the output."""
-    reaching: dict[Any, bool] = {played.start: True}
-    order: list[Any] = []
-    todo: list[tuple[Any, bool]] = [(played.output.grad_fn, False)]
-    while todo:  # depth first without recursion: deep networks have thousands of nodes
-        node, done = todo.pop()
-        nexts = [n for n, _ in node.next_functions if n is not None]
-        if done:
-            reaching[node] = any(reaching[n] for n in nexts)
-            order.append(node)
-        elif node not in reaching:
-            reaching[node] = False
-            todo.append((node, True))
-            todo.extend((n, False) for n in nexts if n not in reaching)
-    # From the output down, each node after all that lead to it.
-    nodes = [n for n in reversed(order) if reaching[n]] + [played.start]
-    position = {node: i for i, node in enumerate(nodes)}
-    passed: set[_Edge] = set()
-    farthest, used = 0, dict[Any, set[int]]()
-    for i, node in enumerate(nodes):
-        if farthest <= i and len(used.get(node, {0})) == 1:
-            passed.add((node, next(iter(used.get(node, {0})))))
-        for following, number in node.next_functions:
-            if following in position:
-                used.setdefault(following, set()).add(number)
-                farthest = max(farthest, position[following])
-    return passed
-
-
-def _places(module: nn.Module, played: _Pass, head: _Call) -> list[tuple[Place, _Edge | None]]:
-    """Places with their tensors in the order of passing; the head's input and output are last."""
-    passed, found = _passed_by_all(played), dict[_Edge, _Call]()
-    for call in played.calls:
-        if call is head:
+def _places(played: _Pass, head: str, classes: int) -> list[tuple[Place, int]]:
+    """Places with the numbers of their nodes in the order of passing: those nodes that no path
+    from the samples to the output leaves out; the head's input and output are last."""
+    nodes, end = played.nodes, played.needed[-1]
+    farthest = max(i for i in played.needed if -1 in nodes[i].uses)
+    places: list[tuple[Place, int]] = []
+    for number in played.needed[:-1]:
+        node, passed = nodes[number], farthest <= number
+        farthest = max(farthest, *(i for i in played.needed if number in nodes[i].uses))
+        if head in node.modules:
             break
-        fits = played.times[call.module] == 1 and call.output.shape[0] == SAMPLES
-        if not fits or call.edge not in passed:
-            continue
-        known = found.get(call.edge)
-        # A block and its last layer give the same tensor: it is named after the block.
-        if known is None or call.module.count(".") < known.module.count("."):
-            found[call.edge] = call
-    places: list[tuple[Place, _Edge | None]] = []
-    for edge, call in found.items():
-        stage, shape = call.module.replace(".", "/"), tuple(call.output.shape[1:])
-        if stage in (HEAD, HEAD_INPUT):
-            stage = f"own_{stage}"
-        places.append((Place(stage=stage, module=call.module, shape=shape), edge))
-    if head.given is None or not places or places[-1][1] != head.given:
-        width = (module.get_submodule(head.module).get_parameter("weight").shape[1],)
-        place = Place(stage=HEAD_INPUT, module=head.module, shape=width, before=True)
-        places.append((place, head.given))
-    shape = tuple(played.output.shape[1:])
-    return [*places, (Place(stage=HEAD, module=head.module, shape=shape), _edge(played.output))]
+        before = node.modules[0] == f"input of {head}"
+        name = head if before else min(node.modules, key=lambda n: n.count("."))
+        once = before or len(played.calls[name]) == 1
+        again = before and bool(places) and nodes[places[-1][1]].is_still(node.output)
+        if passed and once and not again and node.output.shape[0] == SAMPLES:
+            stage = HEAD_INPUT if before else name.replace(".", "/")
+            if stage in (HEAD, HEAD_INPUT) and not before:
+                stage = f"own_{stage}"
+            shape = tuple(node.output.shape[1:])
+            places.append((Place(stage=stage, module=name, shape=shape, before=before), number))
+    return [*places, (Place(stage=HEAD, module=head, shape=(classes,)), end)]
 
 
-def _parts(
-    module: nn.Module, played: _Pass, places: Sequence[tuple[Place, _Edge | None]]
-) -> list[set[str]]:
+def _parts(played: _Pass, ends: Sequence[int]) -> list[set[str]]:
     """The parameters that are used between each place and the one before it."""
-    names = {id(p): n for n, p in _trained(module).items()}
-    parts, ends = [], {played.start}
-    for _, edge in places:
-        part: set[str] = set()
-        seen, todo = set(ends), [] if edge is None else [edge[0]]
-        while todo:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable") and id(node.variable) in names:
-                part.add(names[id(node.variable)])
-            todo.extend(n for n, _ in node.next_functions if n is not None)
-        parts.append(part)
-        ends = {played.start} if edge is None else {played.start, edge[0]}
+    parts, begin = [], -1
+    for end in ends:
+        between = (played.nodes[i].parameters for i in played.needed if begin < i <= end)
+        parts.append(set[str]().union(*between))
+        begin = end
     return parts
 
 
@@ -310,50 +362,8 @@ def _exposed(place: Place, name: str) -> str:
     return f"{place.stage}./{path.replace('.', '/')}{'.' if path else ''}{leaf}"
 
 
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {n: p for n, p in module.named_parameters() if p.requires_grad}
-
-
-def _norm(path: str, places: Sequence[Place], played: _Pass, what: str) -> str:
-    """The prefix of a batch normalisation's names, in the stage during which it is called."""
-    if played.times[path] > 1:
-        raise UserError(
-            f"{what} calls its batch normalisation {path} {played.times[path]} times in one pass; "
-            "each call has statistics of its own, so it needs a normalisation of its own."
-        )
-    order = {call.module: i for i, call in enumerate(played.calls)}
-    own = order.get(path, 0)
-    place = next(p for p in places if order[p.module] >= own)
+def _norm(path: str, places: Sequence[tuple[Place, int]], played: _Pass) -> str:
+    """The prefix of a batch normalisation's names, in the stage during which it is called first."""
+    first = played.calls[path][0] - 1
+    place = next(place for place, number in places if number >= first)
     return _exposed(place, f"{path}.mean").removesuffix(".mean")
-
-
-def _plain(module: nn.Module, played: _Pass, known: Mapping[str, str]) -> dict[str, str]:
-    """See `Anatomy`."""
-    uses = _uses(played)
-    found = {}
-    for name, part in module.named_modules():
-        own = dict(part.named_parameters(recurse=False))
-        hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-        if type(part) not in KINDS or not own or hooked:
-            continue
-        names = [known.get(f"{name}.{leaf}") for leaf in own]
-        calls = played.times.get(name, 0)
-        if calls and None not in names and all(uses.get(id(p)) == calls for p in own.values()):
-            found[name] = str(names[0]).rpartition(".")[0]
-    return found
-
-
-def _uses(played: _Pass) -> dict[int, int]:
-    """How often each parameter is used, by its id."""
-    uses: dict[int, int] = {}
-    seen, todo = set(), [played.output.grad_fn]
-    while todo:
-        node: Any = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for following, _ in node.next_functions:
-            if hasattr(following, "variable"):
-                uses[id(following.variable)] = uses.get(id(following.variable), 0) + 1
-            todo.append(following)
-    return uses

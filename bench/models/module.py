@@ -10,30 +10,40 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from bench.contract.messages import State
-from bench.contract.network import LayerKind
+from bench.contract.network import Layer, LayerKind
 from bench.errors import UserError
 from bench.foreign import in_one_line
 from bench.models.anatomy import SAMPLES, Place, dissect
-from bench.models.network import KINDS, Initial, Network, Shape, StaticBatchNorm, drawn
+from bench.models.network import KINDS, Initial, Network, Shape, drawn
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel."""
+CONSTANT = "constant/"
+"""What the names of constants among the buffers begin with."""
 _SEEDS = 4
 """Passes by which it is seen whether a module draws random numbers in training."""
+_TOLERANCE = 1e-3
+"""Of gradients that must be alike, relative to the largest."""
 
 
 class ModuleNetwork(Network):
     """A network of any module that turns samples [B, *shape] into logits [B, C].
 
-    It runs as it is written. Batch normalisation becomes static (see `StaticBatchNorm`), and
-    activations in place are done out of place. Attention takes plain arithmetic, since fused
-    kernels have no second derivative. Where all information passes one tensor that a submodule
-    gives, the network can be cut: to run from there on, the submodules before are skipped.
+    The module runs as it is. Running statistics of batch normalisation are inputs that are
+    discarded in training, one set per client, and those of public data in evaluation, so that no
+    client statistics travel. What is not trained is a constant. Attention takes plain arithmetic,
+    since fused kernels have no second derivative. Where all information passes one tensor that a
+    submodule gives, the network can be cut: the client's part ends there, and the server's part is
+    the same pass with that output replaced.
 
     Args:
-        make: Makes the module with its initial parameters, drawn from PyTorch's global generator.
+        make: Makes the module with its initial parameters, drawn from PyTorch's global generator,
+            in the mode in which it is trained.
         initial: How kinds of modules begin instead.
         without_dropout: Whether to run a module that draws random numbers in training as in
             evaluation, which draws none.
@@ -62,18 +72,35 @@ class ModuleNetwork(Network):
         what = f"model {name}"
         self._make, self._initial, self._scale = make, initial, scale
         self._scales: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        module = self._fresh(seed=0)
+        module = self._fresh(0, shape)
+        for part in module.modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                raise UserError(
+                    f"{what} is or has a scripted or traced module, whose gradients cannot be "
+                    "taken for several clients at once; give the module that was scripted."
+                )
         with _plain_arithmetic(), torch.random.fork_rng(devices=[]):
             x = torch.rand(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
-            _check_modes(module, self._scaled(x), what, without_dropout=without_dropout)
-            self.anatomy = dissect(module.eval(), self._scaled(x), classes, what=what)
-        norms = set(self.anatomy.norms.values())
+            self._modes = _training_modes(
+                module, self._scaled(x), what, without_dropout=without_dropout
+            )
+            _enter(module, self._modes)
+            self.anatomy = dissect(module, self._scaled(x), classes, what=what)
+            _enter(module, {})
+            _check_columns(module, self._scaled(x), what)
         trained = set(self.anatomy.parameters.values())
+        moved = {
+            f"{norm}.{statistic}"
+            for norm in self.anatomy.norms.values()
+            for statistic in ("running_mean", "running_var")
+        }
         self.constants = {
             name: tensor.detach().clone()
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
-            if name not in trained and name.rpartition(".")[0] not in norms
+            if name not in trained | moved
         }
+        own = dict(module.named_parameters())
+        values = {known: own[n].detach() for known, n in self.anatomy.parameters.items()}
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
         super().__init__(
             name=name,
@@ -84,36 +111,79 @@ class ModuleNetwork(Network):
             stages=[place.stage for place in self.anatomy.places],
             parameters=self.anatomy.parameters,
             norms=self.anatomy.norms,
-            overwritten=[
-                name
-                for path, name in self.anatomy.plain.items()
-                if path in self.anatomy.overwritten
-            ],
         )
+        self._plain: dict[str, str] = {}
+        self._plain = self._plain_layers(values, x)
 
-    def _fresh(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+    def _fresh(self, seed: int, shape: Shape) -> nn.Module:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(seed)  # not those of other devices
-            return _prepared(self._make())
+            module = self._make()
+            tensors = [*module.parameters(), *module.buffers()]
+            if any(is_lazy(t) for t in tensors):  # a pass gives them their shapes
+                modes = {part: part.training for part in module.modules()}
+                module.eval()(torch.zeros(2, *shape))
+                for part, mode in modes.items():
+                    part.training = mode
+        for part in module.modules():
+            if isinstance(part, _BatchNorm):
+                part.num_batches_tracked = None  # a client's own would travel
+                if part.running_mean is None:
+                    part.track_running_stats = True
+                    part.running_mean = torch.zeros(part.num_features)
+                    part.running_var = torch.ones(part.num_features)
+        return module
 
     def check(self) -> None:
         """Raises UserError for a module of which clients' gradients cannot be taken together, or
-        no derivative of them."""
-        rng = torch.Generator().manual_seed(0)
-        params = self.init(rng)
-        x = torch.rand(2, 2, *self.shape, generator=rng).requires_grad_()
-
-        def loss(params: State, x: Tensor) -> Tensor:
-            return -torch.log_softmax(self.run(params, x, mode="train"), dim=-1)[:, 0].mean()
-
+        no derivative of them, or that gives others than when it runs by itself."""
+        x = torch.rand(2, 2, *self.shape, generator=torch.Generator().manual_seed(0))
+        y = torch.arange(4).view(2, 2) % self.classes
+        module = self._fresh(0, self.shape)
+        _enter(module, self._modes)
         try:
-            slopes = vmap(grad(loss), in_dims=(None, 0))(params, x)
-            torch.autograd.grad(sum(s.square().sum() for s in slopes.values()), x)
+            far = self._compared(module, x, y)
         except Exception as error:  # whatever torch says of a foreign module's operations
             raise UserError(
                 f"model {self.name} has an operation that cannot be differentiated twice, or not "
                 f"for several clients at once by torch.func.vmap: {in_one_line(error)[:160]}"
             ) from error
+        if far > _TOLERANCE:
+            with contextlib.suppress(Exception):  # rounding alone may be why
+                far = self._compared(module.double(), x.double(), y)
+        if not far <= _TOLERANCE:
+            raise UserError(
+                f"model {self.name} has other gradients among several clients than by itself (they "
+                f"differ by {far:.2%}), so another network would be measured."
+            )
+
+    def _compared(self, module: nn.Module, x: Tensor, y: Tensor) -> float:
+        """How far the gradients of two clients [2, B, *shape], taken together, are from those of
+        the module, relative to their length; the worse one. They must have derivatives."""
+        own = dict(module.named_parameters())
+        inner = self.anatomy.parameters
+        params = {known: own[n].detach().clone() for known, n in inner.items()}
+
+        def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
+            return cross_entropy(self.run(params, x, mode="train"), y)
+
+        x = x.clone().requires_grad_()
+        slopes = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+        torch.autograd.grad(sum(s.square().sum() for s in slopes.values()), x)
+        far = 0.0
+        for client in range(len(x)):
+            with _plain_arithmetic():
+                logits = module(self._scaled(x.detach()[client]))
+            exact = torch.autograd.grad(
+                cross_entropy(logits, y[client]),
+                [own[n] for n in inner.values()],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            ours = torch.cat([slopes[n][client].detach().flatten() for n in inner])
+            right = torch.cat([g.flatten() for g in exact])
+            far = max(far, float((ours - right).norm() / right.norm().clamp_min(1e-12)))
+        return far
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
         """The module's own initial parameters, of PyTorch's global generator seeded by `rng`."""
@@ -121,13 +191,49 @@ class ModuleNetwork(Network):
             values = drawn(self._module, self._initial, rng)
         else:
             seed = int(torch.randint(2**31, (), generator=rng))
-            values = {n: p.detach().clone() for n, p in self._fresh(seed).named_parameters()}
+            made = self._fresh(seed, self.shape).named_parameters()
+            values = {n: p.detach().clone() for n, p in made}
         return {known: values[inner] for known, inner in self.anatomy.parameters.items()}
 
-    def _segment(self, tensors: State, x: Tensor, low: int, high: int) -> Tensor:
-        given = {self._inner[name]: value for name, value in tensors.items()}
+    def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:
+        """Buffers for eval mode: each normalisation's statistics over x [N, ...], and constants."""
+        return super().calibrate(params, x) | {
+            f"{CONSTANT}{n}": v.to(x.device) for n, v in self.constants.items()
+        }
+
+    def _recorded(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        calls: dict[str, list[Tensor]] = {name: [] for name in self._norms}
+
+        def record(name: str) -> Any:
+            def enter(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+                over = [d for d in range(args[0].ndim) if d != 1]
+                moments = args[0].mean(dim=over), args[0].var(dim=over, correction=0)
+                calls[name].append(torch.stack(moments))
+
+            return enter
+
+        handles = [
+            norm.register_forward_pre_hook(record(name)) for name, norm in self._norms.items()
+        ]
+        try:
+            self.run(params, x, mode="train")
+        finally:
+            for handle in handles:
+                handle.remove()
+        means = {name: torch.stack(moments).mean(dim=0) for name, moments in calls.items()}
+        return {name: (mean, var) for name, (mean, var) in means.items()}
+
+    def _segment(
+        self, params: State, buffers: State, x: Tensor, low: int, high: int, mode: str
+    ) -> Tensor:
+        given = {self._inner[name]: value for name, value in params.items()}
         given |= self._constants_like(x)
-        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
+        for name, value in buffers.items():
+            if (inner := name.removeprefix(CONSTANT)) != name:
+                given[inner] = value.to(given[inner])
+        _enter(self._module, self._modes if mode == "train" else {})
+        given |= self._statistics(buffers, params, x)
+        for name, tensor in self._module.named_parameters():
             if name not in given:  # of stages that do not run
                 given[name] = x.new_zeros(()).expand(tensor.shape)
         places = self.anatomy.places
@@ -140,7 +246,7 @@ class ModuleNetwork(Network):
                         stack.enter_context(self._instead(place, blank))
                 stack.enter_context(self._instead(places[low - 1], x))
                 x = x.new_zeros(len(x), *self.shape)
-            x = x if low else self._scaled(x)
+            x = x if low else self._scaled(x).clone()  # a module may change it in place
             if high == len(places):
                 return functional_call(self._module, given, (x,))
             stack.enter_context(self._stopping(places[high - 1]))
@@ -149,6 +255,20 @@ class ModuleNetwork(Network):
             except _Reached as reached:
                 return reached.tensor
         raise RuntimeError(f"model {self.name} did not reach {places[high - 1].stage}.")
+
+    def _statistics(self, buffers: State, params: State, x: Tensor) -> dict[str, Tensor]:
+        """Running statistics of all normalisations: in training a set for each client, which the
+        pass moves and nobody reads."""
+        # Zero, and batched by torch.func.vmap as soon as anything of the pass is.
+        zero = sum((t.new_zeros(()) for t in params.values()), x.new_zeros(()))
+        given = {}
+        for known, inner in self.anatomy.norms.items():
+            for name, begin in (("mean", zero), ("var", zero + 1.0)):
+                value = buffers.get(f"{known}.{name}")
+                if value is None or self._norms[known].training:
+                    value = begin.expand(self._norms[known].num_features).clone()
+                given[f"{inner}.running_{name}"] = value
+        return given
 
     def _scaled(self, x: Tensor) -> Tensor:
         """Samples [B, *shape] as the module gets them."""
@@ -205,11 +325,46 @@ class ModuleNetwork(Network):
         finally:
             handle.remove()
 
+    def _handed_on(self, output: Tensor) -> Tensor:
+        return output.clone()  # an operation in place may follow
+
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
-        # What a module of another kind gets and gives may be anything, and nothing asks for it.
-        for path, name in self.anatomy.plain.items():
+        for path, name in self._plain.items():
             module = self._module.get_submodule(path)
             yield name, module, KINDS[type(module)]
+
+    def _plain_layers(self, params: State, x: Tensor) -> dict[str, str]:
+        """Layers whose weights' gradients are products of their input and their output's gradient,
+        with the prefix of their parameters' names."""
+        known = {inner: name for name, inner in self.anatomy.parameters.items()}
+        for path, part in self._module.named_modules():
+            own = [known.get(f"{path}.{n}") for n, _ in part.named_parameters(recurse=False)]
+            hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+            if type(part) in KINDS and own and None not in own and not hooked:
+                self._plain[path] = str(own[0]).rpartition(".")[0]
+        leaves = {n: v.clone().requires_grad_() for n, v in params.items()}
+        logits, layers = self.trace(leaves, x, buffers=self.calibrate(params, x))
+        if not layers:
+            return {}
+        loss = cross_entropy(logits, torch.arange(len(x)) % self.classes)
+        outputs = [layer.output for layer in layers]
+        deltas = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+        sums: dict[str, Tensor] = {}
+        for layer, delta in zip(layers, deltas, strict=True):
+            for name, value in _products(layer, delta).items():
+                sums[name] = sums[name] + value if name in sums else value
+        exact = torch.autograd.grad(
+            loss, [leaves[n] for n in sums], allow_unused=True, materialize_grads=True
+        )
+        right = {n for n, e in zip(sums, exact, strict=True) if _near(sums[n], e)}
+        return {
+            path: name
+            for path, name in self._plain.items()
+            if all(known[f"{path}.{n}"] in right for n, _ in self._own_parameters(path))
+        }
+
+    def _own_parameters(self, path: str) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._module.get_submodule(path).named_parameters(recurse=False)
 
 
 class _Reached(Exception):
@@ -231,64 +386,128 @@ def _plain_arithmetic() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _prepared(module: nn.Module) -> nn.Module:
-    """The module with static batch normalisation and without activations in place."""
-    for name, part in list(module.named_modules()):
-        if getattr(part, "inplace", False) is True:
-            part.inplace = False
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            static = StaticBatchNorm(part.num_features, epsilon=part.eps, affine=part.affine)
-            if part.affine:
-                static.weight, static.bias = part.weight, part.bias
-            module.set_submodule(name, static)
-    return module
+def _products(layer: Layer, delta: Tensor | None) -> dict[str, Tensor]:
+    """A layer's gradients by its parameters, from its input and its output's gradient."""
+    own, a = dict(layer.module.named_parameters(recurse=False)), layer.input.detach()
+    if delta is None:
+        return {f"{layer.name}.{n}": a.new_zeros(p.shape) for n, p in own.items()}
+    channel = delta.ndim - 1 if layer.kind == "linear" else 1
+    over = [d for d in range(delta.ndim) if d != channel]
+    if layer.kind == "linear":
+        weight = delta.reshape(-1, delta.shape[-1]).mT @ a.reshape(-1, a.shape[-1])
+    elif isinstance(layer.module, nn.Conv2d):
+        like = torch.zeros(layer.module.weight.shape, requires_grad=True)
+        (weight,) = torch.autograd.grad(layer.module._conv_forward(a, like, None), like, delta)
+    else:
+        weight = (delta * a).sum(dim=over)
+    gradients = {"weight": weight, "bias": delta.sum(dim=over)}
+    return {f"{layer.name}.{n}": gradients[n] for n in own}
 
 
-def _check_modes(module: nn.Module, x: Tensor, what: str, *, without_dropout: bool) -> None:
-    """Raises UserError for a module that draws random numbers, or that does something else in
-    training than in evaluation, but for batch normalisation."""
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= _TOLERANCE * (1e-6 + other.abs().max()))
 
-    def played(training: bool, seed: int) -> Any:
-        torch.default_generator.manual_seed(seed)
-        with torch.no_grad():
-            return module.train(training)(x)
+
+def _enter(module: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Set each part's mode by its name; those without a name are in evaluation."""
+    module.train()  # what a module keeps between passes, its own `train` may clear
+    for name, part in module.named_modules():
+        part.training = modes.get(name, False)
+
+
+def _training_modes(
+    module: nn.Module, x: Tensor, what: str, *, without_dropout: bool
+) -> dict[str, bool]:
+    """In which mode each part is when the module trains.
+
+    Raises UserError for a module that draws random numbers, or that does something else in
+    training than in evaluation, but for batch normalisation.
+    """
+    modes = {name: part.training for name, part in module.named_modules()}
+    norms = [n for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.training]
+    buffers = {n: t.clone() for n, t in module.named_buffers()}
+
+    def played(modes: Mapping[str, bool], passes: int) -> list[Any]:
+        """Results with normalisations in evaluation, each pass with other draws."""
+        _enter(module, {n: mode and n not in norms for n, mode in modes.items()})
+        outputs = []
+        for seed in range(passes):
+            torch.default_generator.manual_seed(seed)
+            with torch.no_grad():
+                outputs.append(module(x.clone()))
+        return outputs
 
     try:
-        still = [played(False, seed) for seed in range(2)]
+        still = played({}, 2)
     except Exception:  # said where the anatomy is read
-        return
+        return modes
     if not isinstance(still[0], Tensor):
-        return
+        return modes
+    if not bool(still[0].isfinite().all()):
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        odd = next((n for n, t in tensors if not bool(t.isfinite().all())), None)
+        where = "" if odd is None else f", as '{odd}' is not"
+        raise UserError(f"{what} gives logits that are not finite{where}.")
     if not _equal(*still):
         raise UserError(
             f"{what} draws random numbers in evaluation too; the same parameters and samples must "
             "give the same logits."
         )
     if without_dropout:
-        return
-    moved = [played(True, seed) for seed in range(_SEEDS)]
-    alike = isinstance(moved[0], Tensor) and moved[0].shape == still[0].shape
-    if alike and not all(_equal(one, moved[0]) for one in moved):
+        modes |= dict.fromkeys(_random_parts(module), False)
+    moved = played(modes, _SEEDS)
+    same = all(_equal(one, still[0]) for one in moved)
+    if without_dropout and not same:
+        return {name: name in norms for name in modes}
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, buffers[name]):
+            raise UserError(
+                f"{what} changes its buffer '{name}' in a training pass, as spectral normalisation "
+                "and moving averages do; what clients would change there has no place."
+            )
+    if same:
+        return modes
+    if _alike(moved[0], still[0]) and not all(_equal(one, moved[0]) for one in moved):
+        parts = _random_parts(module)
+        where = f" ({', '.join(parts[:3])}{' and others' if len(parts) > 3 else ''})"
         raise UserError(
-            f"{what} draws random numbers in training{_random_layers(module)}, which would be a "
+            f"{what} draws random numbers in training{where if parts else ''}, which would be a "
             "defense that no row tells of: take them out, or set without_dropout = true in "
             "model_settings to train without them."
         )
-    if not alike or not _equal(still[0], moved[0]):
+    raise UserError(
+        f"{what} gives something else in training than in evaluation, and neither batch "
+        "normalisation nor dropout is why; it must give logits alike."
+    )
+
+
+def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
+    """Raises UserError for columns of records that decide logits but have no gradient."""
+    if x.ndim != 2:
+        return
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(module(x).square().sum(), x)
+    still = (slope == 0).all(dim=0)
+    with torch.no_grad():
+        one, other = (module(torch.where(still, value, x)) for value in (0.0, 1.0))
+    if not _equal(one, other):
+        columns = ", ".join(map(str, still.nonzero()[:8, 0].tolist()))
         raise UserError(
-            f"{what} gives something else in training than in evaluation, and neither batch "
-            "normalisation nor dropout is why; it must give logits alike."
+            f"{what} reads columns {columns} as codes (behind an embedding or a rounding), through "
+            "which no gradient passes, so no attack can look for them; give them as one-hot groups."
         )
 
 
 def _equal(one: Any, other: Any) -> bool:
-    both = isinstance(one, Tensor) and isinstance(other, Tensor)
-    return both and bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5))
+    return _alike(one, other) and bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5))
 
 
-def _random_layers(module: nn.Module) -> str:
+def _alike(one: Any, other: Any) -> bool:
+    """Whether both are tensors of one shape."""
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+
+
+def _random_parts(module: nn.Module) -> list[str]:
     """Where dropout is, as far as its classes' names tell."""
     known = ("Dropout", "DropPath", "StochasticDepth")
-    found = [n for n, m in module.named_modules() if any(k in type(m).__name__ for k in known)]
-    shown = ", ".join(found[:3])
-    return f" ({shown}{' and others' if len(found) > 3 else ''})" if found else ""
+    return [n for n, m in module.named_modules() if any(k in type(m).__name__ for k in known)]

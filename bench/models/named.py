@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from bench.arguments import checked_arguments
 from bench.errors import UserError
@@ -41,9 +42,9 @@ def is_handed(name: str) -> bool:
     return name.startswith(_HANDED)
 
 
-def is_held(name: str) -> bool:
-    """Whether this process was handed that module."""
-    return name in _handed
+def held(name: str) -> nn.Module | None:
+    """The module of that name, None if this process was not handed it."""
+    return _handed.get(name)
 
 
 def module_of(name: str) -> str | None:
@@ -66,9 +67,36 @@ def is_named(name: str) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside the wrapper by which Opacus takes per-sample gradients, or itself."""
-    inner = getattr(module, "_module", None)
-    return inner if isinstance(inner, nn.Module) else module
+    """The module without the wrappers of data parallelism, torch.compile and Opacus around it."""
+    while isinstance(inner := _inner(module), nn.Module):
+        module = inner
+    return module
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The same, without wrappers around its parts either, which are replaced in place."""
+    module = unwrapped(module)
+    for name, part in list(module.named_modules()):
+        part._compiled_call_impl = None
+        if unwrapped(part) is not part:
+            module.set_submodule(name, bare(part))
+    return module
+
+
+def bare_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's parameters by the names that they have in `bare(module)`."""
+    module = unwrapped(module)
+    parameters = dict(module.named_parameters(recurse=False))
+    for name, part in module.named_children():
+        parameters |= {f"{name}.{n}": p for n, p in bare_parameters(part).items()}
+    return parameters
+
+
+def _inner(module: nn.Module) -> Any:
+    """What a wrapper holds, None for a module that is none."""
+    wrappers = {"DataParallel": "module", "DistributedDataParallel": "module"}
+    wrappers |= {"OptimizedModule": "_orig_mod", "GradSampleModule": "_module"}
+    return getattr(module, wrappers.get(type(module).__name__, ""), None)
 
 
 def hand(module: nn.Module) -> str:
@@ -77,16 +105,23 @@ def hand(module: nn.Module) -> str:
     Returns:
         A name for it, of its class and of a hash of its structure and numbers.
     """
-    own = deepcopy(unwrapped(module)).cpu()
-    if unwrapped(module) is not module:
-        for part in own.modules():  # the wrapper's, which watch ordinary backward passes
+    memo = {  # what a forward pass left on a module, as weight_norm does, cannot be copied
+        id(v): v.detach().clone()
+        for part in module.modules()
+        for v in vars(part).values()
+        if isinstance(v, torch.Tensor) and not v.is_leaf
+    }
+    wrapped = isinstance(_inner(module), nn.Module)
+    module = bare(deepcopy(module, memo)).cpu()
+    if wrapped:
+        for part in module.modules():  # Opacus' watch ordinary backward passes
             for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
                 hooks.clear()
-    module = own
     digest = hashlib.sha256(repr(module).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if not is_lazy(tensor):
+            digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     name = f"{_HANDED}{type(module).__name__}-{digest.hexdigest()[:12]}"
     _handed[name] = module
     return name
@@ -129,7 +164,7 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
             raise UserError(f"{what} cannot be made with {shown}: {in_one_line(error)}.") from error
         if not isinstance(module, nn.Module):
             raise UserError(f"{what} must give a torch.nn.Module, got {type(module).__name__}.")
-        return module
+        return bare(module).train()
 
     return made
 
@@ -156,7 +191,8 @@ def _of_handed(name: str, settings: Mapping[str, Any]) -> Make:
         raise UserError(
             f"model {name} is made already and takes no setting {next(iter(settings))}."
         )
-    return lambda: deepcopy(_handed[name])
+    held = _handed[name]  # in training mode, it keeps the modes that its parts have
+    return lambda: deepcopy(held) if held.training else deepcopy(held).train()
 
 
 def _of_file(name: str) -> Callable[..., Any]:

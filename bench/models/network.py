@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from bench.errors import UserError
 Stages = OrderedDict[str, nn.Module]
 Shape = tuple[int, ...]
 """Of one sample."""
-_EPSILON = 1e-5
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
@@ -55,17 +54,13 @@ class StaticBatchNorm(nn.Module):
     which `Network.calibrate` computes once from public data, so that no client statistics travel.
     It is written with plain tensor arithmetic, so that double backward and vmap work.
     Source: Diao, Ding, Tarokh, arXiv:2010.01264, Sec. 3; used by PM-SFL and SelectiveShield.
-
-    Args:
-        affine: Whether it has a weight and a bias [C].
     """
 
-    def __init__(self, channels: int, *, epsilon: float = _EPSILON, affine: bool = True) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.epsilon, self.affine = epsilon, affine
-        if affine:
-            self.weight = nn.Parameter(torch.empty(channels))
-            self.bias = nn.Parameter(torch.empty(channels))
+        self.eps = 1e-5
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels))
         self.register_buffer("mean", torch.empty(channels))
         self.register_buffer("var", torch.empty(channels))
         self.mean: Tensor
@@ -83,23 +78,28 @@ class StaticBatchNorm(nn.Module):
             var = (x - mean.unflatten(0, (-1, *places))).square().mean(dim=over)
             if self.mode == "calibrate":
                 self.recorded = (mean.detach(), var.detach())
-        scale = torch.rsqrt(var + self.epsilon)
-        if self.affine:
-            scale = self.weight * scale
-        shift = (self.bias if self.affine else 0.0) - mean * scale
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        shift = self.bias - mean * scale
         return x * scale.unflatten(0, (-1, *places)) + shift.unflatten(0, (-1, *places))
 
-    def normalised(self, x: Tensor) -> Tensor:
-        """(x - mean) / sqrt(var + eps) of eval mode, which `weight` multiplies."""
-        places = (-1, *(1,) * (x.ndim - 2))
-        inverse = torch.rsqrt(self.var + self.epsilon).unflatten(0, places)
-        return (x - self.mean.unflatten(0, places)) * inverse
+
+def normalised(norm: Any, x: Tensor) -> Tensor:
+    """Return (x - mean) / sqrt(var + eps) of eval mode, which a batch normalisation's weight
+    multiplies."""
+    own = isinstance(norm, StaticBatchNorm)
+    mean, var = (norm.mean, norm.var) if own else (norm.running_mean, norm.running_var)
+    places = (-1, *(1,) * (x.ndim - 2))
+    inverse = torch.rsqrt(var + norm.eps).unflatten(0, places)
+    return (x - mean.unflatten(0, places)) * inverse
 
 
 KINDS: Mapping[type[nn.Module], LayerKind] = {
     nn.Linear: "linear",
     nn.Conv2d: "conv",
     StaticBatchNorm: "affine",
+    nn.BatchNorm1d: "affine",
+    nn.BatchNorm2d: "affine",
+    nn.BatchNorm3d: "affine",
 }
 Draw = Callable[[nn.Module, str, torch.Generator], Tensor]
 """Makes the initial value of a module's own parameter of that name."""
@@ -122,7 +122,9 @@ def _identity(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
     return torch.full(module.get_parameter(name).shape, 1.0 if name == "weight" else 0.0)
 
 
-IDENTITY: Initial = {StaticBatchNorm: _identity, nn.LayerNorm: _identity}
+IDENTITY: Initial = dict.fromkeys(
+    (StaticBatchNorm, nn.modules.batchnorm._BatchNorm, nn.LayerNorm), _identity
+)
 """Normalisations that begin by changing nothing."""
 _INITIAL: Initial = {nn.Module: uniform(), **IDENTITY}
 
@@ -138,8 +140,7 @@ class Network:
         stages: All stages in order; the last is the head, a linear layer with weight [C, F] and
             bias [C].
         parameters: Names of all parameters, and what they are called in `module`.
-        norms: The same of batch normalisations.
-        overwritten: Layers, by the prefix of their parameters, whose output is changed in place.
+        norms: The same of batch normalisations whose statistics are those of the batch in training.
 
     Attributes:
         cuts: Stages after which a split protocol may cut.
@@ -157,20 +158,13 @@ class Network:
         stages: Sequence[str],
         parameters: Mapping[str, str],
         norms: Mapping[str, str],
-        overwritten: Collection[str] = (),
     ) -> None:
-        self._overwritten = frozenset(overwritten)
         self.name, self.settings, self.shape, self.classes = name, dict(settings), shape, classes
         self.stages = tuple(stages)
         self.cuts = self.stages[:-1]
         self.head = (f"{self.stages[-1]}.weight", f"{self.stages[-1]}.bias")
         self._module, self._inner = module, dict(parameters)
-        self._norms: dict[str, StaticBatchNorm] = {}
-        for known, inner in norms.items():
-            norm = module.get_submodule(inner)
-            assert isinstance(norm, StaticBatchNorm)
-            self._norms[known] = norm
-            self._inner |= {f"{known}.{n}": f"{inner}.{n}" for n in ("mean", "var")}
+        self._norms: dict[str, Any] = {n: module.get_submodule(inner) for n, inner in norms.items()}
         self._own = frozenset(parameters)
 
     @property
@@ -199,11 +193,15 @@ class Network:
         """Initial parameters by name."""
         raise NotImplementedError
 
-    def _segment(self, tensors: State, x: Tensor, low: int, high: int) -> Tensor:
-        """Run the stages with numbers low to high - 1 on the input of the first of them.
+    def _segment(
+        self, params: State, buffers: State, x: Tensor, low: int, high: int, mode: str
+    ) -> Tensor:
+        """Run the stages with numbers low to high - 1 on the input of the first of them, with those
+        stages' parameters and all buffers by name."""
+        raise NotImplementedError
 
-        tensors: Those stages' parameters and, in eval mode, buffers of normalisation by name.
-        """
+    def _recorded(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mean and variance over x [N, ...] of each normalisation's input, by its name."""
         raise NotImplementedError
 
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
@@ -257,12 +255,8 @@ class Network:
         low = self.stages.index(first) if first else 0
         high = self.stages.index(last) + 1 if last else len(self.stages)
         prefixes = tuple(f"{n}." for n in self.stages[low:high])
-        tensors = {k: v for k, v in params.items() if k in self._own and k.startswith(prefixes)}
-        for norm in self._norms.values():
-            norm.mode = mode
-        if self._norms and mode == "eval" and buffers is not None:
-            tensors |= {k: v for k, v in buffers.items() if k.startswith(prefixes)}
-        return self._segment(tensors, x, low, high)
+        own = {k: v for k, v in params.items() if k in self._own and k.startswith(prefixes)}
+        return self._segment(own, buffers or {}, x, low, high, mode)
 
     def trace(
         self, params: State, x: Tensor, *, mode: str = "eval", buffers: State | None = None
@@ -281,13 +275,11 @@ class Network:
 
         def record(name: str, kind: LayerKind) -> Any:
             def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                given = inputs[0]
-                if isinstance(module, StaticBatchNorm):
-                    given = module.normalised(given)
+                given = normalised(module, inputs[0]) if kind == "affine" else inputs[0]
                 layers.append(
                     Layer(name=name, kind=kind, module=module, input=given, output=output)
                 )
-                return output.clone() if name in self._overwritten else output
+                return self._handed_on(output)
 
             return hook
 
@@ -301,17 +293,19 @@ class Network:
             for handle in handles:
                 handle.remove()
 
+    def _handed_on(self, output: Tensor) -> Tensor:
+        """What a layer's output goes on as where it is recorded."""
+        return output
+
     def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:
-        """Normalisation buffers for eval mode: each layer's statistics over x [N, ...]."""
+        """Buffers for eval mode: each normalisation's statistics over x [N, ...]."""
         if not self._norms:
             return {}
         with torch.no_grad():
-            self.run(params, x, mode="calibrate")
-        buffers = {}
-        for name, norm in self._norms.items():
-            assert norm.recorded is not None
-            buffers[f"{name}.mean"], buffers[f"{name}.var"] = norm.recorded
-            norm.recorded = None
+            recorded = self._recorded(params, x)
+        buffers: dict[str, Tensor] = {}
+        for name, (mean, var) in recorded.items():
+            buffers |= {f"{name}.mean": mean, f"{name}.var": var}
         return buffers
 
 
@@ -356,8 +350,24 @@ class ChainNetwork(Network):
         """Initial parameters, drawn in the order of `named_parameters`."""
         return drawn(self._chained, self._initial, rng)
 
-    def _segment(self, tensors: State, x: Tensor, low: int, high: int) -> Tensor:
-        return functional_call(self._chained[low:high], dict(tensors), (x,))
+    def _segment(
+        self, params: State, buffers: State, x: Tensor, low: int, high: int, mode: str
+    ) -> Tensor:
+        stages = tuple(f"{n}." for n in self.stages[low:high])
+        given = dict(params)
+        for norm in self._norms.values():
+            norm.mode = mode
+        if mode == "eval":
+            given |= {k: v for k, v in buffers.items() if k.startswith(stages)}
+        return functional_call(self._chained[low:high], given, (x,))
+
+    def _recorded(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        self.run(params, x, mode="calibrate")
+        recorded = {}
+        for name, norm in self._norms.items():
+            assert norm.recorded is not None
+            recorded[name], norm.recorded = norm.recorded, None
+        return recorded
 
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
         for name, module in self._chained.named_modules():
