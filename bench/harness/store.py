@@ -30,11 +30,15 @@ from bench.records import (
     ARCHIVE,
     AttackOutcome,
     AttackRecord,
+    Cell,
     DoneRecord,
     Kind,
+    PlannedTraining,
     Record,
+    Run,
     TrainOutcome,
     check_kept,
+    check_record,
     check_sum,
     read_outcome,
     to_json,
@@ -107,11 +111,15 @@ def _to_disk(path: Path) -> None:
 
 
 class Store:
-    """A result folder, or a published one, whose records lie in one file. Raises UserError if it
-    cannot be written."""
+    """A result folder, or a published one, whose records lie in one file.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: Where it lies.
+        run: The run that its records must be of; None while they are being made.
+    """
+
+    def __init__(self, folder: Path, run: Run | None = None) -> None:
+        self.folder, self._run = folder, run
         self._checked: set[Kind] = set()
 
     def prepare(self) -> None:
@@ -167,6 +175,16 @@ class Store:
             return {}
         check_sum(self.folder, ARCHIVE)
         return unpacked(self.folder / ARCHIVE)
+
+    @cached_property
+    def _planned(self) -> Mapping[tuple[Kind, str], PlannedTraining | Cell]:
+        """What the run says of each record."""
+        trainings = () if self._run is None else self._run.trainings
+        planned: dict[tuple[Kind, str], PlannedTraining | Cell] = {}
+        for training in trainings:
+            planned["train", training.key] = training
+            planned |= {("attack", cell.key): cell for cell in training.cells}
+        return planned
 
     def artifacts(self, key: str) -> Path:
         """Where a job's files lie. Raises UserError if that is a link."""
@@ -252,15 +270,19 @@ class Store:
             unscored: Whether an attack's record that has no scores yet counts as one.
 
         Raises:
-            UserError: For a file that is no record.
+            UserError: For a file that is no record, or contradicts the run.
         """
+        record: TrainOutcome | AttackOutcome | None
         try:
-            found = read_outcome(self.path(kind, key), kind)
+            record = read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
-            return self._archived.get((kind, key))
+            record = self._archived.get((kind, key))
         except UserError:
             if lenient:
                 return None
             raise
-        waits = isinstance(found, AttackRecord) and not found.is_scored
-        return None if waits and not unscored else found
+        planned = self._planned.get((kind, key))
+        if record is not None and planned is not None:
+            check_record(record, planned, self.path(kind, key))
+        waits = isinstance(record, AttackRecord) and not record.is_scored
+        return None if waits and not unscored else record

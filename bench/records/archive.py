@@ -56,7 +56,11 @@ def unpacked(path: Path) -> dict[tuple[Kind, str], Outcome]:
         FileNotFoundError: If there is none.
         UserError: If it is no such file, or would fill the memory.
     """
-    return dict(_record(line, path) for line in _lines(path))
+    lines = _lines(path)
+    records = dict(_record(line, path) for line in lines)
+    if len(records) != len(lines):
+        raise UserError(f"{path} holds a record twice.")
+    return records
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -108,7 +108,7 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
         name=folder.name if name == "." else name,
         run=found.run,
         rows=found.rows,
-        missing=found.missing,
+        missing=[*found.missing, *found.trust],
         files={**texts, RUN: read_bytes(folder / RUN).decode()},
         subjects=about,
         submission=read_submission(folder) if submitted else None,
