@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,10 @@ def discover(
         needed: Kind and name of the installed plugins to import; None for all.
 
     Raises:
-        UserError: For a file that does not exist or that defines no plugin.
+        UserError: For a file that does not exist or that defines no plugin, and where something
+            hides a package of leakbench's own.
     """
+    _check_hidden()
     registry = Registry()
     for kind, group in GROUPS.items():
         for point in sorted(entry_points(group=group), key=lambda p: p.name):
@@ -150,6 +153,26 @@ def discover(
         for plugin in _from_file(path):
             registry.add(plugin)
     return registry
+
+
+@cache
+def _check_hidden() -> None:
+    """Raises UserError where a folder or file beside a script stands before leakbench's package."""
+    home = Path(__file__).parents[1]
+    for point in entry_points(group=JUDGES):
+        for top in {point.module.partition(".")[0], "defenses"} if _is_own(point) else ():
+            spec = find_spec(top)
+            place = Path(spec.origin) if spec is not None and spec.origin else None
+            if place is not None and home not in place.parents:
+                shown = place.parent if place.name == "__init__.py" else place
+                raise UserError(
+                    f"{shown} hides leakbench's package '{top}', since Python looks there first: "
+                    "rename it, or start from another folder."
+                )
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "leakbench"
 
 
 @cache

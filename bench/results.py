@@ -490,7 +490,7 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
     if caller is None or not names.get("__file__"):
         return  # notebooks and interactive sessions: workers import no file
     try:
-        tree = ast.parse(Path(names["__file__"]).read_text())
+        tree = ast.parse(Path(names["__file__"]).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):
         return
     for node in ast.walk(tree):

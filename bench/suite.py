@@ -376,7 +376,8 @@ def suite_text(name: str) -> tuple[str, str]:
     """The text of a shipped suite or of a TOML file, and what to call it. Raises UserError if
     there is none."""
     if name in shipped():
-        return (files("bench") / "suites" / f"{name}.toml").read_text(), f"{name}.toml"
+        place = files("bench") / "suites" / f"{name}.toml"
+        return place.read_text(encoding="utf-8"), place.name
     if Path(name).is_file():
         try:
             return Path(name).read_text(encoding="utf-8"), name

@@ -308,7 +308,7 @@ def page_of(plugin: str) -> str:
     folder's first page where none has."""
     for folder in ("defenses", "attacks"):
         for path in sorted((ROOT / "docs" / folder).glob("*.md")):
-            for match in BLOCK.finditer(path.read_text()):
+            for match in BLOCK.finditer(path.read_text(encoding="utf-8")):
                 if match[1] == "settings" and plugin in match[2].split():
                     return f"{path.name}#{plugin}"
     return f"index.md#{plugin}"

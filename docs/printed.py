@@ -299,7 +299,7 @@ def read_paper(name: str) -> PrintedPaper:
         raise UserError(did_you_mean("paper", name, papers()))
     place = _TABLES / f"{name}.toml"
     try:
-        found = PrintedPaper.model_validate(tomllib.loads(place.read_text()))
+        found = PrintedPaper.model_validate(tomllib.loads(place.read_text(encoding="utf-8")))
     except ValidationError as error:  # a file of our own: a bug, not a user's
         raise ValueError(f"{place}: {error}") from error
     for table in found.tables:

@@ -51,6 +51,47 @@ ALLOWED_TO_PLUGINS = ("bench.api", "bench.toolkit", "bench.privacy")
 CIRCULAR: set[tuple[str, str]] = set()
 
 
+def _names_no_encoding(call: ast.Call) -> bool:
+    """Whether text is read or written in the encoding that the machine happens to have."""
+    func, given = call.func, {k.arg for k in call.keywords}
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    words = [a.value for a in call.args if isinstance(a, ast.Constant)]
+    binary = any(isinstance(w, str) and "b" in w and len(w) <= 3 for w in words)
+    other = ("Image", "archive", "gzip", "os")
+    opens = name == "fdopen" or (
+        name == "open" and getattr(getattr(func, "value", None), "id", "") not in other
+    )
+    return not given & {"encoding", None} and (
+        name == "read_text"
+        or (name == "write_text" and len(call.args) < 2)
+        or (opens and not binary)
+        or (name in ("run", "Popen") and "text" in given)
+    )
+
+
+def test_texts_are_utf_8_on_every_machine() -> None:
+    places = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for package in ("bench", "attacks", "defenses", "docs")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and _names_no_encoding(call)
+    ]
+    assert not places
+
+
+@pytest.mark.parametrize("place", ["attacks/__init__.py", "defenses.py"])
+def test_what_hides_a_package_of_ours_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("")
+    (tmp_path / "script.py").write_text("import bench.registry as r; r.discover()")
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    name = place.partition("/")[0].partition(".")[0]
+    assert f"hides leakbench's package '{name}'" in done.stderr, done.stderr
+
+
 def imported(path: Path, *, executed: bool = False) -> set[str]:
     """Dotted names that a file imports, inside functions too. executed: but for those that the
     type checker alone imports."""

@@ -143,7 +143,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def shipped() -> list[Cost]:
     """The costs that come with leakbench; `costs.json` says where and how they were measured."""
-    data = json.loads((files("bench.harness") / "costs.json").read_text())
+    data = json.loads((files("bench.harness") / "costs.json").read_text(encoding="utf-8"))
     rows = (row for source in data["sources"] for row in source["costs"])
     return [Cost(Group(*group), *rest) for group, *rest in rows]
 

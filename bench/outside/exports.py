@@ -114,7 +114,7 @@ def write_view(
             temporary = Path(place) / "seen"
             save_seen(seen, temporary)
             save_tensors({"x": public[0], "y": public[1]}, _public_beside(temporary))
-            text = json.loads(temporary.with_suffix(".json").read_text())
+            text = json.loads(temporary.with_suffix(".json").read_text(encoding="utf-8"))
             for number in range(len(seen.earlier)):
                 for ending in (".safetensors", ".json"):
                     made, goal = earlier_path(temporary, number), earlier_path(base, number)

@@ -133,7 +133,7 @@ def save_release(seen: Seen, path: Path, *, earlier: int = 0, of_many: bool = Fa
     }
     save_tensors(tensors, Path(f"{path}.safetensors"))
     with _writing():
-        Path(f"{path}.json").write_text(json.dumps(text, indent=1))
+        Path(f"{path}.json").write_text(json.dumps(text, indent=1), encoding="utf-8")
 
 
 def load_seen(path: Path, *, most_bytes: int | None = None) -> Seen:

@@ -390,7 +390,7 @@ def has_rows(folder: Path) -> bool:
     path = folder / LEADERBOARD
     if not path.is_file():
         return os.path.lexists(path)
-    with path.open(errors="replace") as file:
+    with path.open(errors="replace", encoding="utf-8") as file:
         found = re.search(r'"schema": (\d+)', file.read(200))
     return found is None or int(found[1]) == ROW_SCHEMA
 

@@ -209,7 +209,7 @@ def environment() -> Environment:
 @cache
 def source(name: str) -> str:
     """Text of a style sheet or script among the templates."""
-    return (_TEMPLATES / name).read_text().strip()
+    return (_TEMPLATES / name).read_text(encoding="utf-8").strip()
 
 
 def content_hash(text: str) -> str:

@@ -45,6 +45,7 @@ class Published:
     Attributes:
         name: Its path below the results, which it keeps on the site.
         missing: Sentences that say what of it is not there.
+        trust: Sentences that say on what its figures are taken.
         files: Texts by their paths below that.
         subjects: What has a page of its own.
         submission: By whom, where it was submitted; such rows stand apart.
@@ -55,6 +56,7 @@ class Published:
     run: Run
     rows: Sequence[Row]
     missing: Sequence[str]
+    trust: Sequence[str]
     files: Mapping[str, str]
     subjects: Mapping[SubjectKind, Sequence[Subject]]
     submission: Submission | None = None
@@ -108,7 +110,8 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
         name=folder.name if name == "." else name,
         run=found.run,
         rows=found.rows,
-        missing=[*found.missing, *found.trust],
+        missing=found.missing,
+        trust=found.trust,
         files={**texts, RUN: read_bytes(folder / RUN).decode()},
         subjects=about,
         submission=read_submission(folder) if submitted else None,
@@ -201,7 +204,8 @@ def write(source: Path, out: Path) -> list[Path]:
     if not source.is_dir():
         raise UserError(f"no such folder of results: {source}.")
     front = out / "index.html"
-    ours = front.is_file() and 'content="leakbench ' in front.read_text(errors="replace")
+    text = front.read_text(encoding="utf-8", errors="replace") if front.is_file() else ""
+    ours = 'content="leakbench ' in text
     if out.exists() and not ours and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out must be a new folder, an empty one or an earlier site, got {out}.")
     if out.resolve().is_relative_to(source.resolve()):

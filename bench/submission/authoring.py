@@ -47,7 +47,7 @@ def write_new(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def _read(template: str) -> str:
-    return (files("bench") / "submission" / "templates" / template).read_text()
+    return (files("bench") / "submission" / "templates" / template).read_text(encoding="utf-8")
 
 
 def _check_name(name: str) -> None:

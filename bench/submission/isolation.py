@@ -78,7 +78,7 @@ class Isolation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             cwd=scratch,
             env=self._variables(scratch / "tmp"),
@@ -134,7 +134,7 @@ def _problem(program: str) -> str | None:
     command = [program, *_ALONE, *binds, "--proc", "/proc", "--dev", "/dev", "true"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PROBE_S, check=False,
+            command, capture_output=True, encoding="utf-8", timeout=_PROBE_S, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:

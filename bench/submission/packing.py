@@ -310,7 +310,7 @@ def _copy(record: TrainOutcome | AttackOutcome | None, path: Path) -> None:
 
 
 def _text(path: Path, text: str) -> None:
-    path.write_text(text if text.endswith("\n") else text + "\n")
+    path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
 
 
 def _private(request: Request, run: Run) -> set[str]:
@@ -338,7 +338,7 @@ def _refuse_private(stage: Path, request: Request, run: Run) -> None:
     private = sorted(_private(request, run))
     for path in sorted(stage.rglob("*")):
         if path.is_file():
-            text = path.read_text(errors="replace")
+            text = path.read_text(errors="replace", encoding="utf-8")
             for word in private:
                 # JSON writes letters beyond ASCII as numbers.
                 if word in text or json.dumps(word)[1:-1] in text:

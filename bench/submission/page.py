@@ -14,7 +14,8 @@ from bench.report.escaping import markdown, one_line
 
 def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:
     """Markdown: what was submitted, its marks, a table of its rows, how to check them."""
-    text = (files("bench") / "submission" / "templates" / "readme.md.txt").read_text()
+    template = files("bench") / "submission" / "templates" / "readme.md.txt"
+    text = template.read_text(encoding="utf-8")
     failed = "\n".join(f"- {markdown(c)}" for c in submission.failed_cells)
     return Template(text).substitute(
         name=markdown(submission.name),

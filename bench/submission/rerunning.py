@@ -148,7 +148,7 @@ def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: Non
 def main() -> int:
     """Carry out the request on standard input; what the code prints is nowhere."""
     request = Rerunning(**json.load(sys.stdin))
-    with open(os.dup(1), "w") as own, open(os.devnull, "w") as nowhere:
+    with open(os.dup(1), "w", encoding="utf-8") as own, open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
 
         def tell(text: str) -> None:
@@ -157,7 +157,7 @@ def main() -> int:
         try:
             run_again(request, tell)
         except UserError as error:
-            (Path(request.out) / REFUSAL).write_text(str(error))
+            (Path(request.out) / REFUSAL).write_text(str(error), encoding="utf-8")
             return 2
     return 0
 

@@ -299,7 +299,7 @@ def _run_apart(isolation: Isolation, request: Rerunning, tell: Callable[[str], N
         process.wait()
     refusal = out / REFUSAL
     if code == 2 and refusal.is_file() and not refusal.is_symlink():
-        raise UserError(one_line(refusal.read_text(errors="replace")[:2000]))
+        raise UserError(one_line(refusal.read_text(encoding="utf-8", errors="replace")[:2000]))
     return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
 
 

@@ -133,7 +133,7 @@ class _Going:
         # Here, since the truth need not travel; in a process that has loaded no plugin.
         self.scorer = ProcessPoolExecutor(1, mp_context=get_context("forkserver"))
         self.shelf: OrderedDict[str, Any] = OrderedDict()
-        self.sources = {p.name: p.read_text() for p in settings.env.plugins}
+        self.sources = {p.name: p.read_text(encoding="utf-8") for p in settings.env.plugins}
 
     def room(self) -> int:
         """How many jobs more the cluster's nodes can hold. Raises UserError if none could."""

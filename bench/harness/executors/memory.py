@@ -39,12 +39,12 @@ def peak() -> Iterator[dict[str, int | None]]:
 def _forget_peak() -> None:
     place = Path("/proc/self/clear_refs")
     if place.exists() and os.access(place, os.W_OK):
-        place.write_text("5")  # Linux: the peak begins anew at the present size
+        place.write_text("5", encoding="utf-8")  # Linux: the peak begins anew at the present size
 
 
 def _highest() -> int:
     if sys.platform == "linux":
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         (line,) = (x for x in status.splitlines() if x.startswith("VmHWM:"))
         return 1024 * int(line.split()[1])
     unit = 1 if sys.platform == "darwin" else 1024
@@ -55,7 +55,7 @@ def total_bytes() -> int:
     """Memory of this machine, or of the container that it is."""
     limits = [psutil.virtual_memory().total]
     for place in map(Path, _CGROUP_LIMITS):
-        text = place.read_text().strip() if place.is_file() else ""
+        text = place.read_text(encoding="utf-8").strip() if place.is_file() else ""
         if text.isdigit():
             limits.append(int(text))
     return min(limits)

@@ -155,7 +155,7 @@ class _Process:
         while not lines and time.monotonic() < until:
             time.sleep(0.05)
             with suppress(OSError):
-                text = (self.folder / _STACK).read_text(errors="replace")
+                text = (self.folder / _STACK).read_text(errors="replace", encoding="utf-8")
                 lines = re.findall(r'File "(.*)", line (\d+) in (.*)', text)
         target = Path(self.request.target.partition(":")[0]).name
         own = [line for line in lines if Path(line[0]).name == target]
@@ -169,7 +169,7 @@ def _serve(pipe: Connection, request: Check, folder: Path, skip: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it decides when to stop
     end_with_parent()
     prints_aside()
-    stack = (folder / _STACK).open("w")
+    stack = (folder / _STACK).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     sys.path[:] = [os.path.abspath(p) for p in sys.path]
     place = folder / "work"

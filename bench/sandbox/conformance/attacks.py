@@ -203,7 +203,7 @@ def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -
 
 def _device(cls: type) -> str:
     try:
-        tree = ast.parse(Path(inspect.getfile(cls)).read_text())
+        tree = ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8"))
     except (OSError, TypeError, SyntaxError) as error:
         raise NotChecked(f"its source cannot be read: {error}") from error
     for node in ast.walk(tree):
