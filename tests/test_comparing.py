@@ -144,6 +144,17 @@ def test_a_smaller_error_is_the_larger_leak(tmp_path: Path) -> None:
     assert found.difference.interval.mean == 3.0
 
 
+def test_every_table_is_compared_by_its_own_metric(tmp_path: Path) -> None:
+    """Images by SSIM and records by MSE, in one call."""
+    made = Folder(tmp_path)
+    for dataset, metric in (("digits", "ssim"), ("adult", "mse")):
+        for defense in ("a", "b"):
+            made.row(defense, 0, {"dlg": {metric: [0.3, 0.4]}}, dataset=dataset)
+    assert made.compared(attack="dlg").metric == "ssim"
+    found = comparison.compare_rows(tmp_path, "a", "b", attack="dlg")
+    assert [one.metric for one in found] == ["ssim", "mse"]
+
+
 def test_only_seeds_that_both_rows_have_count(tmp_path: Path) -> None:
     made = Folder(tmp_path)
     for seed in (0, 1, 2):

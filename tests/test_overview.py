@@ -252,7 +252,7 @@ def test_a_terminal_shows_all_tables_in_80_columns_and_cuts_no_word() -> None:
     made = [setting(d, 0.4, 0.9, dataset=n) for n in names for d in ("selective_shield", "none")]
     rows = ready(made)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*terminal.overview(rows), sep="\n")
+    console.print(*terminal.overview(by_protocol(rows)), sep="\n")
     text = console.export_text()
     assert all(n in text for n in names)
     assert "…" not in text
@@ -267,7 +267,7 @@ def test_a_terminal_has_a_table_each_with_setting_interval_drop_and_epsilon_in_w
         BARE,
     ]
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*terminal.overview(ready(rows)), sep="\n")
+    console.print(*terminal.overview(by_protocol(ready(rows))), sep="\n")
     text = " ".join(console.export_text().split())
     assert "gaussian 0.2 [0.2, 0.4] * 2.0 [2.0, 2.0] 1× 1× meaningful 3.2" in text
     assert "clip=1, sigma=2" in text

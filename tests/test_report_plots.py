@@ -140,6 +140,13 @@ def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained(
         assert "higher is safer, 0 is a perfect copy" in legend
     for legend in (markdown([row()], run_of()), terminal.legend([row()])):
         assert "MSE" not in legend
+    images, records = (terminal.legend(r) for r in ([row()], rows))
+    assert "SSIM, LnAcc:" in images
+    assert "SSIM, LnAcc:" not in records
+    bare = terminal.legend([row(attacks={}, worst=None, leaks=None, eps_record=None)])
+    for word in ("leakage:", "upper bound:", "baseline:", "eps proven:"):
+        assert word in images
+        assert word not in bare
     mixed = [row(), of_records(dataset="adult")]  # no column of all rows together is an MSE
     assert "MSE: error of reconstructed records" in terminal.legend(mixed)
 

@@ -136,8 +136,8 @@ def publish(
         _write(folder / "pictures.json", to_json(found.pictures) + "\n")
     rows = found.rows
     if show and rows:
-        words = "\n".join(legend(by_protocol(rows, loss / 100)))
-        _print(terminal.overview(rows, loss / 100), words)
+        overviews = by_protocol(rows, loss / 100)
+        _print(terminal.overview(overviews), "\n".join(legend(overviews)))
         if details:
             _print(terminal.shown(rows), terminal.legend(rows))
         else:

@@ -74,7 +74,7 @@ def differences(
     paired = [True] * len(rows) if paired is None else paired
     base = rows[reference]
     pooled, freedom = _interaction(
-        [r for r, same in zip(rows, paired, strict=True) if same and _alike(r, base)]
+        [r for r, same in zip(rows, paired, strict=True) if same and _same_victims(r, base)]
     )
     raw: dict[int, tuple[Interval, tuple[float, ...], tuple[int, ...], float]] = {}
     for place, (row, same) in enumerate(zip(rows, paired, strict=True)):
@@ -113,7 +113,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return out
 
 
-def _alike(row: Outcomes, base: Outcomes) -> bool:
+def _same_victims(row: Outcomes, base: Outcomes) -> bool:
     """Whether two rows have as many victims in the same seeds."""
     return {s: len(v) for s, v in row.items()} == {s: len(v) for s, v in base.items()}
 
@@ -126,8 +126,7 @@ def _interaction(rows: Sequence[Outcomes]) -> tuple[float, float]:
     if not freedom:
         return 0.0, 0.0
     means = np.array([[row[s].mean() for s in seeds] for row in rows])
-    left = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
-    square = float((left**2).sum()) / freedom
+    square = _deviations(means) / freedom
     victims = np.mean([_residual(np.stack([row[s] for row in rows])) for s in seeds])
     return 2 * max(0.0, square - float(victims)), float(freedom)
 
@@ -138,8 +137,13 @@ def _residual(figures: np.ndarray) -> float:
     rows, victims = figures.shape
     if victims == 1:
         return 0.0
+    return _deviations(figures) / ((rows - 1) * (victims - 1)) / victims
+
+
+def _deviations(figures: np.ndarray) -> float:
+    """Sum of squares of figures [rows, columns] beyond the means of rows and of columns."""
     left = figures - figures.mean(axis=1, keepdims=True) - figures.mean(axis=0) + figures.mean()
-    return float((left**2).sum()) / ((rows - 1) * (victims - 1)) / victims
+    return float((left**2).sum())
 
 
 def _within(row: np.ndarray, base: np.ndarray, paired: bool) -> float:

@@ -117,13 +117,14 @@ def supported(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> str:
 
 
 def supported_parts(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> tuple[str, str]:
-    """A mean and its interval in the same number of decimals: of one in units of 1 one decimal
-    where the half width is .1 or more or there is one seed, two where it is .01 or more, else
-    three. unit: what is shown as 1 is this, so 100 takes two decimals less."""
-    wide = value.half_width / unit
+    """A mean and its interval in the same number of decimals: one where the half width is .1 or
+    more or there is one seed, two where it is .01 or more, else three. unit: 100 shows points, with
+    two decimals less."""
+    wide = value.half_width
     digits = 1 if len(seeds) == 1 or wide >= 0.0995 else 2 if wide >= 0.00995 else 3
     digits = max(0, digits - round(math.log10(unit)))
-    mean, lo, hi = (_fixed(v, digits).replace("-", "−") for v in (value.mean, value.lo, value.hi))
+    ends = (unit * v for v in (value.mean, value.lo, value.hi))
+    mean, lo, hi = (_fixed(v, digits).replace("-", "−") for v in ends)
     return mean, f"[{lo}, {hi}]"
 
 
@@ -335,8 +336,7 @@ def _supported(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
     """A mean with its interval, in the digits that this supports. unit: 100 shows points."""
     if value is None:
         return NOTHING
-    scaled = Interval(mean=unit * value.mean, lo=unit * value.lo, hi=unit * value.hi)
-    text, ends = supported_parts(scaled, row.seeds, unit)
+    text, ends = supported_parts(value, row.seeds, unit)
     return Shown(
         text=text,
         interval=ends,
@@ -541,19 +541,8 @@ _FILES = (
 RAW: Mapping[str, Callable[[Row], Any]] = {
     name: read
     for column in (
-        *(
-            *_FILES,
-            *_BEFORE,
-            _ACCURACY,
-            _DROP,
-            _OWN,
-            _CHOICE,
-            _LEAK,
-            _RECOGNISED,
-            _BOUND,
-            *_EPSILONS,
-            _FLAGS,
-        ),
+        *(*_FILES, *_BEFORE, _ACCURACY, _DROP, _OWN),
+        *(_CHOICE, _LEAK, _RECOGNISED, _BOUND, *_EPSILONS, _FLAGS),
     )
     for name, read in column.raw.items()
 }

@@ -21,7 +21,7 @@ from bench.records import AttackRecord, PlannedTraining, Row, Run, short
 from bench.report.choosing import check_wanted
 from bench.report.leaderboard import heading, records_of, row_id, rows_of, settings_of
 from bench.report.marks import row_differences
-from bench.report.tables import tables
+from bench.report.tables import attack_metrics, tables
 from bench.report.verdicts import accuracy_drop, undefended
 from bench.suite import parse_value
 
@@ -121,17 +121,14 @@ def compare_rows(
     read = cache(store.read)
     out = []
     for title, rows, first, second in pairs:
-        if attack is None:
-            metric, values = "leakage", [_leakage(row) for row in rows]
-        else:
-            known = {n for row in rows for n in row.attacks}
+        of, values = "leakage", [_leakage(row) for row in rows]
+        if attack is not None:
+            known = attack_metrics(rows)
             check_wanted("attack", attack, known)
-            metric = metric or _metric_of(rows, attack)
-            values = [
-                _scores(records_of(r, members[row_id(r)], read), attack, metric) for r in rows
-            ]
+            of = metric or known[attack]
+            values = [_scores(records_of(r, members[row_id(r)], read), attack, of) for r in rows]
         means = (_mean(values[first]), _mean(values[second]))
-        out.append(_compared(title, rows, (first, second), attack, metric, values, means))
+        out.append(_compared(title, rows, (first, second), attack, of, values, means))
     return out
 
 
@@ -192,12 +189,6 @@ def _scores(cells: Mapping[str, Any], attack: str, metric: str) -> Outcomes:
         if isinstance(record, AttackRecord) and metric in record.values
     }
     return {seed: np.array(r.values[metric]) for seed, r in records.items()}
-
-
-def _metric_of(rows: Sequence[Row], attack: str) -> str:
-    """The metric that an attack is first shown by."""
-    has = {m for r in rows if attack in r.attacks for m in r.attacks[attack].scores}
-    return next((m for m in ("ssim", "mse", "lnacc") if m in has), "ssim")
 
 
 def _mean(values: Outcomes) -> float:

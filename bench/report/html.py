@@ -68,6 +68,7 @@ def page(
     found = boards(rows)
     overall = subject is None or subject.overall
     shown = [_shown(b, rows, pictures) for b in found]
+    choices = overview.choices(rows) if overall else []
     reasons = _reasons(found)
     over = explain.interval_words(rows) or "95 % interval"
     texts = {k: t.replace("95 % interval", over) for k, t in explain.COLUMNS.items()}
@@ -99,9 +100,9 @@ def page(
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
             trade=charts.trade_view(rows) if overall else None,
-            overviews=overview.choices(rows) if overall else [],
+            overviews=choices,
             costs=overview.COSTS,
-            signs=overview.legend(overview.by_protocol(rows)) if overall else [],
+            signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
             loss=overview.LOSS,
             pictures=pictures,
         )

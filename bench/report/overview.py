@@ -159,9 +159,7 @@ class Verdict:
         """Points: 2.1 [1.8, 2.4]."""
         if self.row is None or self.drop is None or self.row.defense == UNDEFENDED:
             return "–"
-        found = self.drop
-        points = Interval(mean=100 * found.mean, lo=100 * found.lo, hi=100 * found.hi)
-        return supported(points, self.row.seeds, 100)
+        return supported(self.drop, self.row.seeds, 100)
 
     @property
     def style(self) -> str:

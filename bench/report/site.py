@@ -8,6 +8,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
@@ -76,7 +77,7 @@ class Published:
         """How many the report has."""
         return len(tables.tables(self.rows))
 
-    @property
+    @cached_property
     def overviews(self) -> list[list[Overview]]:
         """Those of each protocol, for every loss of accuracy that a reader can choose."""
         return choices(self.rows)
@@ -188,7 +189,7 @@ def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
             kinds=KINDS,
             beside=FILES,
             costs=COSTS,
-            signs=legend([o[0] for e in entries for o in e.overviews]),
+            signs=legend([o for e in entries for c in e.overviews for o in c if o.loss == LOSS]),
             loss=LOSS,
             version=bench.__version__,
         )

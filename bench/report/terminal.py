@@ -42,12 +42,12 @@ class _Strip:
         return 1 + max(map(len, [*self.heading.split("\n"), *self.cells]), default=0)
 
 
-def overview(rows: Sequence[Row], loss: float = overviews.LOSS) -> list[Group]:
-    """A rich table of 80 columns for each table of the leaderboard: each defense's leakage and what
+def overview(found: Sequence[overviews.Overview]) -> list[Group]:
+    """A rich table of 80 columns for each table of the overviews: each defense's leakage and what
     it costs; below it the settings."""
     return [
         Group(Text(head.title, style="bold"), _of_head(one, place), _settings(one, place))
-        for one in overviews.by_protocol(rows, loss)
+        for one in found
         for place, head in enumerate(one.heads)
     ]
 

@@ -19,35 +19,60 @@ from bench.report.tables import any_errors, any_personalised, tables, work
 
 def legend(rows: Sequence[Row]) -> list[str]:
     """What the columns of some rows' tables mean, a line each."""
-    lines = [
-        "leakage: from no better than guessing (0) to a perfect copy (1), of the selected "
-        f"reconstructions, or without them of the upper bound; {explain.interval_words(rows)}.",
-    ]
-    lines += [f"{sign} {text}" for sign, text in MARKS.items() if _has(rows, sign)]
-    if any(r.choice for r in rows):
-        lines.append("selected: per victim the reconstruction of least likelihood loss.")
-    lines += [
-        "upper bound: the best reconstruction by the truth, which no attacker knows.",
-        "accuracy drop: points below the undefended row.",
-        "SSIM, LnAcc: what an attack recovered; lower is safer.",
-        "baseline: the best answer that reads no message / is told the labels.",
-        "eps proven: for one training record over the whole run; inf = nothing proven.",
-    ]
-    if any(spared(entry) for r in rows for entry in r.attacks.values()):
-        lines.append(f"{SPARED} not run on victims that earlier attacks reconstructed.")
-    if any_errors(rows):
-        lines.append("MSE: error of reconstructed records; higher is safer, 0 is a perfect copy.")
-    if any(r.audit for r in rows):
-        lines.append(
+    entries = [entry for row in rows for entry in row.attacks.values()]
+    marks = [(_has(rows, sign), f"{sign} {text}") for sign, text in MARKS.items()]
+    lines: list[tuple[object, str]] = [
+        (
+            any(r.leaks for r in rows),
+            "leakage: from no better than guessing (0) to a perfect copy (1), of the selected "
+            f"reconstructions, or without them of the upper bound; {explain.interval_words(rows)}.",
+        ),
+        *marks,
+        (
+            any(r.choice for r in rows),
+            "selected: per victim the reconstruction of least likelihood loss.",
+        ),
+        (
+            any(r.worst for r in rows),
+            "upper bound: the best reconstruction by the truth, which no attacker knows.",
+        ),
+        (
+            any(r.accuracy_drop for r in rows),
+            "accuracy drop: points below the undefended row.",
+        ),
+        (
+            any({"ssim", "lnacc"} & e.scores.keys() for e in entries),
+            "SSIM, LnAcc: what an attack recovered; lower is safer.",
+        ),
+        (
+            any(e.floor for e in entries),
+            "baseline: the best answer that reads no message / is told the labels.",
+        ),
+        (
+            any(r.eps_record is not None for r in rows),
+            "eps proven: for one training record over the whole run; inf = nothing proven.",
+        ),
+        (
+            any(map(spared, entries)),
+            f"{SPARED} not run on victims that earlier attacks reconstructed.",
+        ),
+        (
+            any_errors(rows),
+            "MSE: error of reconstructed records; higher is safer, 0 is a perfect copy.",
+        ),
+        (
+            any(r.audit for r in rows),
             "eps audited: empirical lower bound (+: limited by its draws; !: above the claim or "
-            "proof)."
-        )
-    if any_personalised(rows):
-        lines.append(
+            "proof).",
+        ),
+        (
+            any_personalised(rows),
             "personal accuracy: of each client's own network on test samples in its label shares; "
-            "accuracy '-': there is no common model."
-        )
-    return [*lines, *([advice] if (advice := overviews.sureness(rows)) else [])]
+            "accuracy '-': there is no common model.",
+        ),
+        (True, overviews.sureness(rows)),
+    ]
+    return [text for occurs, text in lines if occurs and text]
 
 
 def _has(rows: Sequence[Row], sign: str) -> bool:
