@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import gc
 import io
-import locale
 import os
 import random
 import signal
@@ -259,46 +258,14 @@ def _other() -> tuple[_StatePart, ...]:
             del os.environ[name]
         os.environ.update(before)
 
-    def handlers(before: dict[int, Any]) -> None:
-        for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
-
-    def alarm(before: bool) -> None:
-        if not before:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def collecting(before: bool) -> None:
-        (gc.enable if before else gc.disable)()
-
-    parts = (
+    return (
         _StatePart("torch's threads", torch.get_num_threads, torch.set_num_threads),
         _StatePart("torch's global generators", torch_state, torch_generators),
         _StatePart("numpy's global generator", numpy_state, np.random.set_state),
         _StatePart("Python's global generator", random.getstate, random.setstate),
-        _StatePart("numpy's handling of errors", np.geterr, lambda before: np.seterr(**before)),
         _StatePart("the working directory", _folder, folder),
         _StatePart("environment variables", lambda: dict(os.environ), variables, telling=False),
         _StatePart("filters of warnings", _filters, _set_filters, telling=False),
-        _StatePart("the file mode mask", _mask, os.umask),
-        _StatePart(
-            "the locale",
-            lambda: locale.setlocale(locale.LC_ALL),
-            lambda before: locale.setlocale(locale.LC_ALL, before),
-        ),
-        _StatePart("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-        _StatePart("garbage collection", gc.isenabled, collecting, telling=False),
-    )
-    if not _in_main_thread():
-        return parts  # signals belong to the main thread
-    return (
-        *parts,
-        _StatePart(
-            "signal handlers",
-            lambda: {int(n): signal.getsignal(n) for n in signal.valid_signals()},
-            handlers,
-        ),
-        _StatePart("the alarm clock", lambda: any(_alarm()), alarm),
     )
 
 
@@ -317,12 +284,6 @@ def _set_filters(before: tuple[Any, ...]) -> None:
     warnings.showwarning, *filters = before
     warnings.resetwarnings()
     warnings.filters.extend(filters)  # type: ignore[attr-defined]
-
-
-def _mask() -> int:
-    before = os.umask(0o077)
-    os.umask(before)
-    return before
 
 
 @dataclass

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 # A module may import from its own layer and from those after it.
 LAYERS = (
     ("cli",),
-    ("conformance",),
     ("capturing",),
     ("submission", "results", "outside", "tuning", "harness.merge"),
     ("report",),

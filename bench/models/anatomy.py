@@ -8,7 +8,7 @@ by the parameters that are used in between. Nothing of the module's code is pars
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,12 +121,16 @@ class _Pass:
         return copy
 
 
-def dissect(module: nn.Module, x: Tensor, classes: int, *, what: str) -> Anatomy:
+def dissect(
+    module: nn.Module, x: Tensor, classes: int, *, norms: Collection[str], what: str
+) -> Anatomy:
     """Read a module's anatomy off passes of a few samples.
 
     Args:
-        module: With parameters that hold numbers, in the modes in which it is trained.
+        module: With parameters that hold numbers, in the modes in which it is trained, but for
+            `norms`, which are in evaluation.
         x: Some `SAMPLES` samples.
+        norms: Batch normalisations that normalise by the batch in training.
         what: What errors call it, as "model net.py:Net".
 
     Raises:
@@ -155,11 +159,7 @@ def dissect(module: nn.Module, x: Tensor, classes: int, *, what: str) -> Anatomy
         places=passed,
         head=head,
         parameters={_exposed(passed[owner.get(n, 0)], n): n for n in trained},
-        norms={
-            _norm(n, places, played): n
-            for n, part in module.named_modules()
-            if isinstance(part, _BatchNorm) and part.training and n in played.calls
-        },
+        norms={_norm(n, places, played): n for n in norms if n in played.calls},
     )
 
 
@@ -193,7 +193,7 @@ def _play(
     if head is not None:
         handles.append(module.get_submodule(head).register_forward_pre_hook(enter))
     try:
-        with torch.enable_grad(), _evaluated(module):
+        with torch.enable_grad():
             output = module(x.clone())
     except Exception as error:  # whatever a foreign module raises
         shape = list(x.shape[1:])
@@ -213,21 +213,6 @@ def _play(
     )
     _explain(module, x, played, what)
     return played
-
-
-class _evaluated:
-    """Batch normalisations in training mode are in evaluation for a while."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
-
-    def __enter__(self) -> None:
-        for norm in self.norms:
-            norm.training = False
-
-    def __exit__(self, *_: Any) -> None:
-        for norm in self.norms:
-            norm.training = True
 
 
 def _explain(module: nn.Module, x: Tensor, played: _Pass, what: str) -> None:

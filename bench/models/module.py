@@ -71,7 +71,6 @@ class ModuleNetwork(Network):
     ) -> None:
         what = f"model {name}"
         self._make, self._initial, self._scale = make, initial, scale
-        self._scales: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         module = self._fresh(0, shape)
         for part in module.modules():
             if isinstance(part, torch.jit.ScriptModule):
@@ -84,8 +83,9 @@ class ModuleNetwork(Network):
             self._modes = _training_modes(
                 module, self._scaled(x), what, without_dropout=without_dropout
             )
-            _enter(module, self._modes)
-            self.anatomy = dissect(module, self._scaled(x), classes, what=what)
+            norms = _static_norms(module, self._modes)
+            _enter(module, {n: mode and n not in norms for n, mode in self._modes.items()})
+            self.anatomy = dissect(module, self._scaled(x), classes, norms=norms, what=what)
             _enter(module, {})
             _check_columns(module, self._scaled(x), what)
         trained = set(self.anatomy.parameters.values())
@@ -274,11 +274,8 @@ class ModuleNetwork(Network):
         """Samples [B, *shape] as the module gets them."""
         if self._scale is None:
             return x
-        place = x.device, x.dtype
-        if place not in self._scales:
-            shape = (-1, *(1,) * (x.ndim - 2))
-            self._scales[place] = [x.new_tensor(values).view(shape) for values in self._scale]
-        mean, std = self._scales[place]
+        places = (-1, *(1,) * (x.ndim - 2))
+        mean, std = (x.new_tensor(values).view(places) for values in self._scale)
         return (x - mean) / std
 
     def _constants_like(self, x: Tensor) -> dict[str, Tensor]:
@@ -415,6 +412,11 @@ def _enter(module: nn.Module, modes: Mapping[str, bool]) -> None:
         part.training = modes.get(name, False)
 
 
+def _static_norms(module: nn.Module, modes: Mapping[str, bool]) -> list[str]:
+    """Names of batch normalisations that normalise by the batch in training."""
+    return [n for n, m in module.named_modules() if isinstance(m, _BatchNorm) and modes[n]]
+
+
 def _training_modes(
     module: nn.Module, x: Tensor, what: str, *, without_dropout: bool
 ) -> dict[str, bool]:
@@ -424,7 +426,7 @@ def _training_modes(
     training than in evaluation, but for batch normalisation.
     """
     modes = {name: part.training for name, part in module.named_modules()}
-    norms = [n for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.training]
+    norms = _static_norms(module, modes)
     buffers = {n: t.clone() for n, t in module.named_buffers()}
 
     def played(modes: Mapping[str, bool], passes: int) -> list[Any]:

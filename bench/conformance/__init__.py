@@ -1,1 +1,0 @@
-"""Where plugins' own tests, written by earlier versions of `leakbench new`, find conformance."""
