@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from bench import models
 from bench import suite as suites
@@ -129,6 +129,26 @@ def load(folder: str | Path) -> Results:
     return Results(Path(folder))
 
 
+class Where(TypedDict, total=False):
+    """Which rows or cells: those that have the values; None, or a key that is absent, for all. An
+    attack tells cells alone."""
+
+    protocol: str | None
+    dataset: str | None
+    model: str | None
+    checkpoint: str | None
+    defense: str | None
+    attack: str | None
+
+
+def _only(where: Where, *besides: str) -> dict[str, str | None]:
+    """The same. Raises TypeError, as a call does, for a word that it does not know."""
+    for name in where:
+        if name not in Where.__annotations__ or name in besides:
+            raise TypeError(f"got an unexpected keyword argument '{name}'")
+    return dict(where)  # type: ignore[arg-type]
+
+
 class Results:
     """A result folder: tables as pandas DataFrames, figures as matplotlib Figures.
 
@@ -180,57 +200,28 @@ class Results:
             raise UserError(f"loss is a share of the test samples in [0, 1], got {loss}.")
         return loss
 
-    def leaderboard(
-        self,
-        *,
-        checkpoint: str | None = None,
-        dataset: str | None = None,
-        defense: str | None = None,
-    ) -> DataFrame:
+    def leaderboard(self, **where: Unpack[Where]) -> DataFrame:
         """One line per defense setting and checkpoint; each attack's means are ATTACK_METRIC,
         e.g. dlg_ssim. Raises UserError for a value that occurs nowhere."""
-        return frames.leaderboard(
-            self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
-        )
+        return frames.leaderboard(self._rows(where))
 
-    def attacks(
-        self,
-        *,
-        checkpoint: str | None = None,
-        dataset: str | None = None,
-        defense: str | None = None,
-    ) -> DataFrame:
+    def attacks(self, **where: Unpack[Where]) -> DataFrame:
         """One line per row and attack, with every metric, interval, floor, status and reason."""
-        return frames.attacks(self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense))
+        return frames.attacks(self._rows(where))
 
-    def victims(
-        self,
-        *,
-        checkpoint: str | None = None,
-        dataset: str | None = None,
-        defense: str | None = None,
-        attack: str | None = None,
-    ) -> DataFrame:
+    def victims(self, **where: Unpack[Where]) -> DataFrame:
         """One line per victim of every finished cell, from the records. Raises UserError for a
         leaderboard that came without them."""
         self._need_records()
-        return frames.victims(
-            self.folder,
-            self._some_cells(
-                checkpoint=checkpoint, dataset=dataset, defense=defense, attack=attack
-            ),
-        )
+        return frames.victims(self.folder, self._some_cells(where))
 
     def pictures(
         self,
         *,
-        defense: str | None = None,
-        attack: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        dataset: str | None = None,
-        checkpoint: str | None = None,
         victims: int = 8,
         width: str = "page",
+        **where: Unpack[Where],
     ) -> Figure:
         """Private images above what attacks made of them, SSIM under each: the first victims in
         the run's order, of the first seed.
@@ -239,9 +230,7 @@ class Results:
         """
         from bench.report import grids
 
-        cells = self._some_cells(
-            checkpoint=checkpoint, dataset=dataset, defense=defense, attack=attack
-        )
+        cells = self._some_cells(where)
         asked = dict(settings or {})
         chosen = [c for c in cells if {k: c.settings.get(k, ...) for k in asked} == asked]
         if not chosen:
@@ -249,19 +238,11 @@ class Results:
             raise UserError(f"no cell has the settings {asked}; there are {there}.")
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
-    def plot_pareto(
-        self,
-        *,
-        dataset: str | None = None,
-        model: str | None = None,
-        protocol: str | None = None,
-        checkpoint: str | None = None,
-        width: str = "column",
-    ) -> Figure:
+    def plot_pareto(self, *, width: str = "column", **where: Unpack[Where]) -> Figure:
         """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
         from bench.report import figures
 
-        table = self._table(dataset, model, protocol, checkpoint)
+        table = self._table(where)
         return figures.pareto(table, among=self._files.rows, width=width)
 
     def plot_trade(self, *, width: str = "page") -> Figure:
@@ -278,64 +259,34 @@ class Results:
         as `overview`, and UserError for a protocol that is not there."""
         from bench.report import figures, plots
 
-        shown = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
+        shown = overviews.overview(self._rows({"protocol": protocol}), self._loss(loss))
         return figures.heat(plots.overview_map(shown), width=width)
 
-    def plot_attacks(
-        self,
-        *,
-        dataset: str | None = None,
-        model: str | None = None,
-        protocol: str | None = None,
-        checkpoint: str | None = None,
-        width: str = "page",
-    ) -> Figure:
+    def plot_attacks(self, *, width: str = "page", **where: Unpack[Where]) -> Figure:
         """Leaks of one table as a map of settings by attacks, the attacker's choice first."""
         from bench.report import figures, plots
 
-        rows = self._table(dataset, model, protocol, checkpoint)
+        rows = self._table(where)
         return figures.heat(plots.attacks_map(rows), width=width)
 
     def plot_epsilon(
-        self,
-        *,
-        which: str = "eps_record",
-        dataset: str | None = None,
-        model: str | None = None,
-        protocol: str | None = None,
-        checkpoint: str | None = None,
-        width: str = "column",
+        self, *, which: str = "eps_record", width: str = "column", **where: Unpack[Where]
     ) -> Figure:
         """Accuracy against an epsilon of one table: eps_record (proven) or eps_claimed."""
         from bench.report import figures
 
-        rows = self._table(dataset, model, protocol, checkpoint)
+        rows = self._table(where)
         return figures.epsilon(rows, which=which, among=self._files.rows, width=width)
 
-    def plot_budget(
-        self,
-        *,
-        dataset: str | None = None,
-        model: str | None = None,
-        protocol: str | None = None,
-        checkpoint: str | None = None,
-        width: str = "column",
-    ) -> Figure:
+    def plot_budget(self, *, width: str = "column", **where: Unpack[Where]) -> Figure:
         """SSIM against each attack's budget, where nothing defends, in one table."""
         from bench.report import figures, plots
 
-        rows = self._table(dataset, model, protocol, checkpoint)
+        rows = self._table(where)
         return figures.budget(plots.budgets(rows, rows[0]), width=width)
 
     def plot_course(
-        self,
-        what: str = "accuracy",
-        *,
-        dataset: str | None = None,
-        model: str | None = None,
-        protocol: str | None = None,
-        checkpoint: str | None = None,
-        width: str = "column",
+        self, what: str = "accuracy", *, width: str = "column", **where: Unpack[Where]
     ) -> Figure:
         """One table's accuracy, leak, eps_record or eps_claimed over the rounds of training.
 
@@ -343,7 +294,7 @@ class Results:
         """
         from bench.report import courses, figures
 
-        table = self._table(dataset, model, protocol, checkpoint)
+        table = self._table(where)
         found = {c.name: c for c in courses.courses(table, self._files.rows)}
         if what not in found:
             there = ", ".join(found) or "nothing"
@@ -358,19 +309,11 @@ class Results:
         (`course` of the suite), and at checkpoints the leak."""
         return frames.course(self._files.rows)
 
-    def to_latex(
-        self,
-        *,
-        checkpoint: str | None = None,
-        dataset: str | None = None,
-        defense: str | None = None,
-        intervals: bool = False,
-    ) -> str:
+    def to_latex(self, *, intervals: bool = False, **where: Unpack[Where]) -> str:
         """The leaderboard for a paper: one `table` environment per table, with the rules of
         booktabs (`\\usepackage{booktabs}`), all names escaped. intervals: means have their 95 %
         intervals beside them. Raises UserError for a value that occurs nowhere."""
-        rows = self._rows(checkpoint=checkpoint, dataset=dataset, defense=defense)
-        return text.to_latex(rows, intervals=intervals)
+        return text.to_latex(self._rows(where), intervals=intervals)
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
@@ -384,36 +327,36 @@ class Results:
         if not Store(self.folder).has_records:
             raise UserError(f"{self.folder} holds a leaderboard without its records.")
 
-    def _rows(self, **wanted: str | None) -> list[Row]:
-        return with_values(self._files.rows, wanted)
+    def _rows(self, where: Where) -> list[Row]:
+        return with_values(self._files.rows, _only(where, "attack"))
 
-    def _some_cells(self, *, attack: str | None, **wanted: str | None) -> list[Cell]:
-        some = with_values(self._cells, wanted)
+    def _some_cells(self, where: Where) -> list[Cell]:
+        asked = _only(where)
+        attack = asked.pop("attack", None)
+        some = with_values(self._cells, asked)
         check_wanted("attack", attack, {n for c in self._cells for n in (c.label, c.attack)})
-        found = [c for c in some if attack in (None, c.label, c.attack)]
-        if not found:
-            asked = {k: v for k, v in {**wanted, "attack": attack}.items() if v is not None}
+        cells = [c for c in some if attack in (None, c.label, c.attack)]
+        if not cells:
+            words = {k: v for k, v in {**asked, "attack": attack}.items() if v is not None}
             raise UserError(
-                f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in asked.items())} "
+                f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in words.items())} "
                 "at once."
             )
-        return found
+        return cells
 
-    def _table(
-        self, dataset: str | None, model: str | None, protocol: str | None, checkpoint: str | None
-    ) -> list[Row]:
-        """Rows of the one table that the words fit."""
-        rows = self._rows(dataset=dataset, model=model, protocol=protocol, checkpoint=checkpoint)
-        found = tables.tables(rows)
-        if checkpoint is None and len(found) > 1:
+    def _table(self, where: Where) -> list[Row]:
+        """Rows of the one table that the words fit, at the last checkpoint that it has."""
+        rows = self._rows(where)
+        there = tables.tables(rows)
+        if where.get("checkpoint") is None and len(there) > 1:
             last = self._run.suite.checkpoints[-1]
-            found = tables.tables([r for r in rows if r.checkpoint == last]) or found
-        if len(found) != 1:
+            there = tables.tables([r for r in rows if r.checkpoint == last]) or there
+        if len(there) != 1:
             raise UserError(
                 "a figure shows one table; give dataset, model, protocol or checkpoint so that "
-                f"one is left of: {', '.join(title for title, _ in found) or 'none'}."
+                f"one is left of: {', '.join(title for title, _ in there) or 'none'}."
             )
-        return found[0][1]
+        return there[0][1]
 
     def __repr__(self) -> str:
         known = Store(self.folder).has_records
