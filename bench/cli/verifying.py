@@ -45,6 +45,9 @@ def verify(
         str,
         typer.Option("--sandbox", help="auto, bwrap or none: what keeps the code to itself."),
     ] = "auto",
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Most seconds of the whole rerun.")
+    ] = 3600.0,
     yes: Annotated[bool, typer.Option("--yes", help="Run the submitted code unasked.")] = False,
     details: Annotated[
         bool, typer.Option("--details", help="Print every figure that was compared.")
@@ -106,6 +109,7 @@ def verify(
             env=env,
             tolerance=tolerance,
             workers=jobs,
+            timeout_s=timeout,
             tell=ended,
         )
     told = _Told(

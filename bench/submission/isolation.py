@@ -1,16 +1,21 @@
 """What the code of strangers may reach while it runs: a sandbox of bubblewrap, where there is one.
 
 `bwrap` makes a process that sees only the files it is shown, has no network, and cannot gain
-rights. Its own flags say what that is; https://github.com/containers/bubblewrap.
+rights. Its own flags say what that is; https://github.com/containers/bubblewrap. A filter refuses
+the system calls that such a process does not need (`bench.submission.seccomp`).
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -19,6 +24,7 @@ from pathlib import Path
 from bench.errors import UserError
 from bench.names import DATASETS, GROUPS, MODELS
 from bench.registry import JUDGES
+from bench.submission import seccomp
 from bench.toolkit.processes import KEEP_MEMORY
 
 SANDBOXES = ("auto", "bwrap", "none")
@@ -27,9 +33,28 @@ _DETAILS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/al
             "/etc/localtime", "/sys")  # fmt: skip
 """Which libraries there are, the time zone, and what the hardware can do, which libraries ask."""
 _ALONE = (
-    "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
-    "--cap-drop", "ALL", "--hostname", "sandbox",
+    "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+    "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox",
 )  # fmt: skip
+_NOBODY = 65534
+"""User and group of the code."""
+_MAPPED = ("--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY))
+"""Who may not become another user is called one: outside it stays the caller."""
+_ROOT = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+"""Root becomes that user, inside, by `_BECOME`: it would own what the kernel lets only root write.
+"""
+_BECOME = (
+    f"import os, sys; os.setgroups([]); os.setgid({_NOBODY}); os.setuid({_NOBODY}); "
+    "os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+)
+_JOIN = (
+    "import ctypes, os, sys; ctypes.CDLL(None).syscall(int(sys.argv[1]), 1, None); "
+    "os.execv(sys.argv[2], sys.argv[2:])"
+)
+"""Begins a new session keyring (KEYCTL_JOIN_SESSION_KEYRING): the caller's holds its secrets."""
+_KERNEL = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
+"""Settings of the machine, which root may write."""
+_KEYS = ("/proc/keys", "/proc/key-users", "/proc/kcore", "/proc/sysrq-trigger")
 _KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Variables that a sandbox has as they are outside."""
 _PROBE_S = 20.0
@@ -41,10 +66,12 @@ class Isolation:
 
     Attributes:
         bwrap: The program that isolates it; None to run it as it is.
+        ways: What that program is told of users and their namespaces.
         sentence: What that means, after "This runs the code".
     """
 
     bwrap: str | None
+    ways: tuple[str, ...] = _MAPPED
     sentence: str
 
     def start(
@@ -56,7 +83,8 @@ class Isolation:
         hidden: Sequence[Path] = (),
         device: str = "cpu",
     ) -> subprocess.Popen[str]:
-        """Start a command of this Python; standard output and error come in one pipe.
+        """Start a command of this Python; standard output and error come in one pipe. It leads a
+        process group of its own; see `stop`.
 
         Args:
             command: What is run.
@@ -71,18 +99,32 @@ class Isolation:
         """
         (scratch / "tmp").mkdir()
         before: Sequence[str] = ()
+        handles: list[int] = []
         if self.bwrap is not None:
-            before = _sandbox(self.bwrap, scratch, shown, hidden, device)
-        return subprocess.Popen(
-            [*before, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            cwd=scratch,
-            env=self._variables(scratch / "tmp"),
-        )
+            before = self._sandbox(scratch, shown, hidden, device)
+            if (rules := seccomp.program()) is not None:
+                handles = [os.memfd_create("rules")]
+                os.write(handles[0], rules)
+                os.lseek(handles[0], 0, os.SEEK_SET)
+                own = [sys.executable, "-IS", "-c", _JOIN, str(seccomp.keyctl_number())]
+                before = [*own, before[0], "--seccomp", str(handles[0]), *before[1:]]
+        try:
+            return subprocess.Popen(
+                [*before, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                cwd=scratch,
+                env=self._variables(scratch / "tmp"),
+                pass_fds=handles,
+                start_new_session=True,
+            )
+        finally:
+            for handle in handles:
+                os.close(handle)
 
     def _variables(self, temporary: Path) -> dict[str, str]:
         """The environment variables: in a sandbox none that might hold a secret."""
@@ -101,6 +143,51 @@ class Isolation:
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         return {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "LOGNAME": "user", **kept, **own}
 
+    def _sandbox(
+        self, scratch: Path, shown: Sequence[Path], hidden: Sequence[Path], device: str
+    ) -> list[str]:
+        """What stands before a command that it isolates."""
+        assert self.bwrap is not None
+        ways = self.ways
+        read = [p for path in shown for p in (path, *path.glob("*"))]
+        if not all(p.stat().st_mode & 0o004 for p in read if p.exists()):
+            ways = _MAPPED  # what only its owner may read, another user cannot run
+        made = [self.bwrap, *_ALONE, *ways, "--tmpfs", "/"]
+        visible = _visible(shown)
+        inside = (*map(Path, _SYSTEM), *map(Path, _DETAILS), *visible, scratch, Path.home() / "x")
+        # Made by name: on its own, bubblewrap makes folders for the caller only.
+        above = {p for path in inside for p in path.parents if p != Path("/")}
+        made += [a for p in sorted(above) for a in ("--dir", str(p))]
+        for system in map(Path, _SYSTEM):
+            if system.is_symlink():
+                made += ["--symlink", str(system.readlink()), str(system)]
+            elif system.exists():
+                made += ["--ro-bind", str(system), str(system)]
+        made += [a for p in _DETAILS for a in ("--ro-bind-try", p, p)]
+        made += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm"]
+        made += [a for p in _KERNEL if Path(p).exists() for a in ("--ro-bind", p, p)]
+        made += [a for p in _KEYS if Path(p).exists() for a in ("--ro-bind", "/dev/null", p)]
+        if device.startswith("cuda"):
+            nodes = map(str, sorted(Path("/dev").glob("nvidia*")))
+            made += [a for p in nodes for a in ("--dev-bind", p, p)]
+        made += [a for p in map(str, visible) for a in ("--ro-bind", p, p)]
+        made += [a for p in hidden for a in ("--tmpfs", str(p))]
+        made += ["--bind", str(scratch), str(scratch), "--remount-ro", "/dev", "--remount-ro", "/"]
+        if ways != _ROOT:
+            return [*made, "--chdir", str(scratch), "--"]
+        for folder, _, files in os.walk(scratch):
+            for path in (folder, *(os.path.join(folder, name) for name in files)):
+                os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
+        return [*made, "--", sys.executable, "-IS", "-c", _BECOME, str(scratch)]
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a process that `Isolation.start` gave, with those that it started; in a sandbox all of
+    them, whatever they did."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
 
 def isolation(sandbox: str) -> Isolation:
     """The isolation of a name of SANDBOXES.
@@ -112,13 +199,18 @@ def isolation(sandbox: str) -> Isolation:
     if sandbox == "none":
         return Isolation(bwrap=None, sentence="with your rights, without a sandbox")
     program = shutil.which("bwrap")
-    problem = "is not installed" if program is None else _problem(program)
-    if problem is None:
-        return Isolation(
-            bwrap=program,
-            sentence="in a sandbox: no network, nothing of your home folder but what Python and "
-            "the data need, nothing writable but a temporary folder",
-        )
+    problem: str | None = "is not installed"
+    without = "" if seccomp.program() else ", and no filter of system calls, for want of one for "
+    sentence = (
+        "in a sandbox: no network, nothing of your home folder but what Python and the data need, "
+        f"nothing writable but a temporary folder{without and without + platform.machine()}"
+    )
+    if program is not None:
+        nested = ((*_MAPPED, "--disable-userns"), _MAPPED)  # the first is younger
+        for ways in (_ROOT, *nested) if os.geteuid() == 0 else nested:
+            made = Isolation(bwrap=program, ways=ways, sentence=sentence)
+            if (problem := _problem(made)) is None:
+                return made
     if sandbox == "bwrap":
         raise UserError(f"--sandbox bwrap: bubblewrap {problem} (Debian's package bubblewrap).")
     return Isolation(
@@ -128,43 +220,20 @@ def isolation(sandbox: str) -> Isolation:
     )
 
 
-def _problem(program: str) -> str | None:
+def _problem(made: Isolation) -> str | None:
     """Why it cannot isolate here, found by trying; None if it can."""
-    binds = [a for p in _SYSTEM if Path(p).exists() for a in ("--ro-bind", p, p)]
-    command = [program, *_ALONE, *binds, "--proc", "/proc", "--dev", "/dev", "true"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", timeout=_PROBE_S, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not work here: {error}"
-    if done.returncode == 0:
+    with tempfile.TemporaryDirectory(prefix="leakbench-") as scratch:
+        process = made.start([sys.executable, "-c", "import bench"], scratch=Path(scratch))
+        try:
+            text, _ = process.communicate(timeout=_PROBE_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"does not work here: {error}"
+        finally:
+            stop(process)
+    if process.returncode == 0:
         return None
-    said = " ".join(done.stderr.split())[:200] or f"it ended with {done.returncode}"
+    said = " ".join(text.split())[:200] or f"it ended with {process.returncode}"
     return f"does not work here: {said}"
-
-
-def _sandbox(
-    bwrap: str, scratch: Path, shown: Sequence[Path], hidden: Sequence[Path], device: str
-) -> list[str]:
-    """What stands before a command that it isolates."""
-    made = [bwrap, *_ALONE, "--tmpfs", "/"]
-    for system in map(Path, _SYSTEM):
-        if system.is_symlink():
-            made += ["--symlink", str(system.readlink()), str(system)]
-        elif system.exists():
-            made += ["--ro-bind", str(system), str(system)]
-    made += [a for p in _DETAILS for a in ("--ro-bind-try", p, p)]
-    made += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--dir", str(Path.home())]
-    if device.startswith("cuda"):
-        nodes = map(str, sorted(Path("/dev").glob("nvidia*")))
-        made += [a for p in nodes for a in ("--dev-bind", p, p)]
-    for path in map(str, _visible(shown)):
-        made += ["--ro-bind", path, path]
-    made += [a for p in hidden for a in ("--tmpfs", str(p))]
-    made += ["--bind", str(scratch), str(scratch), "--remount-ro", "/dev", "--remount-ro", "/"]
-    return [*made, "--chdir", str(scratch), "--"]
 
 
 def _visible(shown: Sequence[Path]) -> list[Path]:

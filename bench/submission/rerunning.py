@@ -30,8 +30,6 @@ from bench.submission.documents import inside
 
 RECORDS, REFUSAL = "run", "refused.txt"
 """In the request's folder: records, and why nothing was run."""
-PROGRESS = "leakbench-progress: "
-"""Before each line that tells of a job that ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +45,7 @@ class Rerunning:
         device: cpu or cuda.
         data_dir: Where data sets lie that are not embedded; "" for nowhere.
         workers: Processes, 0 for none.
+        mark: Before each line that tells of a job that ended.
     """
 
     submission: str
@@ -56,6 +55,7 @@ class Rerunning:
     device: str
     data_dir: str
     workers: int
+    mark: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -152,7 +152,7 @@ def main() -> int:
         os.dup2(nowhere.fileno(), 1)
 
         def tell(text: str) -> None:
-            print(f"{PROGRESS}{text}", file=own, flush=True)
+            print(f"{request.mark}{text}", file=own, flush=True)
 
         try:
             run_again(request, tell)

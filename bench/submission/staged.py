@@ -3,13 +3,15 @@ another, and what they leave is scored here."""
 
 from __future__ import annotations
 
+import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,9 +46,8 @@ from bench.records.submitted import SUBMISSION
 from bench.registry import discover
 from bench.report.escaping import one_line
 from bench.submission.figures import Comparison, compare
-from bench.submission.isolation import Isolation
+from bench.submission.isolation import Isolation, stop
 from bench.submission.rerunning import (
-    PROGRESS,
     RECORDS,
     REFUSAL,
     Rerunning,
@@ -56,10 +57,14 @@ from bench.submission.rerunning import (
 
 _LONGEST = 2**16
 """Characters of a line that the code of others writes; the rest is another line."""
+_MOST_OUTPUT = 2**24
+"""Characters that the code may write in all."""
 _LAST_WORDS = 5
 """Lines of a process that failed."""
 _LAST_LINES_S = 10.0
 """How long the lines of a process that has ended may take to be read."""
+_ONCE_MORE_S = 10.0
+"""How long until code that caught `OverDeadline` gets it again."""
 _EMBEDDED = tuple(
     Path(spec.origin).parent / "datasets" / folder
     for spec in [find_spec("sklearn")]
@@ -75,7 +80,7 @@ class Rerun:
 
     Attributes:
         comparisons: Every figure of the sample, submitted and rerun.
-        end: How the process ended, where it did not come to its end.
+        end: Why the rerun did not come to its end, where it did not.
     """
 
     comparisons: list[Comparison]
@@ -93,6 +98,37 @@ def check_tolerance(tolerance: float) -> None:
         raise UserError(f"--tolerance must lie in [0, 1], got {tolerance}.")
 
 
+class OverDeadline(BaseException):
+    """Time is up. No Exception, so that few handlers catch it."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise OverDeadline in the main thread after so many seconds, whatever it is at, and once more
+    while it goes on. Inside, the process's alarm clock and time limits of jobs are free."""
+    over = threading.Event()
+
+    def ring() -> None:
+        wait = seconds
+        while not over.wait(wait):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            wait = _ONCE_MORE_S
+
+    def end(*_: object) -> None:
+        if not over.is_set():
+            raise OverDeadline
+
+    before = signal.signal(signal.SIGUSR1, end)
+    ringing = threading.Thread(target=ring, daemon=True)
+    ringing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        ringing.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
 def rerun(
     folder: Path,
     sampled: Sequence[Cell],
@@ -101,6 +137,7 @@ def rerun(
     env: Environment,
     tolerance: float,
     workers: int,
+    timeout_s: float = 3600.0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Rerun:
     """Train and attack again in a temporary folder, and compare every figure that follows from the
@@ -117,15 +154,45 @@ def rerun(
         env: Device and data folder.
         tolerance: Of means, where figures are not equal.
         workers: Processes, 0 for none.
+        timeout_s: Most seconds of all of it.
         tell: Is told what has ended.
 
     Raises:
-        UserError: For a suite that cannot run here.
+        UserError: For data sets that are missing here. What the code, or what it left, is refused
+            for is the rerun's `end`.
     """
     check_tolerance(tolerance)
-    found: list[Comparison] = []
-    first = Store(folder)
+    if not 0 < timeout_s < threading.TIMEOUT_MAX:
+        raise UserError(f"--timeout must be > 0 seconds, got {timeout_s:g}.")
     cells = with_earlier(Run.read(folder), {c.key for c in sampled})
+    for job in trainings_of(cells):
+        dataset_of(job, env)
+    comparisons: list[Comparison] = []
+    try:
+        with deadline(timeout_s):
+            end = _run(
+                folder, cells, sampled, isolation, env, tolerance, workers, tell, comparisons
+            )
+    except UserError as error:
+        end = f"The rerun was refused: {error}"
+    except OverDeadline:
+        end = f"The rerun took more than {timeout_s:g} seconds and was stopped (--timeout)."
+    return Rerun(comparisons=comparisons, end=end)
+
+
+def _run(
+    folder: Path,
+    cells: Sequence[Cell],
+    sampled: Sequence[Cell],
+    isolation: Isolation,
+    env: Environment,
+    tolerance: float,
+    workers: int,
+    tell: Callable[[str], None],
+    comparisons: list[Comparison],
+) -> str | None:
+    """Add to the comparisons; why the rerun ended early, if it did."""
+    first = Store(folder)
     with tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name:
         home = Path(name).resolve()
 
@@ -139,11 +206,13 @@ def rerun(
                 device=env.device,
                 data_dir=str(env.data_dir or "") if kind == TRAININGS else "",
                 workers=workers,
+                mark=f"leakbench-{secrets.token_hex(16)}: ",
             )
             if isolation.bwrap is None and workers == 0:
                 run_again(request, tell)
                 return out / RECORDS, None
-            return out / RECORDS, _run_apart(isolation, request, tell)
+            labels = {label_of(c.job.train) for c in cells} | {cell_label(c.job) for c in cells}
+            return out / RECORDS, _run_apart(isolation, request, labels, tell)
 
         for kind in (TRAININGS, ATTACKS):
             (home / kind).mkdir()
@@ -155,10 +224,10 @@ def rerun(
             assert not isinstance(record, AttackRecord)
             mine = [c for c in cells if c.train_key == key]
             if isinstance(record, TrainRecord):
-                found += _handed_on(Store(trained), key, record, mine, env, remade, made)
+                comparisons += _handed_on(Store(trained), key, record, mine, env, remade, made)
             elif record is not None:
                 made.write("train", key, record)
-            found += compare(label_of(job), first.read("train", key), record, tolerance)
+            comparisons += compare(label_of(job), first.read("train", key), record, tolerance)
         if end is None:
             _, end = play(ATTACKS)
         for cell in sampled:
@@ -168,8 +237,8 @@ def rerun(
             if isinstance(record, TrainRecord) and isinstance(answer, AttackRecord):
                 answer = _scored(cell, env, record, answer, made, remade, home / "scored")
             scored = first.read("attack", cell.key), answer
-            found += compare(cell_label(cell.job), *scored, tolerance)
-    return Rerun(comparisons=found, end=end)
+            comparisons += compare(cell_label(cell.job), *scored, tolerance)
+    return end
 
 
 def _handed_on(
@@ -258,11 +327,14 @@ def _scored(
     return found
 
 
-def _run_apart(isolation: Isolation, request: Rerunning, tell: Callable[[str], None]) -> str | None:
+def _run_apart(
+    isolation: Isolation, request: Rerunning, labels: set[str], tell: Callable[[str], None]
+) -> str | None:
     """Run the code in a process of its own; how that ended, if not as it should. The process, and
     with a sandbox all that it started, is gone afterwards.
 
-    Raises UserError with what it refused.
+    Of its lines only those pass that begin with the request's mark and name one of the labels, each
+    once: the code writes to the same pipe. Raises UserError with what it refused.
     """
     out, folder = Path(request.out), Path(request.submission)
     # Not the records: figures that a plugin can read it can give back.
@@ -274,15 +346,24 @@ def _run_apart(isolation: Isolation, request: Rerunning, tell: Callable[[str], N
         hidden=() if TRAININGS in request.kinds else _EMBEDDED, device=request.device,
     )  # fmt: skip
     last: deque[str] = deque(maxlen=_LAST_WORDS)
+    untold = set(labels)
 
     def listen() -> None:
         assert process.stdout is not None
+        left = _MOST_OUTPUT
         while line := process.stdout.readline(_LONGEST):
             text = one_line(line)
-            if text.startswith(PROGRESS):
-                tell(text.removeprefix(PROGRESS))
+            label = text.partition(": ")[2].rstrip().partition(": ")[2]
+            if text.startswith(request.mark) and label in untold:
+                untold.remove(label)
+                tell(text.removeprefix(request.mark).rstrip())
             elif text.strip():
                 last.append(text[:200])
+            left -= len(line)
+            if left < 0:
+                last.append(f"it wrote more than {_MOST_OUTPUT:,} characters and was stopped")
+                stop(process)
+                return
 
     try:
         with suppress(BrokenPipeError):  # how it ended says why it does not listen
@@ -295,11 +376,11 @@ def _run_apart(isolation: Isolation, request: Rerunning, tell: Callable[[str], N
         code = process.wait()
         listener.join(_LAST_LINES_S)
     finally:
-        process.kill()
-        process.wait()
+        stop(process)
     refusal = out / REFUSAL
     if code == 2 and refusal.is_file() and not refusal.is_symlink():
-        raise UserError(one_line(refusal.read_text(encoding="utf-8", errors="replace")[:2000]))
+        with refusal.open(encoding="utf-8", errors="replace") as file:
+            raise UserError(one_line(file.read(2000)))
     return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
 
 
