@@ -23,7 +23,6 @@ from bench.harness import launch, progress, runner
 from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
-from bench.records.submitted import read_verified
 from bench.report import frames, tables, text
 from bench.report import overview as overviews
 from bench.report.choosing import check_wanted, with_values
@@ -173,7 +172,7 @@ class Results:
         """(what, why) of trainings and cells that failed or ran out of time. Raises UserError
         for a leaderboard that came without its records."""
         self._need_records()
-        store = Store(self.folder, self._run)
+        store = Store(self.folder)
         found = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
         cells = [(f"{c.name}/seed={c.seed}", store.read("attack", c.key)) for c in self._cells]
         return [
@@ -363,8 +362,7 @@ class Results:
         failed = f"{len(self.failures)} failed" if known else "no records"
         return (
             f"Results({self._run.label}: {len(self._run.trainings)} "
-            f"trainings, {len(self._cells)} cells, {failed}, in {self.folder}"
-            f"{'' if read_verified(self.folder) else ', unverified'})"
+            f"trainings, {len(self._cells)} cells, {failed}, in {self.folder})"
         )
 
     def _repr_html_(self) -> str:

@@ -47,8 +47,6 @@ _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 60
 _MOST_SEEDS, _MOST_SETTINGS = 1000, 100_000
 """What a suite lists of them; of settings, in one entry."""
-DECIDES_NO_NUMBER = ("seeds", "timeout_s", "description")
-"""Of a suite: in what parts of a run of it may differ. Seeds are told apart by the records."""
 _SEEDS = 2**63
 """Seeds lie below it, and not below its negative."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.contract.events import Facts
 from bench.privacy.ledger import Entry
-from bench.records import AttackRecord, Observation, TrainJob, TrainRecord
+from bench.records import AttackRecord, Observation, TrainRecord
 
 VERSIONS = {"python": "3.11", "leakbench": "0.1.0", "torch": "2.0"}
 LEDGER = Entry(
@@ -59,29 +59,6 @@ ATTACKED = AttackRecord(
 def trained(**changes: Any) -> TrainRecord:
     """A training that is done."""
     return replace(TRAINED, **changes)
-
-
-def trained_as(job: TrainJob, **changes: Any) -> TrainRecord:
-    """The training of a job, of which its clock and facts are."""
-    protocol = job.protocol
-    facts = replace(
-        TRAINED.facts,
-        clients=protocol.clients,
-        batch=protocol.batch,
-        participation=protocol.participation,
-    )
-    known = {t.name for t in job.threats}
-    own: dict[str, Any] = {
-        "rounds_played": min(TRAINED.rounds_played, protocol.rounds),
-        "seconds": 1.0 + job.seed,
-        "facts": facts,
-        "observations": {
-            c: {n: o for n, o in looks.items() if n in known}
-            for c, looks in TRAINED.observations.items()
-            if c in job.checkpoints
-        },
-    }
-    return trained(inputs=job, **{**own, **changes})
 
 
 def attacked(**changes: Any) -> AttackRecord:

@@ -32,7 +32,7 @@ from bench.report.comparison import RowComparison
 from bench.report.explain import sentence
 from bench.seeding import numpy_generator
 from bench.suite import AttackSettings, DefenseSettings, Suite
-from tests.made_records import attacked, trained_as
+from tests.made_records import attacked, trained
 
 # --- result folders ---------------------------------------------------------------------------
 
@@ -60,13 +60,9 @@ class Folder:
     ) -> None:  # fmt: skip
         """attacks: name or name@threat -> SSIM per victim, with judged losses beside them where
         they are a pair; values by metric; or a status. floors: per victim, or that by threat."""
-        given = [v[0] if isinstance(v, tuple) else v for v in attacks.values()]
-        lists = [next(iter(v.values())) if isinstance(v, dict) else v for v in given]
-        victims = next((len(v) for v in lists if not isinstance(v, str)), 8)
-        threats = tuple(t.model_copy(update={"victims": victims}) for t in self.threats)
         job = TrainJob(
             task=TaskSettings(dataset=dataset, model="mlp_spm"), protocol=PROTOCOL, defense=defense,
-            settings=settings, threats=threats, checkpoints=("final",), delta=1e-5, seed=seed,
+            settings=settings, threats=self.threats, checkpoints=("final",), delta=1e-5, seed=seed,
         )  # fmt: skip
         key = f"{len(self.trainings):024x}"
         cells = []
@@ -80,7 +76,7 @@ class Folder:
             floor = floors[asked.threat] if isinstance(floors, Mapping) else floors
             self.store.write("attack", cell, self.record(label, given_values, floor, seed))
         self.trainings.append(PlannedTraining(key=key, job=job, cells=tuple(cells)))
-        self.store.write("train", key, trained_as(job, correct=correct, diverged=diverged))
+        self.store.write("train", key, trained(correct=correct, diverged=diverged))
 
     @staticmethod
     def record(label: str, given: Any, floors: Sequence[float] | None, seed: int) -> AttackOutcome:
@@ -89,7 +85,7 @@ class Folder:
         given, judged = given if isinstance(given, tuple) else (given, None)
         values = given if isinstance(given, dict) else {"ssim": given}
         n = len(next(iter(values.values())))
-        floor = [f + seed * 1e-12 for f in floors or [seed / 100 + i / 1000 for i in range(n)]]
+        floor = list(floors or [seed / 100 + i / 1000 for i in range(n)])
         return attacked(
             values=values,
             victims=n,

@@ -33,7 +33,7 @@ from bench.harness.store import Store, key_of, write_whole
 from bench.records import AttackRecord, Cell, NoResult, PlannedTraining, Row, plain, to_json
 from bench.report import leaderboard
 from tests.conftest import TINY
-from tests.made_records import VERSIONS, attacked, trained_as
+from tests.made_records import VERSIONS, attacked, trained
 from tests.runs import timeless
 
 Run = dict[str, Any]
@@ -63,19 +63,15 @@ def write_part(
         key = key_of(job.inputs())
         same: dict[str, Any] = {"seconds": seconds, "versions": versions}
         correct = {"correct": int(key[:2], 16), "test_samples": 256}
-        store.write(
-            "train", key, trained_as(job, **correct, **{**same, "seconds": seconds + job.seed})
-        )
+        store.write("train", key, trained(**correct, inputs=job, **same))
         (store.artifacts(key)).mkdir(parents=True)
         (store.artifacts(key) / "init-server-seen.json").write_text(key)
         cells = []
         for cell in mine:
             own = key_of({"train": key, **cell.inputs()})
             cells.append(Cell(key=own, train_key=key, job=cell))
-            victims = cell.threat.victims
-            values = {"ssim": [int(own[:4], 16) / 65536] * victims}
-            floors = {"ssim": [0.2 + job.seed / 1e6] * victims}
-            record: AttackRecord | NoResult = attacked(values=values, floors=floors, **same)
+            values = {"ssim": [int(own[:4], 16) / 65536]}
+            record: AttackRecord | NoResult = attacked(values=values, **same)
             if status != "done":
                 record = NoResult(status=status, reason=status)  # type: ignore[arg-type]
             store.write("attack", own, record)
@@ -262,7 +258,7 @@ def test_different_figures_under_one_key_are_an_error_that_names_it(tmp_path: Pa
     parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
     path = sorted((parts[1] / "records" / "attack").iterdir())[0]
     record = json.loads(path.read_text())
-    record["values"]["ssim"][0] /= 2
+    record["values"]["ssim"][0] += 1
     path.write_text(to_json(record))
     with pytest.raises(ValueError, match=rf"attack {path.stem} has different .*values.ssim.0: "):
         merge(parts, tmp_path / "out")

@@ -144,7 +144,7 @@ def publish(
             hint = f"Every row and attack: leakbench report {folder} --details"
             say(hint, style="dim")
     if show:
-        for sentence in (*found.missing, *found.trust):
+        for sentence in found.missing:
             say(sentence, style="yellow")
     if figures:
         from bench.report.figures import write_figures

@@ -61,7 +61,6 @@ def verify(
     """
     with options.plain_errors():
         from bench.harness.runner import cell_label, label_of
-        from bench.records.submitted import manifest_of
         from bench.submission import staged, verification
         from bench.submission.isolation import isolation
         from bench.suite import parse_pairs
@@ -121,7 +120,7 @@ def verify(
         tolerance=tolerance,
     )
     if as_json:
-        about = {"manifest": manifest_of(folder), "device": env.device, "seed": seed}
+        about = {"manifest": verification.manifest_of(folder), "device": env.device, "seed": seed}
         _tell_as_json(
             told, **about, marks=marks, sandbox="none" if isolated.bwrap is None else "bwrap"
         )

@@ -30,8 +30,10 @@ from bench.records import (
     settled,
     to_json,
 )
-from bench.suite import DECIDES_NO_NUMBER, Suite
+from bench.suite import Suite
 
+_DECIDES_NO_NUMBER = ("seeds", "timeout_s", "description")
+"""Of a suite: what its parts may differ in. Seeds are told apart by the records."""
 _VARIES = (
     *("seconds", "client_seconds", "workings", "memory"),
     *("versions", "traceback", "files", "hashes"),
@@ -78,7 +80,7 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
     _check_empty(out)
     parts = [_Part(folder=f, run=Run.read(f)) for f in folders]
     run = _joined(parts)
-    stores = [Store(p.folder, p.run) for p in parts]
+    stores = [Store(p.folder) for p in parts]
     with staged(out) as target:
         for training in run.trainings:
             _copy_all(training, stores, Store(target))
@@ -136,7 +138,7 @@ def _check_alike(a: _Part, b: _Part) -> None:
     """Raises UserError if two parts are not of one suite and code."""
     mine, theirs = a.run.suite.model_dump(), b.run.suite.model_dump()
     for key in mine:
-        if key not in DECIDES_NO_NUMBER and mine[key] != theirs[key]:
+        if key not in _DECIDES_NO_NUMBER and mine[key] != theirs[key]:
             texts = [" ".join(json.dumps(s[key]).split()) for s in (mine, theirs)]
             shown = [t if len(t) <= 60 else f"{t[:57]}..." for t in texts]
             raise UserError(

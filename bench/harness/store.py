@@ -30,15 +30,11 @@ from bench.records import (
     ARCHIVE,
     AttackOutcome,
     AttackRecord,
-    Cell,
     DoneRecord,
     Kind,
-    PlannedTraining,
     Record,
-    Run,
     TrainOutcome,
     check_kept,
-    check_record,
     check_sum,
     read_outcome,
     to_json,
@@ -111,15 +107,11 @@ def _to_disk(path: Path) -> None:
 
 
 class Store:
-    """A result folder, or a published one, whose records lie in one file.
+    """A result folder, or a published one, whose records lie in one file. Raises UserError if it
+    cannot be written."""
 
-    Args:
-        folder: Where it lies.
-        run: The run that its records must be of; None while they are being made.
-    """
-
-    def __init__(self, folder: Path, run: Run | None = None) -> None:
-        self.folder, self._run = folder, run
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._checked: set[Kind] = set()
 
     def prepare(self) -> None:
@@ -175,16 +167,6 @@ class Store:
             return {}
         check_sum(self.folder, ARCHIVE)
         return unpacked(self.folder / ARCHIVE)
-
-    @cached_property
-    def _planned(self) -> Mapping[tuple[Kind, str], PlannedTraining | Cell]:
-        """What the run says of each record."""
-        trainings = () if self._run is None else self._run.trainings
-        planned: dict[tuple[Kind, str], PlannedTraining | Cell] = {}
-        for training in trainings:
-            planned["train", training.key] = training
-            planned |= {("attack", cell.key): cell for cell in training.cells}
-        return planned
 
     def artifacts(self, key: str) -> Path:
         """Where a job's files lie. Raises UserError if that is a link."""
@@ -270,19 +252,15 @@ class Store:
             unscored: Whether an attack's record that has no scores yet counts as one.
 
         Raises:
-            UserError: For a file that is no record, or contradicts the run.
+            UserError: For a file that is no record.
         """
-        record: TrainOutcome | AttackOutcome | None
         try:
-            record = read_outcome(self.path(kind, key), kind)
+            found = read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
-            record = self._archived.get((kind, key))
+            return self._archived.get((kind, key))
         except UserError:
             if lenient:
                 return None
             raise
-        planned = self._planned.get((kind, key))
-        if record is not None and planned is not None:
-            check_record(record, planned, self.path(kind, key))
-        waits = isinstance(record, AttackRecord) and not record.is_scored
-        return None if waits and not unscored else record
+        waits = isinstance(found, AttackRecord) and not found.is_scored
+        return None if waits and not unscored else found

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bench.records.archive import ARCHIVE, SUMS, check_sum, packed, sums, unpacked
 from bench.records.files import RECONSTRUCTION, check_kept, read_json, read_outcome
 from bench.records.flags import Flag, FlagCode
-from bench.records.held import check_apart, check_record, check_together
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (
     CONVERGED,

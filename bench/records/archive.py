@@ -56,11 +56,7 @@ def unpacked(path: Path) -> dict[tuple[Kind, str], Outcome]:
         FileNotFoundError: If there is none.
         UserError: If it is no such file, or would fill the memory.
     """
-    lines = _lines(path)
-    records = dict(_record(line, path) for line in lines)
-    if len(records) != len(lines):
-        raise UserError(f"{path} holds a record twice.")
-    return records
+    return dict(_record(line, path) for line in _lines(path))
 
 
 def _lines(path: Path) -> list[bytes]:

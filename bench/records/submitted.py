@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -11,9 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.errors import UserError, problem
 from bench.files import sha256
 from bench.names import FileName
-from bench.records.archive import SUMS
 from bench.records.files import read_json
-from bench.records.run import RUN
 
 SCHEMA = 1
 MANIFEST, SUBMISSION = "manifest.json", "submission.json"
@@ -115,8 +112,7 @@ def verified_beside(folder: Path) -> Path:
 
 
 def read_verified(folder: Path) -> Verified | None:
-    """The rerun of a submission or of results that passed, of the files as they are; None if there
-    is none.
+    """The rerun of a submission that passed, of its files as they are; None if there is none.
 
     Raises UserError for a file that is none.
     """
@@ -124,14 +120,5 @@ def read_verified(folder: Path) -> Verified | None:
     if not path.is_file():
         return None
     found = _read(path, Verified)
-    return found if found.passed and found.manifest == manifest_of(folder) else None
-
-
-def manifest_of(folder: Path) -> str:
-    """SHA-256 of the file that lists the hashes of all others; of a run's own folder, which has
-    none, of run.json and all records."""
-    listed = next((n for n in (MANIFEST, SUMS) if (folder / n).is_file()), None)
-    if listed is not None:
-        return sha256(folder / listed)
-    files = [folder / RUN, *sorted((folder / "records").rglob("*.json"))]
-    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    same = (folder / MANIFEST).is_file() and found.manifest == sha256(folder / MANIFEST)
+    return found if found.passed and same else None

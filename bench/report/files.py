@@ -48,11 +48,6 @@ class Files:
         return leaderboard.missing_words(self.folder, self.run)
 
     @cached_property
-    def trust(self) -> list[str]:
-        """See `leaderboard.trust_words`."""
-        return leaderboard.trust_words(self.folder, self.run)
-
-    @cached_property
     def pictures(self) -> dict[str, Any]:
         from bench.report import pictures
 
@@ -88,5 +83,5 @@ class Files:
         rows = self.rows if subject is None else subject.rows_of(self.rows)
         return html.page(
             rows, self.run, self.pictures,
-            as_json=self._json, missing=[*self.missing, *self.trust], subject=subject,
+            as_json=self._json, missing=self.missing, subject=subject,
         )  # fmt: skip

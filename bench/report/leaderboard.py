@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from bench import suite as suites
 from bench.errors import UserError
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of
@@ -36,18 +35,14 @@ from bench.records import (
     TrainRecord,
     Workings,
     canonical,
-    check_apart,
     check_sum,
-    check_together,
     has_rows,
     read_rows,
 )
-from bench.records.submitted import read_verified
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.errata import with_errata
 from bench.report.marks import with_marks
 from bench.report.verdicts import Trained, flags_of, ordered, with_first_round
-from bench.suite import DECIDES_NO_NUMBER
 
 Read = Callable[[Any, str], Any]
 """A store's way to read a record of a kind by its key."""
@@ -84,41 +79,6 @@ def missing_words(folder: Path, run: Run) -> list[str]:
     """Sentences that say what readers may take to be there and is not: jobs of a run that was
     stopped (published results have them all), and what else of its suite was not run."""
     return [*_pending_words(folder, run), *_part_words(run)]
-
-
-def trust_words(folder: Path, run: Run) -> list[str]:
-    """Sentences that say on what a reader takes a folder's figures: what stands behind them is what
-    reading can refute, and nothing else until cells were rerun."""
-    words = [*_suite_words(run)]
-    if not Store(folder).has_records:
-        return [*words, "Unverified: this leaderboard came without records to check it by."]
-    rerun = read_verified(folder)
-    if rerun is None:
-        words.append(
-            "Unverified: the records agree with run.json and with each other, but nobody reran a "
-            f"cell (leakbench verify {folder})."
-        )
-    else:
-        words.append(
-            f"{rerun.cells:,} of {len(run.cells):,} attack cells were rerun on {rerun.date} and "
-            "came out again; the others are unverified."
-        )
-    return words
-
-
-def _suite_words(run: Run) -> Iterator[str]:
-    """Whether another suite goes by a shipped one's name and version."""
-    suite = run.suite
-    if suite.name not in suites.shipped():
-        return
-    own = suites.read_suite(suite.name)
-    mine, theirs = suite.model_dump(), own.model_dump()
-    unlike = [k for k in mine if k not in DECIDES_NO_NUMBER and mine[k] != theirs[k]]
-    if suite.version == own.version and unlike:
-        yield (
-            f"This is not suite {run.label} as leakbench ships it: it has other "
-            f"{', '.join(unlike)}."
-        )
 
 
 def _pending_words(folder: Path, run: Run) -> Iterator[str]:
@@ -175,7 +135,7 @@ def rows(folder: Path) -> list[Row]:
         UserError: If the folder holds no run.
     """
     run = Run.read(folder)
-    return rows_of(run, run.trainings, Store(folder, run))
+    return rows_of(run, run.trainings, Store(folder))
 
 
 def rows_of(
@@ -271,8 +231,7 @@ def _table(
         cells = [c for t in members for c in t.cells]
         if found and (not cells or any(c.checkpoint == checkpoint for c in cells)):
             row = _trained_row(run, members, checkpoint, found)
-            done = {seed for seed, r in found.items() if isinstance(r, TrainRecord)}
-            row = _attacked(row, members, read, done)
+            row = _attacked(row, members, read)
             drafts.append((row, [Trained.of(r) for r in found.values()]))
     measured = _measured([row for row, _ in drafts])
     return ordered([_finished(row, trained, measured) for row, trained in drafts])
@@ -286,7 +245,6 @@ def _trained_row(
 ) -> Row:
     """A row with all that its trainings tell. found: their records by seed."""
     row = heading(run, trainings[0], checkpoint)
-    check_apart(found, row.setting)
     trained = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
     row = replace(row, seeds=tuple(trained or (t.job.seed for t in trainings)))
     done = list(trained.values())
@@ -319,11 +277,8 @@ def _trained_row(
     )
 
 
-def _attacked(
-    row: Row, trainings: Sequence[PlannedTraining], read: Read, trained: Container[int]
-) -> Row:
-    """The same with its attacks and worst cases, from the records of every seed; trained: those
-    whose training is done."""
+def _attacked(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Row:
+    """The same with its attacks and worst cases, from the records of every seed."""
     cells = records_of(row, trainings, read)
     placed = {
         cell.label: cell.job.threat
@@ -337,8 +292,6 @@ def _attacked(
     }
     used = {threat.name: threat for threat in placed.values()}
     observed = {name: _by_seed(found) for name, found in cells.items()}
-    for by_seed in observed.values():
-        check_together({s: r.values() for s, r in by_seed.items()}, trained, row.setting)
     worst, choice = (
         next((c for m in LEAK_METRICS if (c := worst_case(observed, m, by_truth=truth))), None)
         for truth in (True, False)

@@ -46,7 +46,6 @@ class Published:
     Attributes:
         name: Its path below the results, which it keeps on the site.
         missing: Sentences that say what of it is not there.
-        trust: Sentences that say on what its figures are taken.
         files: Texts by their paths below that.
         subjects: What has a page of its own.
         submission: By whom, where it was submitted; such rows stand apart.
@@ -57,7 +56,6 @@ class Published:
     run: Run
     rows: Sequence[Row]
     missing: Sequence[str]
-    trust: Sequence[str]
     files: Mapping[str, str]
     subjects: Mapping[SubjectKind, Sequence[Subject]]
     submission: Submission | None = None
@@ -112,7 +110,6 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
         run=found.run,
         rows=found.rows,
         missing=found.missing,
-        trust=found.trust,
         files={**texts, RUN: read_bytes(folder / RUN).decode()},
         subjects=about,
         submission=read_submission(folder) if submitted else None,

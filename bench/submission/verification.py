@@ -11,12 +11,15 @@ import torch
 
 from bench import models
 from bench.errors import UserError
+from bench.files import sha256
 from bench.harness.environment import versions
 from bench.harness.keys import Code
 from bench.harness.plan import expand
 from bench.harness.store import Store
 from bench.records import (
     LEADERBOARD,
+    RUN,
+    SUMS,
     Cell,
     Row,
     Run,
@@ -25,6 +28,7 @@ from bench.records import (
     read_rows,
 )
 from bench.records.submitted import (
+    MANIFEST,
     Submission,
     is_submission,
     read_submission,
@@ -95,11 +99,10 @@ def _check_results(folder: Path, run: Run) -> None:
             f"{folder} was made with files that it does not hold ({', '.join(run.plugins)}): "
             "only a submission can be run again by others."
         )
-    store = Store(folder, run)
+    store = Store(folder)
     for kind, key in run.record_names:
         if store.read(kind, key) is None:
             raise UserError(f"{folder} has no {kind} record {key} to compare a rerun with.")
-    leaderboard.rows(folder)  # which holds them against each other
 
 
 def follows(folder: Path) -> bool:
@@ -123,6 +126,12 @@ def _told(table: Sequence[Row]) -> list[str]:
         canonical([replace(row, flags=()), [(f.code, f.subject) for f in row.flags]])
         for row in table
     ]
+
+
+def manifest_of(folder: Path) -> str:
+    """SHA-256 of the file that lists the hashes of all others; of run.json where there is none."""
+    listed = [n for n in (MANIFEST, SUMS) if (folder / n).is_file()]
+    return sha256(folder / (listed or [RUN])[0])
 
 
 def open_folder(folder: Path) -> Opened:
