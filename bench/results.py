@@ -172,7 +172,7 @@ class Results:
         """(what, why) of trainings and cells that failed or ran out of time. Raises UserError
         for a leaderboard that came without its records."""
         self._need_records()
-        store = Store(self.folder)
+        store = Store(self.folder, self._run)
         found = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
         cells = [(f"{c.name}/seed={c.seed}", store.read("attack", c.key)) for c in self._cells]
         return [
@@ -212,7 +212,7 @@ class Results:
         """One line per victim of every finished cell, from the records. Raises UserError for a
         leaderboard that came without them."""
         self._need_records()
-        return frames.victims(self.folder, self._some_cells(where))
+        return frames.victims(Store(self.folder, self._run), self._some_cells(where))
 
     def pictures(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.contract.events import Facts
 from bench.privacy.ledger import Entry
-from bench.records import AttackRecord, Observation, TrainRecord
+from bench.records import AttackInputs, AttackJob, AttackRecord, Observation, TrainJob, TrainRecord
 
 VERSIONS = {"python": "3.11", "leakbench": "0.1.0", "torch": "2.0"}
 LEDGER = Entry(
@@ -67,3 +67,29 @@ def attacked(**changes: Any) -> AttackRecord:
         victims = len(next(iter(changes["values"].values()), []))
         changes = {"victims": victims, "floors": {"ssim": [0.2] * victims}} | changes
     return replace(ATTACKED, **changes)
+
+
+def trained_for(job: TrainJob, **changes: Any) -> TrainRecord:
+    """A training that is done as its job asks."""
+    protocol = job.protocol
+    facts = Facts(
+        parameters=10, rounds=protocol.rounds, clients=protocol.clients, batch=protocol.batch,
+        participation=protocol.participation, delta=job.delta,
+    )  # fmt: skip
+    looks = {
+        c: {t.name: Observation(status="done", stem=f"{c}-{t.name}") for t in job.threats}
+        for c in job.checkpoints
+    }
+    fitting: dict[str, Any] = {
+        "rounds_played": protocol.rounds, "facts": facts, "personal_accuracies": (),
+        "variant": str(job.settings.get("variant", "")),
+        "ledger": replace(LEDGER, delta=job.delta), "observations": looks, "inputs": job,
+    }  # fmt: skip
+    return trained(**fitting | changes)
+
+
+def attacked_for(job: AttackJob, train: str, **changes: Any) -> AttackRecord:
+    """An attack that is done as its job asks; train: key of its training's record."""
+    samples = job.threat.batch * job.threat.local_steps
+    fitting = {"inputs": AttackInputs.of(job), "budget": job.budget, "samples": samples}
+    return attacked(**fitting | {"train": train} | changes)

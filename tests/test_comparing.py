@@ -17,6 +17,8 @@ from bench.cli.comparing import compare as command
 from bench.harness.store import Store
 from bench.protocols.settings import ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records import (
+    AttackInputs,
+    AttackJob,
     AttackOutcome,
     Cell,
     FlagCode,
@@ -32,7 +34,7 @@ from bench.report.comparison import RowComparison
 from bench.report.explain import sentence
 from bench.seeding import numpy_generator
 from bench.suite import AttackSettings, DefenseSettings, Suite
-from tests.made_records import attacked, trained
+from tests.made_records import attacked_for, trained_for
 
 # --- result folders ---------------------------------------------------------------------------
 
@@ -60,9 +62,13 @@ class Folder:
     ) -> None:  # fmt: skip
         """attacks: name or name@threat -> SSIM per victim, with judged losses beside them where
         they are a pair; values by metric; or a status. floors: per victim, or that by threat."""
+        scores = [v[0] if isinstance(v, tuple) else v for v in attacks.values()]
+        scores = [next(iter(v.values())) if isinstance(v, dict) else v for v in scores]
+        victims = next((len(v) for v in scores if not isinstance(v, str)), 8)
+        threats = tuple(t.model_copy(update={"victims": victims}) for t in self.threats)
         job = TrainJob(
             task=TaskSettings(dataset=dataset, model="mlp_spm"), protocol=PROTOCOL, defense=defense,
-            settings=settings, threats=self.threats, checkpoints=("final",), delta=1e-5, seed=seed,
+            settings=settings, threats=threats, checkpoints=("final",), delta=1e-5, seed=seed,
         )  # fmt: skip
         key = f"{len(self.trainings):024x}"
         cells = []
@@ -74,25 +80,26 @@ class Folder:
             made = attack_job(job, self.suite(), {label: asked}, label, "final")
             cells.append(Cell(key=cell, train_key=key, job=made))
             floor = floors[asked.threat] if isinstance(floors, Mapping) else floors
-            self.store.write("attack", cell, self.record(label, given_values, floor, seed))
+            record = self.record(made, key, given_values, floor)
+            self.store.write("attack", cell, record)
         self.trainings.append(PlannedTraining(key=key, job=job, cells=tuple(cells)))
-        self.store.write("train", key, trained(correct=correct, diverged=diverged))
+        self.store.write("train", key, trained_for(job, correct=correct, diverged=diverged))
 
     @staticmethod
-    def record(label: str, given: Any, floors: Sequence[float] | None, seed: int) -> AttackOutcome:
+    def record(
+        job: AttackJob, train: str, given: Any, floors: Sequence[float] | None
+    ) -> AttackOutcome:
         if isinstance(given, str):
-            return NoResult(status=given, reason="so it is")  # type: ignore[arg-type]
+            same: dict[str, Any] = {"inputs": AttackInputs.of(job), "train": train}
+            return NoResult(status=given, reason="so it is", **same)  # type: ignore[arg-type]
         given, judged = given if isinstance(given, tuple) else (given, None)
         values = given if isinstance(given, dict) else {"ssim": given}
         n = len(next(iter(values.values())))
-        floor = list(floors or [seed / 100 + i / 1000 for i in range(n)])
-        return attacked(
-            values=values,
-            victims=n,
-            floors=dict.fromkeys(values, floor),
-            judged=judged,
-            is_floor=label == "prior_only",
-        )
+        floor = list(floors or [job.train.seed / 100 + i / 1000 for i in range(n)])
+        return attacked_for(
+            job, train, values=values, victims=n, floors=dict.fromkeys(values, floor),
+            judged=judged, is_floor=job.label == "prior_only",
+        )  # fmt: skip
 
     def suite(self) -> Suite:
         return Suite(

@@ -33,7 +33,7 @@ from bench.harness.store import Store, key_of, write_whole
 from bench.records import AttackRecord, Cell, NoResult, PlannedTraining, Row, plain, to_json
 from bench.report import leaderboard
 from tests.conftest import TINY
-from tests.made_records import VERSIONS, attacked, trained
+from tests.made_records import VERSIONS, attacked_for, trained_for
 from tests.runs import timeless
 
 Run = dict[str, Any]
@@ -61,19 +61,20 @@ def write_part(
         if not mine:
             continue
         key = key_of(job.inputs())
-        same: dict[str, Any] = {"seconds": seconds, "versions": versions}
+        same: dict[str, Any] = {"seconds": seconds, "versions": versions, "device": device}
         correct = {"correct": int(key[:2], 16), "test_samples": 256}
-        store.write("train", key, trained(**correct, inputs=job, **same))
+        store.write("train", key, trained_for(job, **correct, **same))
         (store.artifacts(key)).mkdir(parents=True)
         (store.artifacts(key) / "init-server-seen.json").write_text(key)
         cells = []
         for cell in mine:
             own = key_of({"train": key, **cell.inputs()})
             cells.append(Cell(key=own, train_key=key, job=cell))
-            values = {"ssim": [int(own[:4], 16) / 65536]}
-            record: AttackRecord | NoResult = attacked(values=values, **same)
+            values = {"ssim": [int(own[:4], 16) / 65536] * cell.threat.victims}
+            record: AttackRecord | NoResult = attacked_for(cell, key, values=values, **same)
             if status != "done":
-                record = NoResult(status=status, reason=status)  # type: ignore[arg-type]
+                about: dict[str, Any] = {"inputs": record.inputs, "train": key}
+                record = NoResult(status=status, reason=status, **about)  # type: ignore[arg-type]
             store.write("attack", own, record)
             store.artifacts(own).mkdir(parents=True)
             (store.artifacts(own) / "reconstruction.safetensors").write_text(own)
@@ -258,7 +259,7 @@ def test_different_figures_under_one_key_are_an_error_that_names_it(tmp_path: Pa
     parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
     path = sorted((parts[1] / "records" / "attack").iterdir())[0]
     record = json.loads(path.read_text())
-    record["values"]["ssim"][0] += 1
+    record["values"]["ssim"][0] /= 2
     path.write_text(to_json(record))
     with pytest.raises(ValueError, match=rf"attack {path.stem} has different .*values.ssim.0: "):
         merge(parts, tmp_path / "out")
@@ -386,7 +387,8 @@ def test_the_command_publishes_the_merged_leaderboard(
     for seed, out in enumerate(parts):
         only = {"seed": seed, "attack": "prior_only", "checkpoint": "init", "defense": "none"}
         bench.run(suite, only=only, out=out, jobs=0, progress=False)
-    edit(parts[1], lambda r: r.update(device="cuda"))
+    for path in (parts[1] / "run.json", *parts[1].glob("records/*/*.json")):
+        path.write_text(path.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     app = typer.Typer()
     app.command()(merge_command)
     shuffled = random.Random(0).sample(parts, 2)

@@ -45,7 +45,7 @@ from bench.records import (
 from bench.report import leaderboard
 from bench.report.verdicts import has_use
 from bench.suite import Suite
-from tests.made_records import attacked, trained
+from tests.made_records import attacked, attacked_for, trained, trained_for
 
 OLD = Path(__file__).parent / "records"
 PUBLISHED = sorted(p.parent for p in (Path(__file__).parents[1] / "results").glob("*/run.json"))
@@ -198,13 +198,16 @@ def test_a_row_keeps_its_use_where_an_attack_named_diverged_times_out(tmp_path: 
     )
     plan, store = expand(suite), Store(tmp_path)
     (job,) = plan.trainings
-    store.write("train", "0" * 24, trained(inputs=job))
+    store.write("train", "0" * 24, trained_for(job))
     cells = []
     for number, attack in enumerate(plan.cells, start=1):
         key = f"{number:024x}"
         cells.append(Cell(key=key, train_key="0" * 24, job=attack))
-        late = NoResult(status="timeout", reason="over the limit of 5 s")
-        done = attacked(values={"ssim": [0.5, 0.6]})
+        values = {"ssim": [0.5, 0.6] * (attack.threat.victims // 2)}
+        done = attacked_for(attack, "0" * 24, values=values)
+        late = NoResult(
+            status="timeout", reason="over the limit of 5 s", inputs=done.inputs, train="0" * 24
+        )
         store.write("attack", key, late if attack.attack == "diverged_x" else done)
     training = PlannedTraining(key="0" * 24, job=job, cells=tuple(cells))
     (tmp_path / "run.json").write_text(to_json(Run(suite=suite, trainings=(training,))))
@@ -213,7 +216,7 @@ def test_a_row_keeps_its_use_where_an_attack_named_diverged_times_out(tmp_path: 
         (FlagCode.ATTACK_TIMEOUT, "diverged_x"), (FlagCode.BY_BOUND, ""),
     ]  # fmt: skip
     assert has_use(row)
-    store.write("train", "0" * 24, trained(inputs=job, diverged="weights grew 120-fold"))
+    store.write("train", "0" * 24, trained_for(job, diverged="weights grew 120-fold"))
     (row,) = leaderboard.rows(tmp_path)
     assert not has_use(row)
 

@@ -25,6 +25,7 @@ from bench.records import (
     TrainOutcome,
     canonical,
     check_kept,
+    check_together,
     labels,
     plain,
     settled,
@@ -72,18 +73,20 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
     Artifacts are copied, so that a later run in one folder cannot reach another's.
 
     Raises:
-        UserError: For folders of different suites or code, for a training or attack that was made
-            twice with different figures, and for an `out` that is not empty.
+        UserError: For folders of different suites or code, for records that contradict their run
+            or each other, for a training or attack that was made twice with different figures, and
+            for an `out` that is not empty.
     """
     if not folders:
         raise UserError("merge needs at least one result folder.")
     _check_empty(out)
     parts = [_Part(folder=f, run=Run.read(f)) for f in folders]
     run = _joined(parts)
-    stores = [Store(p.folder) for p in parts]
+    stores = [Store(p.folder, p.run) for p in parts]
     with staged(out) as target:
         for training in run.trainings:
             _copy_all(training, stores, Store(target))
+        check_together(run.trainings, Store(target, run).read)
         write_whole(target / RUN, to_json(run))
         _check_empty(out)
     return Merged(trainings=len(run.trainings), cells=len(run.cells), notes=_notes(run))
@@ -230,12 +233,12 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
     Attacks on a training that failed in one folder and is done in another are left out: a run
     there makes them anew.
     """
-    read = [(s, s.read("train", training.key, lenient=True)) for s in stores]
+    read = [(s, s.read("train", training.key)) for s in stores]
     trained = [(s, r) for s, r in read if r is not None]
     kept = [s for s, r in trained if settled(r)]
     _copy("train", training.key, _settled(trained), target)
     for cell in training.cells:
-        tried = [(s, s.read("attack", cell.key, lenient=True)) for s in kept or stores]
+        tried = [(s, s.read("attack", cell.key)) for s in kept or stores]
         found = [(s, a) for s, a in tried if a is not None]
         _copy("attack", cell.key, _settled(found) if kept else found, target, compare=bool(kept))
 

@@ -225,8 +225,10 @@ def run(
     """
     with store.locked():
         store.sweep()
+        planned = planned_run(plan, keys, command)
         with _writing(store):
-            write_whole(store.folder / RUN, to_json(planned_run(plan, keys, command)))
+            write_whole(store.folder / RUN, to_json(planned))
+        store.hold(planned)  # what contradicts it is made anew
         going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress, kinds=kinds)
         with closing(executor(going.queue)) as outcomes:
             for outcome in outcomes:

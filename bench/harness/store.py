@@ -33,9 +33,12 @@ from bench.records import (
     DoneRecord,
     Kind,
     Record,
+    Run,
     TrainOutcome,
+    check_attack,
     check_kept,
     check_sum,
+    check_training,
     read_outcome,
     to_json,
     unpacked,
@@ -107,12 +110,24 @@ def _to_disk(path: Path) -> None:
 
 
 class Store:
-    """A result folder, or a published one, whose records lie in one file. Raises UserError if it
-    cannot be written."""
+    """A result folder, or a published one, whose records lie in one file.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where it lies.
+        run: The run that its records belong to: each is held against it when it is read.
+    """
+
+    def __init__(self, folder: Path, run: Run | None = None) -> None:
         self.folder = folder
         self._checked: set[Kind] = set()
+        self._trained: tuple[str, TrainOutcome | None] = ("", None)
+        self.hold(run)
+
+    def hold(self, run: Run | None) -> None:
+        """Hold records against this run from now on; None: against none."""
+        self._devices = "" if run is None else run.device
+        self._trainings = {t.key: t for t in run.trainings} if run else {}
+        self._cells = {c.key: c for c in run.cells} if run else {}
 
     def prepare(self) -> None:
         """Create the folder and check that it can be written, and that nothing in it leads out."""
@@ -222,6 +237,7 @@ class Store:
 
     def write(self, kind: Kind, key: str, record: Record) -> None:
         """Write a record alone."""
+        self._trained = "", None
         write_whole(self.path(kind, key), to_json(replace(record, key=key)))
 
     def damage(self, key: str, record: Record) -> str | None:
@@ -252,15 +268,29 @@ class Store:
             unscored: Whether an attack's record that has no scores yet counts as one.
 
         Raises:
-            UserError: For a file that is no record.
+            UserError: For a file that is no record, or one that contradicts its run.
         """
         try:
-            found = read_outcome(self.path(kind, key), kind)
-        except FileNotFoundError:
-            return self._archived.get((kind, key))
+            found = self._read(kind, key)
         except UserError:
             if lenient:
                 return None
             raise
         waits = isinstance(found, AttackRecord) and not found.is_scored
         return None if waits and not unscored else found
+
+    def _read(self, kind: Kind, key: str) -> Any:
+        try:
+            found: Any = read_outcome(self.path(kind, key), kind)
+        except FileNotFoundError:
+            found = self._archived.get((kind, key))
+        if found is None:
+            return None
+        if kind == "train" and key in self._trainings:
+            check_training(found, self._trainings[key], self._devices)
+            self._trained = key, found
+        elif kind == "attack" and (cell := self._cells.get(key)):
+            if self._trained[0] != cell.train_key:
+                self._trained = cell.train_key, self._read("train", cell.train_key)
+            check_attack(found, cell, self._trained[1], self._devices)
+        return found

@@ -213,15 +213,16 @@ def _row_of(run: Run, cell: Cell, folder: Path) -> Row:
     """The row of a cell that has an observation."""
     ids = {t.key: row_id(heading(run, t, cell.checkpoint)) for t in run.trainings}
     members = [t for t in run.trainings if ids[t.key] == ids[cell.train_key]]
-    (row,) = rows_of(run, members, Store(folder), [cell.checkpoint])
+    (row,) = rows_of(run, members, Store(folder, run), [cell.checkpoint])
     return row
 
 
 def _records(run: Run, cell: Cell, folder: Path) -> dict[str, AttackRecord]:
     """The finished attacks on a cell's observation."""
     same = (cell.train_key, cell.checkpoint, cell.threat)
+    store = Store(folder, run)
     found = {
-        c.label: Store(folder).read("attack", c.key)
+        c.label: store.read("attack", c.key)
         for c in run.cells
         if (c.train_key, c.checkpoint, c.threat) == same
     }

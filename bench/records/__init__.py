@@ -8,6 +8,7 @@ file is read, and written by `to_json`. Older files load through one converter p
 from __future__ import annotations
 
 from bench.records.archive import ARCHIVE, SUMS, check_sum, packed, sums, unpacked
+from bench.records.contradictions import check_attack, check_together, check_training
 from bench.records.files import RECONSTRUCTION, check_kept, read_json, read_outcome
 from bench.records.flags import Flag, FlagCode
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short

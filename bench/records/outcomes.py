@@ -54,6 +54,11 @@ class Observation:
         """What the names of each view's files begin with."""
         return [self.view_stem(self.stem, n) for n in range(self.views)] or [self.stem]
 
+    @property
+    def truths(self) -> list[str]:
+        """Names of the files with each view's private samples."""
+        return [f"{stem}-truth.safetensors" for stem in self.stems]
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSummary:

@@ -102,7 +102,8 @@ def compare_rows(
         UserError: For a folder without records, a filter that nothing fits, names that fit no
             row, several, or rows of different tables only.
     """
-    run, store = Run.read(folder), Store(folder)
+    run = Run.read(folder)
+    store = Store(folder, run)
     if not store.has_records:
         raise UserError(
             f"comparing needs the records of every victim, which {folder} does not hold: give a "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.harness.store import Store
@@ -149,12 +148,11 @@ def attacks(rows: Sequence[Row]) -> DataFrame:
     return DataFrame(lines)
 
 
-def victims(folder: Path, cells: Iterable[Cell]) -> DataFrame:
+def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:
     """One line per finished cell and victim: every metric and, ending in _floor, what needs no
     leak."""
     from pandas import DataFrame
 
-    store = Store(folder)
     lines = []
     for cell in cells:
         record = store.read("attack", cell.key)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from bench.records import (
     Workings,
     canonical,
     check_sum,
+    check_together,
     has_rows,
     read_rows,
 )
@@ -135,7 +137,7 @@ def rows(folder: Path) -> list[Row]:
         UserError: If the folder holds no run.
     """
     run = Run.read(folder)
-    return rows_of(run, run.trainings, Store(folder))
+    return rows_of(run, run.trainings, Store(folder, run))
 
 
 def rows_of(
@@ -155,6 +157,7 @@ def rows_of(
     rows_ = []
     for settings in by_task.values():
         read = cache(records.read)  # until its task is done
+        check_together(chain.from_iterable(settings), read)
         tables = {c: _table(run, settings, read, c) for c in wanted}
         first = {canonical([r.defense, r.settings]): r for r in tables.get("init", ())}
         cells = [cell for members in settings for t in members for cell in t.cells]

@@ -214,7 +214,8 @@ def _left(sprite: str, share: float) -> str:
 
 def _sources(folder: Path) -> Iterator[_Rebuilt]:
     """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
-    run, store = Run.read(folder), Store(folder)
+    run = Run.read(folder)
+    store = Store(folder, run)
     known = set()
     for row, cell in cells_by_row(run):
         path = store.artifacts(cell.key) / RECONSTRUCTION

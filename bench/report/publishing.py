@@ -40,7 +40,8 @@ def write_published(
     anew = not (folder / "records").is_dir()
     if out.resolve() == folder.resolve() and not anew:
         raise UserError(f"{out} is the result folder itself; publish into another.")
-    found, store = Files(folder, anew=anew), Store(folder)
+    found = Files(folder, anew=anew)
+    store = Store(folder, found.run)
     records: list[tuple[Kind, Outcome]] = []
     for kind, key in found.run.record_names:
         record = store.read(kind, key)

@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 from bench.errors import UserError
 from bench.files import sha256
 from bench.names import is_file_name
-from bench.records import RUN, Run
 from bench.records.submitted import MANIFEST, SCHEMA, read_file
 
 _FILES = re.compile(
@@ -73,10 +72,3 @@ def inside(folder: Path, name: str) -> Path:
     ):
         raise UserError(f"the manifest's path '{name}' leaves the submission's folder.")
     return path
-
-
-def check_records(folder: Path, run: Run) -> None:
-    """Raises UserError if the run names a record that the folder lacks."""
-    for kind, key in run.record_names:
-        if not (folder / "records" / kind / f"{key}.json").is_file():
-            raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")

@@ -96,7 +96,7 @@ def submit(request: Request, *, tell: Callable[[str], None] = lambda text: None)
     _check_data(choice)
     check_unchanged(choice, keys, kind)
     _check_attacks(registry, request.attacks, choice)
-    failed = _check_finished(Store(request.run), choice, kind, name)
+    failed = _check_finished(Store(request.run, run), choice, kind, name)
     tried = _settings(choice, kind, name)
     for settings in tried:
         tell(f"Checking {name} with {settings or 'its defaults'}.")

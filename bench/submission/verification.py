@@ -25,6 +25,7 @@ from bench.records import (
     Run,
     canonical,
     check_sum,
+    check_together,
     read_rows,
 )
 from bench.records.submitted import (
@@ -36,11 +37,9 @@ from bench.records.submitted import (
 from bench.registry import discover
 from bench.report import leaderboard
 from bench.seeding import generator
-from bench.submission.documents import check_files, check_records, inside
+from bench.submission.documents import check_files, inside
 from bench.submission.packing import cells_of
-from bench.submission.rerunning import (
-    plugins_of,
-)
+from bench.submission.rerunning import plugins_of
 from bench.submission.selection import check_suite
 
 
@@ -78,10 +77,16 @@ def sources(folder: Path) -> list[str]:
         check_files(folder)
         names = dict.fromkeys(s.file for s in plugins_of(folder) if s.file is not None)
     run = Run.read(folder)
-    if is_submission(folder):
-        check_records(folder, run)
-    else:
-        _check_results(folder, run)
+    if run.plugins and not is_submission(folder):
+        raise UserError(
+            f"{folder} was made with files that it does not hold ({', '.join(run.plugins)}): "
+            "only a submission can be run again by others."
+        )
+    store = Store(folder, run)
+    for kind, key in run.record_names:
+        if store.read(kind, key) is None:
+            raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")
+    check_together(run.trainings, store.read)
     check_suite(run)
     if is_submission(folder) and not follows(folder):
         raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
@@ -90,19 +95,6 @@ def sources(folder: Path) -> list[str]:
     # A model that is a file is code too, wherever it lies.
     named = dict.fromkeys(models.file_of(t.job.task.model) for t in run.trainings)
     return [*names, *(str(file) for file in named if file is not None)]
-
-
-def _check_results(folder: Path, run: Run) -> None:
-    """Raises UserError if results lack a record of their run, or cannot be run again."""
-    if run.plugins:
-        raise UserError(
-            f"{folder} was made with files that it does not hold ({', '.join(run.plugins)}): "
-            "only a submission can be run again by others."
-        )
-    store = Store(folder)
-    for kind, key in run.record_names:
-        if store.read(kind, key) is None:
-            raise UserError(f"{folder} has no {kind} record {key} to compare a rerun with.")
 
 
 def follows(folder: Path) -> bool:

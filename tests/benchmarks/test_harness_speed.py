@@ -25,8 +25,8 @@ from bench.harness import launch, runner
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan
 from bench.harness.store import Store
-from bench.records import AttackInputs, to_json
-from tests.made_records import attacked, trained
+from bench.records import to_json
+from tests.made_records import attacked_for, trained_for
 
 SIZES = [int(n) for n in os.environ.get("LEAKBENCH_CELLS", "1000,10000,100000").split(",")]
 PER_TRAINING = 4  # two attacks at two checkpoints
@@ -43,10 +43,11 @@ def fill(plan: Plan, keys: runner.Keys, place: Store) -> None:
         (place.folder / "records" / kind).mkdir(parents=True)
     values = {m: [0.123456789012345] * 8 for m in ("ssim", "mse", "psnr", "success", "lnacc")}
     for job in plan.trainings:
-        record = trained(inputs=job, files={})
+        record = trained_for(job, key=keys.train(job), files={})
         place.path("train", keys.train(job)).write_text(to_json(record))
     for cell in plan.cells:
-        scored = attacked(inputs=AttackInputs.of(cell), files={}, values=values, floors=values)
+        key, train = keys.attack(cell), keys.train(cell.train)
+        scored = attacked_for(cell, train, key=key, files={}, values=values, floors=values)
         place.path("attack", keys.attack(cell)).write_text(to_json(scored))
 
 
