@@ -23,6 +23,7 @@ from bench.harness import launch, progress, runner
 from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
+from bench.records.submitted import standing
 from bench.report import frames, tables, text
 from bench.report import overview as overviews
 from bench.report.choosing import check_wanted, with_values
@@ -166,6 +167,11 @@ class Results:
         """The leaderboard as leaderboard.json holds it; see bench/report/schema.json."""
         found: list[dict[str, Any]] = json.loads(text.to_leaderboard_json(self._files.rows))
         return found
+
+    @property
+    def standing(self) -> str:
+        """Whether anybody made these figures again, from stored reconstructions or by a rerun."""
+        return standing(self._files.verified)
 
     @property
     def failures(self) -> list[tuple[str, str]]:
@@ -360,9 +366,10 @@ class Results:
     def __repr__(self) -> str:
         known = Store(self.folder).has_records
         failed = f"{len(self.failures)} failed" if known else "no records"
+        state = self.standing.split()[0].rstrip(":").lower()
         return (
-            f"Results({self._run.label}: {len(self._run.trainings)} "
-            f"trainings, {len(self._cells)} cells, {failed}, in {self.folder})"
+            f"Results({self._run.title}: {len(self._run.trainings)} trainings, "
+            f"{len(self._cells)} cells, {failed}, {state}, in {self.folder})"
         )
 
     def _repr_html_(self) -> str:

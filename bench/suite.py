@@ -47,6 +47,8 @@ _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 60
 _MOST_SEEDS, _MOST_SETTINGS = 1000, 100_000
 """What a suite lists of them; of settings, in one entry."""
+DECIDES_NO_FIGURE = ("timeout_s", "description")
+"""Keys of a suite."""
 _SEEDS = 2**63
 """Seeds lie below it, and not below its negative."""
 
@@ -406,6 +408,17 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     for override in overrides:
         _override(data, override)
     return suite_of(data, place)
+
+
+def changes(suite: Suite) -> list[str]:
+    """The keys in which a suite is not the shipped one of its name and version, without those that
+    decide no figure; empty where no such suite is shipped."""
+    if suite.name not in shipped():
+        return []
+    known, own = read_suite(suite.name).model_dump(), suite.model_dump()
+    if known["version"] != own["version"]:
+        return []
+    return [k for k in known if k not in DECIDES_NO_FIGURE and known[k] != own[k]]
 
 
 def suite_of(given: Mapping[str, Any], place: str) -> Suite:

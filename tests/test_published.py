@@ -124,9 +124,12 @@ def test_a_broken_file_is_one_sentence(published: Path, content: bytes, message:
 def test_tracebacks_stay_behind(tiny: Callable[..., Path], run: Runs, tmp_path: Path) -> None:
     store, _ = run(tiny())
     kind, key = Run.read(store.folder).record_names[-1]
+    whole = store.read("attack", key)
+    assert whole is not None
     broken = NoResult(
-        status="failed", reason="boom", traceback='File "/home/me/attack.py"', key=key
-    )
+        status="failed", reason="boom", traceback='File "/home/me/attack.py"', key=key,
+        inputs=whole.inputs, train=whole.train,
+    )  # fmt: skip
     store.write(kind, key, broken)
     write_published(store.folder, tmp_path / "elsewhere")
     assert Store(tmp_path / "elsewhere").read(kind, key) == replace(broken, traceback=None)  # type: ignore[call-overload]
@@ -199,7 +202,7 @@ def verify(folder: Path, *more: str) -> tuple[int, str]:
 def test_published_results_come_out_again(published: Path) -> None:
     code, text = verify(published, "--trainings", "1")
     assert code == 0
-    assert "The files are as they were written." in text
+    assert " are as they were written, and no record contradicts" in text
     assert "This runs no code but leakbench's" in text
     assert text.endswith("Verified.")
     cells = Run.read(published).cells
@@ -241,7 +244,7 @@ def test_results_that_nobody_else_can_run_are_refused(published: Path) -> None:
     (published / ARCHIVE).unlink()
     code, text = verify(published)
     assert code == 1
-    assert "to compare a rerun with" in text
+    assert "run.json names the train record" in text
 
 
 def test_pictures_of_published_parts_are_those_of_the_whole(tmp_path: Path) -> None:
@@ -300,6 +303,9 @@ def test_a_model_that_is_a_file_is_named_and_asked_for_before_it_runs(
     (tmp_path / "theirs.py").write_text("open('ran', 'w').close()")
     file = published / "run.json"
     file.write_text(file.read_text().replace('"mlp_spm"', '"theirs.py:Net"'))
+    lines = gzip.decompress((published / ARCHIVE).read_bytes())
+    lines = lines.replace(b'"model": "mlp_spm"', b'"model": "theirs.py:Net"')
+    (published / ARCHIVE).write_bytes(gzip.compress(lines))
     (published / SUMS).unlink()
     code, text = verify(published)
     assert code == 2

@@ -199,7 +199,9 @@ def test_failures_are_named_with_their_reasons_and_progress_is_shown_when_asked_
 def test_a_folder_loads_again_and_shows_itself(results: Results) -> None:
     again = bench.load(str(results.folder))
     assert again.rows == results.rows
-    assert repr(again).startswith("Results(tiny v1: 3 trainings, 18 cells, 0 failed, in ")
+    assert repr(again).startswith(
+        "Results(tiny v1: 3 trainings, 18 cells, 0 failed, unverified, in "
+    )
     assert "<table" in again._repr_html_()
     assert "<td>spm</td>" in again._repr_html_()
     assert "points of accuracy" in again._repr_html_()

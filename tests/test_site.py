@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.errors import UserError
-from bench.files import sha256
-from bench.records.submitted import verified_beside
+from bench.records.submitted import digest_of, verified_beside
 from bench.registry import Registry, discover
 from bench.report import site
 from bench.report.files import Files
@@ -191,17 +190,18 @@ def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> N
     page = front()
     assert page.index("later/report.html") < page.index("a_submission/report.html")
     assert "Submitted by &lt;b&gt;Me&lt;/b&gt; on 2026-11-24" in page
-    assert page.count("Not verified") == page.count("submitted, not verified") == 1
-    rerun = {"manifest": sha256(mine / "manifest.json"), "date": "2026-11-25", "cells": 5,
+    assert page.count("no part of the board") == page.count("submitted, unverified") == 1
+    assert page.count("<dd>Unverified: nobody made these figures again") == 2
+    rerun = {"digest": digest_of(mine), "date": "2026-11-25", "cells": 5,
              "seed": 7, "passed": True}  # fmt: skip
     beside = verified_beside(mine)
     beside.write_text(json.dumps(rerun))
     page = front()
-    assert "Verified</strong> on 2026-11-25: 5 drawn cells" in page
-    assert "Not verified" not in page
-    for change in ({"passed": False}, {"manifest": "0" * 64}):
+    assert "<dd>Verified on 2026-11-25: 5 drawn cells" in page
+    assert "no part of the board" not in page
+    for change in ({"passed": False}, {"digest": "0" * 64}):
         beside.write_text(json.dumps(rerun | change))
-        assert "Not verified" in front()
+        assert "no part of the board" in front()
     beside.write_text(json.dumps(rerun | {"date": "today"}))
     with pytest.raises(UserError, match=r"a_submission.verified.json: 'date'"):
         front()

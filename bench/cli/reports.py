@@ -53,6 +53,7 @@ def report(
     """Print a result folder's leaderboard and write it as files beside the records."""
     with plain_errors():
         from bench.names import did_you_mean
+        from bench.records.submitted import read_verified, standing
         from bench.report.files import FILES
 
         if part and publish_ is None:
@@ -86,6 +87,7 @@ def report(
                 raise UserError(f"cannot write to {publish_} ({reason}).") from error
         for path in paths:
             say(f"Written: {path}")
+        say(standing(read_verified(folder)), style="dim")
 
 
 def site(

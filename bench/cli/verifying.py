@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,19 +61,27 @@ def verify(
     """
     with options.plain_errors():
         from bench.harness.runner import cell_label, label_of
+        from bench.records.submitted import digest_of
         from bench.submission import staged, verification
         from bench.submission.isolation import isolation
         from bench.suite import parse_pairs
 
-        code = _whole(folder)
+        code, opened, again = _sound(folder)
         tell = partial(options.say, aside=as_json)
-        tell("The files are as they were written.")
         staged.check_tolerance(tolerance)
         env = options.chosen_environment(device, data_dir, False, None)
-        opened = verification.open_folder(folder)
+        tell(
+            f"The files of {opened.run.title} are as they were written, and no record contradicts "
+            "another or its run."
+        )
         pairs = parse_pairs(only or (), "--only")
         drawn = verification.sample(
             opened, seed=seed, count=sample, trainings=trainings, only=pairs
+        )
+        off = [c for c in again if c.verdict == "differs"]
+        tell(
+            f"{counted(len(again), 'figure')} computed again from facts of trainings and stored "
+            f"reconstructions: {f'{len(off)} not as recorded' if off else 'all as recorded'}."
         )
         marks = _marks(folder, opened)
         for mark in marks:
@@ -112,7 +120,7 @@ def verify(
             tell=ended,
         )
     told = _Told(
-        made=made,
+        made=replace(made, comparisons=[*off, *made.comparisons]),
         cells=len(drawn),
         bare=sum(c.figure == "status" and c.what in of_training for c in made.comparisons),
         changed=changed,
@@ -120,7 +128,7 @@ def verify(
         tolerance=tolerance,
     )
     if as_json:
-        about = {"manifest": verification.manifest_of(folder), "device": env.device, "seed": seed}
+        about = {"digest": digest_of(folder), "device": env.device, "seed": seed}
         _tell_as_json(
             told, **about, marks=marks, sandbox="none" if isolated.bwrap is None else "bwrap"
         )
@@ -130,19 +138,21 @@ def verify(
         raise typer.Exit(1)
 
 
-def _whole(folder: Path) -> list[str]:
-    """The submitted code's files, once all files are as they were written.
+def _sound(folder: Path) -> tuple[list[str], Opened, list[Comparison]]:
+    """The submitted code's files, the folder, and figures that were computed again from what it
+    holds, once all files are as they were written.
 
     Raises:
-        typer.Exit: With code 1, once said: a file is not as it was written. That is a finding, not
-            a mistake of the user.
+        typer.Exit: With code 1, once said: a file is not as it was written, or a record contradicts
+            its run. That is a finding, not a mistake of the user.
         UserError: There is no such folder.
     """
     from bench.errors import UserError
-    from bench.submission.verification import sources
+    from bench.submission.verification import open_folder, recomputed_figures, sources
 
     try:
-        return sources(folder)
+        code, opened = sources(folder), open_folder(folder)
+        return code, opened, recomputed_figures(opened)
     except UserError as error:
         if not folder.is_dir():
             raise

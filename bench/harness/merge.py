@@ -31,10 +31,10 @@ from bench.records import (
     settled,
     to_json,
 )
-from bench.suite import Suite
+from bench.suite import DECIDES_NO_FIGURE, Suite
 
-_DECIDES_NO_NUMBER = ("seeds", "timeout_s", "description")
-"""Of a suite: what its parts may differ in. Seeds are told apart by the records."""
+_DIFFERING = ("seeds", *DECIDES_NO_FIGURE)
+"""Keys of a suite in which its parts may differ. Seeds are told apart by the records."""
 _VARIES = (
     *("seconds", "client_seconds", "workings", "memory"),
     *("versions", "traceback", "files", "hashes"),
@@ -141,7 +141,7 @@ def _check_alike(a: _Part, b: _Part) -> None:
     """Raises UserError if two parts are not of one suite and code."""
     mine, theirs = a.run.suite.model_dump(), b.run.suite.model_dump()
     for key in mine:
-        if key not in _DECIDES_NO_NUMBER and mine[key] != theirs[key]:
+        if key not in _DIFFERING and mine[key] != theirs[key]:
             texts = [" ".join(json.dumps(s[key]).split()) for s in (mine, theirs)]
             shown = [t if len(t) <= 60 else f"{t[:57]}..." for t in texts]
             raise UserError(

@@ -37,16 +37,16 @@ def sums(files: Mapping[str, bytes]) -> str:
     return "".join(f"{hashlib.sha256(c).hexdigest()}  {n}\n" for n, c in sorted(files.items()))
 
 
-def check_sum(folder: Path, name: str) -> None:
-    """Raises UserError if a published folder's file is not the one that was published; a folder
-    without `SUMS`, or one that does not list it, says nothing of that."""
+def check_sum(folder: Path, name: str) -> bool:
+    """Whether a folder's `SUMS` lists a file. Raises UserError if the file is another."""
     try:
         lines = read_bytes(folder / SUMS).decode(errors="replace").splitlines()
     except FileNotFoundError:
-        return
+        return False
     listed = {n: found for found, _, n in (line.partition("  ") for line in lines)}
     if name in listed and listed[name] != sha256(folder / name):
         raise UserError(f"{folder / name} is not the file that {SUMS} lists: it was changed.")
+    return name in listed
 
 
 def unpacked(path: Path) -> dict[tuple[Kind, str], Outcome]:
@@ -54,9 +54,15 @@ def unpacked(path: Path) -> dict[tuple[Kind, str], Outcome]:
 
     Raises:
         FileNotFoundError: If there is none.
-        UserError: If it is no such file, or would fill the memory.
+        UserError: If it is no such file, holds a record twice, or would fill the memory.
     """
-    return dict(_record(line, path) for line in _lines(path))
+    found: dict[tuple[Kind, str], Outcome] = {}
+    for line in _lines(path):
+        name, record = _record(line, path)
+        if name in found:
+            raise UserError(f"{path} holds the {name[0]} record {name[1]} twice.")
+        found[name] = record
+    return found
 
 
 def _lines(path: Path) -> list[bytes]:

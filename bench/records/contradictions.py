@@ -133,8 +133,8 @@ def _of_attack(record: AttackRecord, cell: Cell, trained: TrainOutcome | None) -
     again = record.doubled
     if again is not None:
         yield again.budget == 2 * cell.job.budget, f"its doubled budget is {again.budget}"
-        spent = again.gradient_evaluations
-        yield not record.is_floor and spent > 0, f"its doubled run spent {spent} evaluations"
+        yield not record.is_floor, "it reads no message, and has a doubled run"
+        yield again.gradient_evaluations > 0, "its doubled run spent no gradient evaluation"
     lacking = [m for m in record.values if not m.endswith("_anyone") and m not in record.floors]
     yield not lacking, f"it has no baseline of {', '.join(lacking)}"
     for scores in (record.values, record.floors, again.values if again else {}):

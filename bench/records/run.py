@@ -16,7 +16,7 @@ from bench.records.archive import check_sum
 from bench.records.files import checked, read_json
 from bench.records.jobs import AttackJob, TrainJob, canonical
 from bench.records.outcomes import Kind
-from bench.suite import AttackSettings, Suite
+from bench.suite import AttackSettings, Suite, changes
 
 SCHEMA: Literal[1] = 1
 """Of run.json and of records."""
@@ -193,6 +193,13 @@ class Run(RunFacts):
     def label(self) -> str:
         """quick v5."""
         return f"{self.suite.name} v{self.suite.version}"
+
+    @property
+    def title(self) -> str:
+        """The label; of a suite that is not what ships by that name and version with the keys that
+        differ: quick v5 (changed: seeds)."""
+        differing = ", ".join(changes(self.suite))
+        return f"{self.label} (changed: {differing})" if differing else self.label
 
     @classmethod
     def read(cls, folder: Path) -> Run:

@@ -1,7 +1,8 @@
-"""What a submission says of itself, and what `leakbench verify` found of it."""
+"""What a submission says of itself, and what `leakbench verify` found of a folder."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -9,11 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError, problem
 from bench.files import sha256
-from bench.names import FileName
+from bench.names import FileName, counted
+from bench.records.archive import ARCHIVE
 from bench.records.files import read_json
+from bench.records.rows import LEADERBOARD
+from bench.records.run import RUN
 
 SCHEMA = 1
 MANIFEST, SUBMISSION = "manifest.json", "submission.json"
+_DECIDING = (RUN, ARCHIVE, MANIFEST, "source/*", "records/*/*.json")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _MOST_BYTES = 64 * 2**20
@@ -61,10 +66,10 @@ class Submission(BaseModel):
 
 
 class Verified(BaseModel):
-    """What `leakbench verify --json` tells of a rerun. Reviewers keep it beside the submission.
+    """What `leakbench verify --json` tells of a rerun. Reviewers keep it beside the folder.
 
     Attributes:
-        manifest: SHA-256 of the submission's manifest, and so of all its files.
+        digest: Of the folder, see `digest_of`.
         date: Of the rerun.
         cells: How many were run again.
         seed: That they were drawn with.
@@ -73,7 +78,7 @@ class Verified(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    manifest: str
+    digest: str
     date: str = Field(pattern=_DAY)
     cells: int = Field(ge=1)
     seed: int
@@ -105,14 +110,22 @@ def read_submission(folder: Path) -> Submission:
     return _read(folder / SUBMISSION, Submission)
 
 
+def digest_of(folder: Path) -> str:
+    """SHA-256 over the files that decide what a result folder or submission shows."""
+    own = (p for name in _DECIDING for p in folder.glob(name))
+    rows = [] if (folder / "records").is_dir() else folder.glob(LEADERBOARD)
+    lines = (f"{p.relative_to(folder).as_posix()} {sha256(p)}\n" for p in sorted([*own, *rows]))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def verified_beside(folder: Path) -> Path:
-    """Where reviewers keep what `leakbench verify --json` printed of a submission: beside the
-    folder, which may hold nothing that its author did not submit."""
+    """Where reviewers keep what `leakbench verify --json` printed: beside the folder, in which a
+    submission may hold nothing that its author did not submit."""
     return folder.with_name(f"{folder.name}.verified.json")
 
 
 def read_verified(folder: Path) -> Verified | None:
-    """The rerun of a submission that passed, of its files as they are; None if there is none.
+    """The rerun of a folder that passed, of its files as they are; None if there is none.
 
     Raises UserError for a file that is none.
     """
@@ -120,5 +133,17 @@ def read_verified(folder: Path) -> Verified | None:
     if not path.is_file():
         return None
     found = _read(path, Verified)
-    same = (folder / MANIFEST).is_file() and found.manifest == sha256(folder / MANIFEST)
-    return found if found.passed and same else None
+    return found if found.passed and found.digest == digest_of(folder) else None
+
+
+def standing(verified: Verified | None) -> str:
+    """Whether anybody made a folder's figures again, in a sentence."""
+    if verified is None:
+        return (
+            "Unverified: nobody made these figures again, from stored reconstructions or by a "
+            "rerun, as leakbench verify does."
+        )
+    return (
+        f"Verified on {verified.date}: {counted(verified.cells, 'drawn cell')} came out so again "
+        "by leakbench verify."
+    )

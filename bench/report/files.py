@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.files import read_bytes
-from bench.records import LEADERBOARD, Row, Run, has_rows
+from bench.records import LEADERBOARD, Row, Run
+from bench.records.submitted import Verified, read_verified, standing
 from bench.report import leaderboard, text
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class Files:
         return leaderboard.missing_words(self.folder, self.run)
 
     @cached_property
+    def verified(self) -> Verified | None:
+        """See `read_verified`."""
+        return read_verified(self.folder)
+
+    @cached_property
     def pictures(self) -> dict[str, Any]:
         from bench.report import pictures
 
@@ -57,7 +63,7 @@ class Files:
     def _json(self) -> str:
         if self._anew:
             return text.to_leaderboard_json(leaderboard.rows(self.folder))
-        if not (self.folder / "records").is_dir() and has_rows(self.folder):
+        if leaderboard.as_published(self.folder):
             # Published: the file is what others cite.
             return read_bytes(self.folder / LEADERBOARD).decode()
         return text.to_leaderboard_json(self.rows)
@@ -84,4 +90,5 @@ class Files:
         return html.page(
             rows, self.run, self.pictures,
             as_json=self._json, missing=self.missing, subject=subject,
+            standing=standing(self.verified),
         )  # fmt: skip

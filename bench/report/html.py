@@ -52,6 +52,7 @@ def page(
     as_json: str | None = None,
     missing: Sequence[str] = (),
     subject: Subject | None = None,
+    standing: str = "",
 ) -> str:
     """The whole page as text.
 
@@ -62,6 +63,7 @@ def page(
         as_json: The rows as leaderboard.json, where that is at hand.
         missing: Sentences that say what is not there.
         subject: What of the run the page is about, and `rows` are; None: all of it.
+        standing: Whether anybody made the figures again.
     """
     as_json = as_json or text.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
@@ -88,6 +90,7 @@ def page(
             at_once=AT_ONCE,
             run=run,
             missing=missing,
+            standing=standing,
             made_by=run.versions.get("leakbench", bench.__version__),
             digest=digest,
             boards=shown,

@@ -64,12 +64,8 @@ def load(folder: Path, *, anew: bool = False) -> list[Row]:
 
 
 def _load(folder: Path) -> list[Row]:
-    if (folder / "records").is_dir():
-        return rows(folder)
-    if has_rows(folder):
-        found = read_rows(folder / LEADERBOARD)
-        check_sum(folder, LEADERBOARD)
-        return found
+    if as_published(folder):
+        return read_rows(folder / LEADERBOARD)
     if Store(folder).has_records:
         return rows(folder)
     raise UserError(
@@ -77,10 +73,22 @@ def _load(folder: Path) -> list[Row]:
     )
 
 
+def as_published(folder: Path) -> bool:
+    """Whether a folder's rows are read from its leaderboard.json: one of this version that was
+    published with its records, or that came without any.
+
+    Raises UserError if it is not the one that was published.
+    """
+    if (folder / "records").is_dir() or not has_rows(folder):
+        return False
+    return check_sum(folder, LEADERBOARD) or not Store(folder).has_records
+
+
 def missing_words(folder: Path, run: Run) -> list[str]:
-    """Sentences that say what readers may take to be there and is not: jobs of a run that was
-    stopped (published results have them all), and what else of its suite was not run."""
-    return [*_pending_words(folder, run), *_part_words(run)]
+    """Sentences that say what readers may take to be there and is not: records, jobs of a run that
+    was stopped (published results have them all), and what else of its suite was not run."""
+    bare = [] if Store(folder).has_records else ["No record came with this leaderboard."]
+    return [*bare, *_pending_words(folder, run), *_part_words(run)]
 
 
 def _pending_words(folder: Path, run: Run) -> Iterator[str]:

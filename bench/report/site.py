@@ -24,7 +24,7 @@ from bench.records.submitted import (
     Submission,
     Verified,
     read_submission,
-    read_verified,
+    standing,
 )
 from bench.registry import Registry, discover
 from bench.report import files as reports
@@ -49,7 +49,7 @@ class Published:
         files: Texts by their paths below that.
         subjects: What has a page of its own.
         submission: By whom, where it was submitted; such rows stand apart.
-        verified: The rerun of a submission that passed.
+        verified: The rerun that passed.
     """
 
     name: str
@@ -64,6 +64,11 @@ class Published:
     @property
     def address(self) -> str:
         return quote(self.name)
+
+    @property
+    def standing(self) -> str:
+        """Whether anybody made its figures again."""
+        return standing(self.verified)
 
     @property
     def failed(self) -> int:
@@ -113,7 +118,7 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
         files={**texts, RUN: read_bytes(folder / RUN).decode()},
         subjects=about,
         submission=read_submission(folder) if submitted else None,
-        verified=read_verified(folder) if submitted else None,
+        verified=found.verified,
     )
 
 

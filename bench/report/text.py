@@ -91,7 +91,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
     """One section per table, and how the numbers were made; `missing` says what is not there."""
     lines = [
-        f"# {markdown_text(run.label)}",
+        f"# {markdown_text(run.title)}",
         "",
         markdown_paragraph(run.suite.description),
         "",

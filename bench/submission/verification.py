@@ -11,7 +11,6 @@ import torch
 
 from bench import models
 from bench.errors import UserError
-from bench.files import sha256
 from bench.harness.environment import versions
 from bench.harness.keys import Code
 from bench.harness.plan import expand
@@ -19,7 +18,6 @@ from bench.harness.store import Store
 from bench.records import (
     LEADERBOARD,
     RUN,
-    SUMS,
     Cell,
     Row,
     Run,
@@ -29,7 +27,6 @@ from bench.records import (
     read_rows,
 )
 from bench.records.submitted import (
-    MANIFEST,
     Submission,
     is_submission,
     read_submission,
@@ -38,7 +35,9 @@ from bench.registry import discover
 from bench.report import leaderboard
 from bench.seeding import generator
 from bench.submission.documents import check_files, inside
+from bench.submission.figures import Comparison
 from bench.submission.packing import cells_of
+from bench.submission.recomputed import recomputed
 from bench.submission.rerunning import plugins_of
 from bench.submission.selection import check_suite
 
@@ -120,10 +119,9 @@ def _told(table: Sequence[Row]) -> list[str]:
     ]
 
 
-def manifest_of(folder: Path) -> str:
-    """SHA-256 of the file that lists the hashes of all others; of run.json where there is none."""
-    listed = [n for n in (MANIFEST, SUMS) if (folder / n).is_file()]
-    return sha256(folder / (listed or [RUN])[0])
+def recomputed_figures(opened: Opened) -> list[Comparison]:
+    """See `recomputed`, of leakbench's own plugins: none of the folder's code runs."""
+    return recomputed(opened.run, Store(opened.folder, opened.run), discover())
 
 
 def open_folder(folder: Path) -> Opened:
