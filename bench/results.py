@@ -1,7 +1,4 @@
-"""The Python API: run a suite, load a result folder, look at it as tables and figures.
-
-It is longer than other modules since every method names its filters, for editors to show.
-"""
+"""The Python API: run a suite, load a result folder, look at it as tables and figures."""
 
 from __future__ import annotations
 
@@ -36,6 +33,29 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bench.harness.keys import Keys
+
+
+class RowFilter(TypedDict, total=False):
+    """Keeps rows by what they are called."""
+
+    checkpoint: str | None
+    dataset: str | None
+    defense: str | None
+
+
+class CellFilter(RowFilter, total=False):
+    """Keeps attacks of rows too."""
+
+    attack: str | None
+
+
+class TableFilter(TypedDict, total=False):
+    """Names a table, by as much as tells it from the others; checkpoint: by default the last."""
+
+    dataset: str | None
+    model: str | None
+    protocol: str | None
+    checkpoint: str | None
 
 
 def run(
@@ -129,26 +149,6 @@ def load(folder: str | Path) -> Results:
     return Results(Path(folder))
 
 
-class Where(TypedDict, total=False):
-    """Which rows or cells: those that have the values; None, or a key that is absent, for all. An
-    attack tells cells alone."""
-
-    protocol: str | None
-    dataset: str | None
-    model: str | None
-    checkpoint: str | None
-    defense: str | None
-    attack: str | None
-
-
-def _only(where: Where, *besides: str) -> dict[str, str | None]:
-    """The same. Raises TypeError, as a call does, for a word that it does not know."""
-    for name in where:
-        if name not in Where.__annotations__ or name in besides:
-            raise TypeError(f"got an unexpected keyword argument '{name}'")
-    return dict(where)  # type: ignore[arg-type]
-
-
 class Results:
     """A result folder: tables as pandas DataFrames, figures as matplotlib Figures.
 
@@ -205,20 +205,20 @@ class Results:
             raise UserError(f"loss is a share of the test samples in [0, 1], got {loss}.")
         return loss
 
-    def leaderboard(self, **where: Unpack[Where]) -> DataFrame:
+    def leaderboard(self, **only: Unpack[RowFilter]) -> DataFrame:
         """One line per defense setting and checkpoint; each attack's means are ATTACK_METRIC,
         e.g. dlg_ssim. Raises UserError for a value that occurs nowhere."""
-        return frames.leaderboard(self._rows(where))
+        return frames.leaderboard(self._rows(**only))
 
-    def attacks(self, **where: Unpack[Where]) -> DataFrame:
+    def attacks(self, **only: Unpack[RowFilter]) -> DataFrame:
         """One line per row and attack, with every metric, interval, floor, status and reason."""
-        return frames.attacks(self._rows(where))
+        return frames.attacks(self._rows(**only))
 
-    def victims(self, **where: Unpack[Where]) -> DataFrame:
+    def victims(self, **only: Unpack[CellFilter]) -> DataFrame:
         """One line per victim of every finished cell, from the records. Raises UserError for a
         leaderboard that came without them."""
         self._need_records()
-        return frames.victims(Store(self.folder, self._run), self._some_cells(where))
+        return frames.victims(Store(self.folder, self._run), self._some_cells(**only))
 
     def pictures(
         self,
@@ -226,7 +226,7 @@ class Results:
         settings: Mapping[str, Any] | None = None,
         victims: int = 8,
         width: str = "page",
-        **where: Unpack[Where],
+        **only: Unpack[CellFilter],
     ) -> Figure:
         """Private images above what attacks made of them, SSIM under each: the first victims in
         the run's order, of the first seed.
@@ -235,7 +235,7 @@ class Results:
         """
         from bench.report import grids
 
-        cells = self._some_cells(where)
+        cells = self._some_cells(**only)
         asked = dict(settings or {})
         chosen = [c for c in cells if {k: c.settings.get(k, ...) for k in asked} == asked]
         if not chosen:
@@ -243,11 +243,11 @@ class Results:
             raise UserError(f"no cell has the settings {asked}; there are {there}.")
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
-    def plot_pareto(self, *, width: str = "column", **where: Unpack[Where]) -> Figure:
+    def plot_pareto(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
         """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
         from bench.report import figures
 
-        table = self._table(where)
+        table = self._table(**only)
         return figures.pareto(table, among=self._files.rows, width=width)
 
     def plot_trade(self, *, width: str = "page") -> Figure:
@@ -264,34 +264,34 @@ class Results:
         as `overview`, and UserError for a protocol that is not there."""
         from bench.report import figures, plots
 
-        shown = overviews.overview(self._rows({"protocol": protocol}), self._loss(loss))
+        shown = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
         return figures.heat(plots.overview_map(shown), width=width)
 
-    def plot_attacks(self, *, width: str = "page", **where: Unpack[Where]) -> Figure:
+    def plot_attacks(self, *, width: str = "page", **only: Unpack[TableFilter]) -> Figure:
         """Leaks of one table as a map of settings by attacks, the attacker's choice first."""
         from bench.report import figures, plots
 
-        rows = self._table(where)
+        rows = self._table(**only)
         return figures.heat(plots.attacks_map(rows), width=width)
 
     def plot_epsilon(
-        self, *, which: str = "eps_record", width: str = "column", **where: Unpack[Where]
+        self, *, which: str = "eps_record", width: str = "column", **only: Unpack[TableFilter]
     ) -> Figure:
         """Accuracy against an epsilon of one table: eps_record (proven) or eps_claimed."""
         from bench.report import figures
 
-        rows = self._table(where)
+        rows = self._table(**only)
         return figures.epsilon(rows, which=which, among=self._files.rows, width=width)
 
-    def plot_budget(self, *, width: str = "column", **where: Unpack[Where]) -> Figure:
+    def plot_budget(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
         """SSIM against each attack's budget, where nothing defends, in one table."""
         from bench.report import figures, plots
 
-        rows = self._table(where)
-        return figures.budget(plots.budgets(rows, rows[0]), width=width)
+        rows = self._table(**only)
+        return figures.lines(plots.budgets(rows, rows[0]), width=width)
 
     def plot_course(
-        self, what: str = "accuracy", *, width: str = "column", **where: Unpack[Where]
+        self, what: str = "accuracy", *, width: str = "column", **only: Unpack[TableFilter]
     ) -> Figure:
         """One table's accuracy, leak, eps_record or eps_claimed over the rounds of training.
 
@@ -299,7 +299,7 @@ class Results:
         """
         from bench.report import courses, figures
 
-        table = self._table(where)
+        table = self._table(**only)
         found = {c.name: c for c in courses.courses(table, self._files.rows)}
         if what not in found:
             there = ", ".join(found) or "nothing"
@@ -307,18 +307,18 @@ class Results:
                 f"this table has {there} over its rounds, not '{what}'; `course` and `checkpoints` "
                 "of the suite say what is measured when."
             )
-        return figures.course(found[what], width=width)
+        return figures.lines(found[what], width=width)
 
     def course(self) -> DataFrame:
         """One line per setting and round after which something was measured: accuracy and epsilons
         (`course` of the suite), and at checkpoints the leak."""
         return frames.course(self._files.rows)
 
-    def to_latex(self, *, intervals: bool = False, **where: Unpack[Where]) -> str:
+    def to_latex(self, *, intervals: bool = False, **only: Unpack[RowFilter]) -> str:
         """The leaderboard for a paper: one `table` environment per table, with the rules of
         booktabs (`\\usepackage{booktabs}`), all names escaped. intervals: means have their 95 %
         intervals beside them. Raises UserError for a value that occurs nowhere."""
-        return text.to_latex(self._rows(where), intervals=intervals)
+        return text.to_latex(self._rows(**only), intervals=intervals)
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
@@ -332,36 +332,34 @@ class Results:
         if not Store(self.folder).has_records:
             raise UserError(f"{self.folder} holds a leaderboard without its records.")
 
-    def _rows(self, where: Where) -> list[Row]:
-        return with_values(self._files.rows, _only(where, "attack"))
+    def _rows(self, **wanted: Any) -> list[Row]:
+        return with_values(self._files.rows, wanted)
 
-    def _some_cells(self, where: Where) -> list[Cell]:
-        asked = _only(where)
-        attack = asked.pop("attack", None)
-        some = with_values(self._cells, asked)
+    def _some_cells(self, *, attack: str | None = None, **wanted: Any) -> list[Cell]:
+        some = with_values(self._cells, wanted)
         check_wanted("attack", attack, {n for c in self._cells for n in (c.label, c.attack)})
-        cells = [c for c in some if attack in (None, c.label, c.attack)]
-        if not cells:
-            words = {k: v for k, v in {**asked, "attack": attack}.items() if v is not None}
+        found = [c for c in some if attack in (None, c.label, c.attack)]
+        if not found:
+            asked = {k: v for k, v in {**wanted, "attack": attack}.items() if v is not None}
             raise UserError(
-                f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in words.items())} "
+                f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in asked.items())} "
                 "at once."
             )
-        return cells
+        return found
 
-    def _table(self, where: Where) -> list[Row]:
-        """Rows of the one table that the words fit, at the last checkpoint that it has."""
-        rows = self._rows(where)
-        there = tables.tables(rows)
-        if where.get("checkpoint") is None and len(there) > 1:
+    def _table(self, **only: Unpack[TableFilter]) -> list[Row]:
+        """Rows of the one table that the words fit."""
+        rows = self._rows(**only)
+        found = tables.tables(rows)
+        if only.get("checkpoint") is None and len(found) > 1:
             last = self._run.suite.checkpoints[-1]
-            there = tables.tables([r for r in rows if r.checkpoint == last]) or there
-        if len(there) != 1:
+            found = tables.tables([r for r in rows if r.checkpoint == last]) or found
+        if len(found) != 1:
             raise UserError(
                 "a figure shows one table; give dataset, model, protocol or checkpoint so that "
-                f"one is left of: {', '.join(title for title, _ in there) or 'none'}."
+                f"one is left of: {', '.join(title for title, _ in found) or 'none'}."
             )
-        return there[0][1]
+        return found[0][1]
 
     def __repr__(self) -> str:
         known = Store(self.folder).has_records

@@ -124,7 +124,7 @@ def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> 
 def test_a_budget_figure_joins_an_attacks_budgets() -> None:
     twice = DoubledScore(budget=200, ssim=_interval(0.6))
     bare = row("none", 0.4, 0.9, attacks={"dlg": attack(0.4, budget=100, doubled=twice)})
-    figure = figures.budget(plots.budgets([bare], bare))
+    figure = figures.lines(plots.budgets([bare], bare))
     axes = figure.axes[0]
     assert list(axes.containers[0][0].get_ydata()) == [0.4, 0.6]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["100", "200"]
@@ -228,7 +228,7 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
     [
         (lambda p: figures.pareto([row("a", None, 0.5)]), "nothing to draw"),
         (lambda p: figures.epsilon([row("a", 0.5, None)]), "nothing to draw"),
-        (lambda p: figures.budget(None), "nothing to draw"),
+        (lambda p: figures.lines(None), "nothing to draw"),
         (lambda p: figures.pareto(ROWS, width="wide"), "width must be column or page"),
         (lambda p: figures.epsilon(ROWS, which="eps"), "which must be"),
         (lambda p: paper.write(figures.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),

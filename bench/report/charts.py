@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from markupsafe import Markup
 
@@ -150,19 +151,17 @@ def _words(row: Row) -> str:
 def course_views(board: Board, rows: Sequence[Row]) -> list[View]:
     """Accuracy, leak and epsilons of one table's settings over the rounds; rows: of the whole
     page."""
-    return [_course_view(board, shown) for shown in courses.courses(board.rows, rows)]
+    found = courses.courses(board.rows, rows)
+    return [_drawn(board, shown, name=f"over-{shown.name}", width="page") for shown in found]
 
 
-def _course_view(board: Board, shown: courses.Course) -> View:
-    from bench.report import figures, paper  # matplotlib, which most pages do not need
+def _drawn(board: Board, shown: plots.Lines, *, width: str, **more: Any) -> View:
+    """A view that matplotlib draws."""
+    from bench.report import figures, paper  # which most pages do not need
 
-    drawn = figures.course(shown, width="page")
+    drawing = paper.image_of(figures.lines(shown, width=width), f"{shown.choice}: {board.title}")
     return View(
-        name=f"over-{shown.name}",
-        choice=shown.choice,
-        drawing=Markup(paper.image_of(drawn, f"{shown.choice}: {board.title}")),
-        notes=(),
-        legend=(),
+        **{"choice": shown.choice, "notes": (), "legend": (), **more}, drawing=Markup(drawing)
     )
 
 
@@ -212,22 +211,19 @@ def budget_view(board: Board, rows: Sequence[Row]) -> View | None:
     shown = plots.budgets(rows, board.first)
     if shown is None:
         return None
-    from bench.report import figures, paper  # matplotlib, which most pages do not need
-
-    title = f"leakage against budget: {board.title}"
     body = [
-        (curve.attack, str(budget), figure(at.mean), bounds(at))
-        for curve in shown.curves
-        for budget, at in curve.points
+        (attack, str(budget), figure(at.mean), bounds(at))
+        for attack, points in shown.lines
+        for budget, at in points
     ]
-    return View(
+    return _drawn(
+        board,
+        shown,
         name="budget",
-        choice="leakage against budget",
-        drawing=Markup(paper.image_of(figures.budget(shown), title)),
+        width="column",
         notes=(
             "Each optimising attack on the undefended row, at its budget and at twice that. "
             "A line that still climbs belongs to an attack that was cut short.",
         ),
-        legend=(),
         table=(("attack", "budget", "SSIM", explain.interval_words([board.first])), *body),
     )

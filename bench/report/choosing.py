@@ -50,6 +50,9 @@ def _listed(cells: Sequence[Cell]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+_FILTERS = ("protocol", "dataset", "model", "defense", "checkpoint")
+
+
 def check_wanted(name: str, value: Any, known: Iterable[Any]) -> None:
     """Raises UserError if a filter's value occurs nowhere, naming what does."""
     values = {str(k) for k in known}
@@ -61,9 +64,10 @@ def with_values(found: Sequence[T], wanted: Mapping[str, str | None]) -> list[T]
     """Those whose attributes have the wanted values (None: any).
 
     Raises:
-        UserError: For a value that occurs nowhere.
+        UserError: For an attribute of no filter, and for a value that occurs nowhere.
     """
     for key, value in wanted.items():
+        check_wanted("filter", key, _FILTERS)
         check_wanted(key, value, (getattr(f, key) for f in found))
     given = {k: v for k, v in wanted.items() if v is not None}
     return [f for f in found if all(getattr(f, k) == v for k, v in given.items())]

@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from bench.metrics.intervals import Interval
 from bench.protocols.settings import rounds_before
 from bench.records import CourseFigures, Row
-from bench.report.plots import Scale, exact, groups, linear, logarithmic, same_training
+from bench.report.plots import (
+    Lines,
+    Points,
+    Scale,
+    exact,
+    groups,
+    linear,
+    logarithmic,
+    same_training,
+)
 
 LEAST = 3
 """Points from which a line tells something."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CourseLine:
-    """One setting over the rounds.
-
-    Attributes:
-        row: Its row in the table.
-        group: Number of its defense, which has a colour.
-        points: Rounds played, and the figure then.
-    """
-
-    row: Row
-    group: int
-    points: tuple[tuple[int, Interval], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """One figure of a table's settings over the rounds.
-
-    Attributes:
-        name: accuracy, leak, eps_record or eps_claimed.
-        choice: What is against what.
-        missing: Settings without so many such figures.
-    """
-
-    name: str
-    choice: str
-    x: Scale
-    y: Scale
-    lines: tuple[CourseLine, ...]
-    missing: tuple[Row, ...]
-
-
-def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Course]:
+def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Lines]:
     """The plots of one table, those of its last checkpoint alone; none where nothing was measured
     at three rounds.
 
@@ -66,19 +41,28 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Course]:
     number = groups(rows)
     found = []
     for name, (label, measure) in _MEASURES.items():
-        points = [measure(row, trainings[same_training(row)]) for row in table]
-        found.append(_course(name, label, table, points, number))
-    return [course for course in found if course.lines]
+        points = [(row, measure(row, trainings[same_training(row)])) for row in table]
+        drawn = [(row, some) for row, some in points if len(some) >= LEAST]
+        if drawn:
+            every = [point for _, some in drawn for point in some]
+            found.append(
+                Lines(
+                    name=name,
+                    choice=f"{label.partition(' (')[0]} over rounds",
+                    x=Scale(label="rounds", lo=0.0, hi=float(max(n for n, _ in every))),
+                    y=_axis(name, label, [v for _, v in every]),
+                    lines=[(row.setting, some) for row, some in drawn],
+                    colours=[number[row.defense] for row, _ in drawn],
+                    missing=tuple(r.setting for r, some in points if len(some) < LEAST),
+                )
+            )
+    return found
 
 
 def _task(row: Row) -> tuple[object, ...]:
     """What tables that differ in the checkpoint alone have in common."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     return (row.suite, *data, *model, row.protocol_settings)
-
-
-Points = list[tuple[int, Interval]]
-"""Rounds played, and a figure then."""
 
 
 def _accuracy(row: Row, checkpoints: Sequence[Row]) -> Points:
@@ -110,33 +94,8 @@ _MEASURES: dict[str, tuple[str, Callable[[Row, Sequence[Row]], Points]]] = {
 }
 
 
-def _course(
-    name: str,
-    label: str,
-    table: Sequence[Row],
-    points_of: Sequence[Points],
-    number: Mapping[str, int],
-) -> Course:
-    found = list(zip(table, points_of, strict=True))
-    lines = tuple(
-        CourseLine(row=row, group=number[row.defense], points=tuple(points))
-        for row, points in found
-        if len(points) >= LEAST
-    )
-    values = [v for line in lines for _, v in line.points]
-    last = max((n for line in lines for n, _ in line.points), default=1)
-    return Course(
-        name=name,
-        choice=f"{label.partition(' (')[0]} over rounds",
-        x=Scale(label="rounds", lo=0.0, hi=float(last)),
-        y=_axis(name, label, values),
-        lines=lines,
-        missing=tuple(row for row, points in found if len(points) < LEAST),
-    )
-
-
 def _axis(name: str, label: str, values: Sequence[Interval]) -> Scale:
-    if name == "leak" or not values:
+    if name == "leak":
         return Scale(label=label, lo=0.0, hi=1.0)
     return linear(label, values) if name == "accuracy" else logarithmic(label, values)
 

@@ -21,11 +21,11 @@ from bench.files import no_link
 from bench.metrics.intervals import Interval
 from bench.records import Row, Run
 from bench.report import grids, plots
-from bench.report.courses import Course, courses
+from bench.report.courses import courses
 from bench.report.leaderboard import cells_by_row
 from bench.report.overview import by_protocol
 from bench.report.paper import Paper, inches, styled, write
-from bench.report.plots import SIDES, TOLD, Band, Curves, Heat, Scale, Scatter, Spot
+from bench.report.plots import SIDES, TOLD, Band, Heat, Lines, Scale, Scatter, Spot
 from bench.report.tables import tables
 
 COLOURS = (
@@ -94,40 +94,28 @@ def trade(rows: Sequence[Row], *, width: str = "page") -> Figure:
     return _drawn(shown, width)
 
 
-def budget(spent: Curves | None, *, width: str = "column") -> Figure:
-    """Mean SSIM of each attack against its gradient evaluations per start, with 95 % intervals: a
-    line that still rises means an attack that was cut short.
+def lines(shown: Lines | None, *, width: str = "column") -> Figure:
+    """Figures by budget or over the rounds, with 95 % intervals. An attack whose SSIM still rises
+    with its budget was cut short.
 
     Raises:
         UserError: If no attack was run at more than one budget.
     """
-    if spent is None:
+    if shown is None:
         raise UserError("no attack of this table was run at two budgets: nothing to draw.")
-    names = [c.attack for c in spent.curves]
-    with styled():
-        figure, axes, _ = frame(width, [*names, *map(_floor_name, spent.floors)])
-        handles = []
-        for i, curve in enumerate(spent.curves):
-            handles.append(draw_line(axes, curve.points, colour=i, marker=i))
-        _scaled(axes, spent.x, "x")
-        _scaled(axes, spent.y, "y")
-        axes.set_xticks(sorted({b for c in spent.curves for b, _ in c.points}))
-        handles += [_floor(axes, band) for band in spent.floors]
-        legend(figure, handles, [*names, *map(_floor_name, spent.floors)], width, [])
-    return figure
-
-
-def course(shown: Course, *, width: str = "column") -> Figure:
-    """One figure of a table's settings over the rounds of their trainings, with 95 % intervals."""
-    names = [line.row.setting for line in shown.lines]
-    missing = [f"not shown, without a figure: {r.setting}" for r in shown.missing]
+    names = [*(name for name, _ in shown.lines), *map(_floor_name, shown.floors)]
+    missing = [f"not shown, without a figure: {name}" for name in shown.missing]
     with styled():
         figure, axes, _ = frame(width, [*names, *missing])
         handles = []
-        for number, line in enumerate(shown.lines):
-            handles.append(draw_line(axes, line.points, colour=line.group, marker=number))
+        colours = shown.colours or range(len(shown.lines))
+        for number, ((_, points), colour) in enumerate(zip(shown.lines, colours, strict=True)):
+            handles.append(draw_line(axes, points, colour=colour, marker=number))
         _scaled(axes, shown.x, "x")
         _scaled(axes, shown.y, "y")
+        if shown.ticks:
+            axes.set_xticks(shown.ticks)
+        handles += [_floor(axes, band) for band in shown.floors]
         legend(figure, handles, names, width, missing)
     return figure
 
@@ -223,9 +211,9 @@ def write_figures(
         ):
             drawn["pareto"] = pareto(members, among=rows, width=width)
         if spent := plots.budgets(members, members[0]):
-            drawn["budget"] = budget(spent, width=width)
+            drawn["budget"] = lines(spent, width=width)
         for over in courses(members, rows):
-            drawn[f"over_{over.name}"] = course(over, width=width)
+            drawn[f"over_{over.name}"] = lines(over, width=width)
         if strongest := grids.strongest(folder, cells, members):
             drawn["pictures"] = grids.pictures(folder, strongest, width="page")
         for what, figure in drawn.items():

@@ -155,22 +155,32 @@ class Scatter:
         return len(self.spots) >= LEAST_SPOTS and finite
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """SSIM of one attack by gradient evaluations per start, where nothing defends."""
-
-    attack: str
-    points: tuple[tuple[int, Interval], ...]
+Points = Sequence[tuple[int, Interval]]
+"""Where each figure was measured, in ascending order, and the figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
-    """Leakage against budget of the attacks that ran at two budgets or more."""
+class Lines:
+    """Figures at several budgets or after several rounds, a line each.
 
+    Attributes:
+        name: budget, or the figure over the rounds: accuracy, leak, eps_record or eps_claimed.
+        choice: What is against what.
+        lines: The name and the points of each.
+        colours: Number of each line's colour; none: in their order.
+        ticks: Along x; none: those of the scale.
+        missing: Names without enough points.
+    """
+
+    name: str
+    choice: str
     x: Scale
     y: Scale
-    curves: tuple[Curve, ...]
-    floors: tuple[Band, ...]
+    lines: Sequence[tuple[str, Points]]
+    colours: Sequence[int] = ()
+    floors: tuple[Band, ...] = ()
+    ticks: tuple[int, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,7 +495,7 @@ def _power(k: int) -> str:
 # --- budget -----------------------------------------------------------------------------------
 
 
-def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
+def budgets(rows: Sequence[Row], first: Row) -> Lines | None:
     """Every attack's SSIM where nothing defends, at each suite's budget and at twice that; None
     where it was not measured. first: a row of the network and round that is shown."""
     shown = network(first)
@@ -503,16 +513,16 @@ def budgets(rows: Sequence[Row], first: Row) -> Curves | None:
                 floors = floors or entry.floor
     if not series:
         return None
-    every = [b for measured in series.values() for b in measured]
+    every = sorted({b for measured in series.values() for b in measured})
     lows = [c.lo for measured in series.values() for c in measured.values()]
     labels = {"ssim": "reads nothing", f"ssim{FLOOR_SUFFIX}": TOLD}
-    return Curves(
-        x=Scale(label="gradient evaluations per start", lo=min(every) * 0.9, hi=max(every) * 1.1),
+    return Lines(
+        name="budget",
+        choice="leakage against budget",
+        x=Scale(label="gradient evaluations per start", lo=every[0] * 0.9, hi=every[-1] * 1.1),
         y=Scale(label="SSIM, nothing defends", lo=min(0.0, *lows), hi=1.0),
-        curves=tuple(
-            Curve(attack=n, points=tuple(sorted(series[n].items(), key=lambda p: p[0])))
-            for n in sorted(series)
-        ),
+        lines=[(n, sorted(series[n].items(), key=lambda p: p[0])) for n in sorted(series)],
+        ticks=tuple(every),
         floors=tuple(
             Band(lo=floors[k], hi=floors[k], label=label, across=True)
             for k, label in labels.items()
