@@ -401,6 +401,12 @@ def test_records_in_one_file_are_held_against_the_run_too(
     assert words in said(result)
 
 
+def test_baselines_of_two_processors_may_differ_by_rounding(sound: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sound / "made", tmp_path / "made"))
+    told(setting("floors", "psnr", to=lambda v: [x + 1e-6 for x in v]), **DLG)(folder)
+    assert Files(folder).rows
+
+
 def test_records_that_belong_to_nothing_change_no_figure(sound: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sound / "made", tmp_path / "made"))
     path, record, _ = next(listed(folder, "attack"))

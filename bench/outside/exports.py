@@ -167,7 +167,7 @@ def observation(folder: Path, cell: Cell, view: int = 0) -> tuple[Path, int]:
     """Stem of the files of a view of a cell's observation, and its samples per victim. Raises
     UserError if there is none."""
     key = cell.train_key
-    record = Store(folder).read("train", key)
+    record = Store(folder, Run.read(folder)).read("train", key)
     if record is None or record.status != "done":
         why = "it has not run" if record is None else f"{record.status}: {record.reason}"
         raise UserError(f"cell {cell.name} has no observation: its training is not done ({why}).")
