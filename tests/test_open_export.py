@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.outside import NetworkModule, OpenExport
 from bench.results import Results
+from tests.test_fuzz import places
 
 HERE = Environment()
 SUITE: dict[str, Any] = {
@@ -186,6 +189,10 @@ def test_what_is_no_export_gets_one_sentence(results: Results, tmp_path: Path) -
         ({"y": 10}, "labels beyond 0..9"),
         ({"y": -1}, "labels beyond 0..9"),
         ({"x": 8}, "which the network's samples"),
+        ({"first": 1}, r"which are not x \[N, ...\] with y \[N\], N >= 2"),
+        ({"nan": 1}, "expected finite numbers in float32"),
+        ({"double": 1}, r"holds samples torch\.float64; expected"),
+        ({"float8": 1}, r"'x' as torch\.float8_e4m3fn, which is not read"),
     ],
 )
 def test_public_samples_of_another_network_are_refused(
@@ -195,10 +202,18 @@ def test_public_samples_of_another_network_are_refused(
     outside.export(results.folder, "mlp_spm/eval", out, HERE)
     (place,) = tmp_path.glob("*public*")
     public = load_file(place)
-    if "y" in changed:
-        public["y"][3] = changed["y"]
+    ((how, value),) = changed.items()
+    if how == "y":
+        public["y"][3] = value
+    elif how == "first":
+        public = {name: one[:value] for name, one in public.items()}
+    elif how == "nan":
+        public["x"][value] = float("nan")
+    elif how == "x":
+        public["x"] = public["x"][..., :value].contiguous()
     else:
-        public["x"] = public["x"][..., : changed["x"]].contiguous()
+        types = {"double": torch.float64, "float8": torch.float8_e4m3fn}
+        public["x"] = public["x"].to(types[how])
     save_file(public, place)
     with pytest.raises(UserError, match=message):
         bench.open_export(out)
@@ -213,7 +228,14 @@ def test_public_samples_of_another_network_are_refused(
         ("known", "batch", "x", "'known.batch'.*got 'x'"),
         ("known", "local_steps", 0, "'known.local_steps'.*greater than or equal to 1, got 0"),
         ("known", "samples", 1.5, "'known.samples'.*got 1.5"),
+        ("known", "local_steps", 10**9, "'known.local_steps'.*less than or equal to 10000, got"),
+        ("known", "samples", 10**7, "10000000 samples are more than local_steps 1 of batch 1 use"),
+        ("known", "summed", 2, "a batch of 1 is no sum over 2 clients"),
+        ("known", "truth_labels", [[10]], r"truth_labels' has labels beyond 0\.\.9"),
+        ("known", "truth_labels", [[1, 2]], "truth_labels' has not 1 labels of each client"),
         ("known", "lr", float("nan"), "'known.lr'.*got nan"),
+        ("known", "lr", 0, "'known.lr'.*greater than 0, got 0"),
+        ("network", "shape", [10**9, 10**9], "would take .* GB, but this machine has"),
         ("known", "mode", "test", "'known.mode'.*got 'test'"),
         ("known", "defense", {"name": "none", "settings": "."}, "'known.defense.settings'"),
         ("known", "mechanisms", [{"kind": "GaussianNoise", "of": "update"}], "'known.mechanisms"),
@@ -257,3 +279,59 @@ def test_a_view_with_values_that_are_not_finite_is_not_attacked(
     save_file(tensors, place)
     with pytest.raises(UserError, match=r"holds values of the update of client-0, .*not finite"):
         read_views([tmp_path / "seen"])
+
+
+def changes(folder: Path, draws: random.Random) -> list[object]:
+    """Change one or two fields or tensors in the files of a view; what was changed."""
+    values = [0, -1, 3, 10**6, 10**9, 10**400, 0.5, 1e-300, 1e308, float("nan"), float("inf"), "",
+              "x", "none", "client-0", None, True, [], {}, [1], ["x"], [[0]]]  # fmt: skip
+    types = [torch.float64, torch.float16, torch.int64, torch.complex64, torch.float8_e4m3fn]
+    made: list[object] = []
+    for _ in range(draws.choice((1, 1, 2))):
+        if draws.random() < 0.6:
+            path = draws.choice(sorted(folder.glob("*.json")))
+            text = json.loads(path.read_text())
+            *way, key = draws.choice(list(places(text)))
+            room = text
+            for step in way:
+                room = room[step]
+            room[key] = draws.choice(values)
+            made.append((path.name, way, key, room[key]))
+            path.write_text(json.dumps(text))
+        else:
+            path = draws.choice(sorted(folder.glob("*.safetensors")))
+            tensors = load_file(path)
+            name = draws.choice(sorted(tensors))
+            one = tensors[name]
+            other = [one[:0] if one.ndim else one, one.flatten()[:1], torch.stack([one, one]),
+                     one.float() * float("nan"), one.to(draws.choice(types))]  # fmt: skip
+            tensors[name] = draws.choice(other).contiguous()
+            made.append((path.name, name, tensors[name].shape, tensors[name].dtype))
+            save_file(tensors, path)
+    return made
+
+
+def test_500_changed_views_are_views_or_a_sentence(results: Results, tmp_path: Path) -> None:
+    whole = {cell: tmp_path / cell.replace("/", "-") for cell in ("mlp_spm/eval", "resnet18/train")}
+    for cell, folder in whole.items():
+        outside.export(results.folder, cell, folder / "seen", HERE)
+    refused, slowest, told = 0, 0.0, set[str]()
+    for seed in range(500):
+        draws = random.Random(seed)
+        place = tmp_path / "changed"
+        shutil.copytree(draws.choice(list(whole.values())), place)
+        made = changes(place, draws)
+        for read in (bench.open_export, lambda path: read_views([path])):
+            began = time.monotonic()
+            try:
+                read(place / "seen")
+            except UserError as error:
+                refused += 1
+                told.add(str(error)[-1])
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: {made}") from error
+            slowest = max(slowest, time.monotonic() - began)
+        shutil.rmtree(place)
+    assert 300 < refused < 1000
+    assert told <= {".", "?"}
+    assert slowest < 20

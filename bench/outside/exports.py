@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bench import models
 from bench.contract.attack import Seen
 from bench.contract.messages import State
 from bench.errors import UserError
-from bench.files import check_plain
 from bench.harness.environment import Environment, dataset_of, registry_for
 from bench.harness.store import Store, write_whole
 from bench.models import Network
-from bench.protocols.export import earlier_path, load_seen, load_truth, save_seen, save_tensors
+from bench.protocols.export import (
+    earlier_path,
+    load_samples,
+    load_seen,
+    load_truth,
+    save_seen,
+    save_tensors,
+)
 from bench.records import Cell, Run, check_kept, read_json, to_json
 from bench.report.choosing import find
 
@@ -141,16 +145,11 @@ def public_of(base: Path, seen: Seen) -> tuple[Tensor, Tensor]:
     """The public samples [N, ...] beside an export of what was seen, and their labels. Raises
     UserError if there are none, or none that its network takes."""
     place = _public_beside(base)
-    try:
-        check_plain(place, links=True)
-        public = load_file(place)
-        x, y = public["x"], public["y"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(f"{place} holds no public samples ({error}).") from error
-    if list(x.shape[1:]) != list(seen.network["shape"]) or y.shape != x.shape[:1]:
+    x, y = load_samples(place)
+    if list(x.shape[1:]) != list(seen.network["shape"]):
         raise UserError(
-            f"{place} holds samples {list(x.shape)} with labels {list(y.shape)}, which the "
-            f"network's samples {list(seen.network['shape'])} are not."
+            f"{place} holds samples {list(x.shape)}, which the network's samples "
+            f"{list(seen.network['shape'])} are not."
         )
     check_labels(place, y, seen)
     return x, y
@@ -308,5 +307,11 @@ def _module(seen: Seen, plugins: tuple[Path, ...]) -> NetworkModule:
     defense = registry_for(plugins).defense(named["name"], named["settings"])
     weights = defense.mean_realize(defense.receive(seen.before, seen.const), seen.const)
     own = network.init(torch.Generator())  # what a defense adds is no parameter of the network
+    odd = next((n for n, v in own.items() if n not in weights or weights[n].shape != v.shape), None)
+    if odd is not None:
+        raise UserError(
+            f"model {about['name']} is not the one that was seen, which has no parameter '{odd}' "
+            f"{list(own[odd].shape)}."
+        )
     module = NetworkModule(network, {n: weights[n] for n in own}, seen.buffers)
     return module.train(seen.known["mode"] == "train")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bench.arrays import check_memory
 from bench.contract.attack import Seen
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, Sealed
 from bench.errors import UserError, problem
@@ -37,6 +39,11 @@ _HEADER = ("kind", "sender", "receiver", "round", "step", "local_steps")
 _STATES = ("initial", "const", "buffers", "before", "after")
 _SHARED = ("initial", "const")
 """States that are the same in all releases."""
+_LEAST_PUBLIC = 2
+"""Public samples: attacks take their spread."""
+_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
+          torch.int8, torch.int16, torch.int32, torch.int64)  # fmt: skip
+"""Of tensors that are read; torch computes with no other."""
 
 
 class DiskFull(OSError):
@@ -154,6 +161,10 @@ def load_seen(path: Path, *, most_bytes: int | None = None) -> Seen:
         if fitting < count:
             chosen = (i * count // fitting for i in range(fitting))
     found = [_load_release(earlier_path(path, i))[0] for i in chosen]
+    for one in found:
+        if (one.protocol, one.network, one.clients) != (last.protocol, last.network, last.clients):
+            raise UserError(f"{path} has an earlier release of another network or other clients.")
+        _check_shapes(path, one.before, last.before)
     shared = {name: getattr(last, name) for name in _SHARED}
     return replace(last, earlier=tuple(replace(one, **shared) for one in found))
 
@@ -162,11 +173,21 @@ def _load_release(path: Path) -> tuple[Seen, int]:
     """One release, and how many earlier ones stand beside it. Raises UserError if it is none."""
     text, tensors = _read(path)
     try:
-        return _release_of(text, ViewText.model_validate(text), tensors)
+        seen, earlier = _release_of(text, ViewText.model_validate(text), tensors)
     except ValidationError as error:
         raise UserError(f"{path}.json: {problem(error)}") from error
     except (KeyError, ValueError, RecursionError) as error:  # a tensor is missing, or deep down
         raise _incomplete(path, error) from error
+    wrong = _contradiction(seen)
+    if wrong is not None:
+        raise UserError(f"{path}.json: {wrong}.")
+    every = len(seen.clients) * seen.known["samples"]
+    size = math.prod(seen.network["shape"]) + seen.network["classes"]
+    check_memory(4.0 * every * size, f"{path}.json: the samples that were seen")
+    parameters = sum(v.numel() for v in seen.before.values())
+    steps = seen.known["local_steps"]
+    check_memory(4.0 * parameters * steps, f"{path}.json: the local steps that were seen")
+    return seen, earlier
 
 
 def _release_of(
@@ -216,6 +237,36 @@ def _release_of(
     return seen, view.earlier
 
 
+def _check_shapes(path: Path, state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """Raises UserError for a state with other variables, or of other shapes."""
+    shapes = [{n: list(v.shape) for n, v in one.items()} for one in (state, other)]
+    odd = next(
+        (n for n in {**shapes[0], **shapes[1]} if shapes[0].get(n) != shapes[1].get(n)), None
+    )
+    if odd is not None:
+        told = [shapes[i].get(odd, "none") for i in (0, 1)]
+        raise UserError(f"{path} has variable '{odd}' as {told[0]} and, elsewhere, as {told[1]}.")
+
+
+def _contradiction(seen: Seen) -> str | None:
+    """Which of the numbers that a view tells cannot be, beside its others."""
+    known, last = seen.known, seen.network["classes"] - 1
+    samples, batch, summed = known["samples"], known["batch"], known.get("summed", 1)
+    labels = known.get("truth_labels", [])
+    if len(set(seen.clients)) < len(seen.clients):
+        return "a client is named twice"
+    if samples > batch * known["local_steps"]:
+        steps = known["local_steps"]
+        return f"{samples} samples are more than local_steps {steps} of batch {batch} use"
+    if batch % summed:
+        return f"a batch of {batch} is no sum over {summed} clients"
+    if any(not 0 <= label <= last for row in labels for label in row):
+        return f"'known.truth_labels' has labels beyond 0..{last}"
+    if any(len(row) != samples for row in labels):
+        return f"'known.truth_labels' has not {samples} labels of each client"
+    return None
+
+
 def _check_messages(seen: Seen) -> None:
     """Raises ValueError for what no run can give: each pattern is of its values, parts of uploads
     are of variables that were broadcast, and those of all clients are of the same."""
@@ -242,10 +293,38 @@ def _check_messages(seen: Seen) -> None:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     text = _read_text(path)
     try:
-        check_plain(f"{path}.safetensors", links=True)
-        return text, load_file(f"{path}.safetensors")
-    except (OSError, SafetensorError) as error:
+        return text, load_tensors(f"{path}.safetensors")
+    except (OSError, SafetensorError, KeyError) as error:
         raise _incomplete(path, error) from error
+
+
+def load_tensors(path: Path | str) -> dict[str, Tensor]:
+    """Read a safetensors file of kinds of number that torch computes with. Raises UserError for
+    others, and what reading raises: OSError, SafetensorError, KeyError."""
+    check_plain(path, links=True)
+    tensors = load_file(path)
+    odd = next((n for n, value in tensors.items() if value.dtype not in _TYPES), None)
+    if odd is not None:
+        raise UserError(f"{path} has tensor '{odd}' as {tensors[odd].dtype}, which is not read.")
+    return tensors
+
+
+def load_samples(path: Path) -> tuple[Tensor, Tensor]:
+    """Read public samples `x` and their labels `y`. Raises UserError for a file that holds none
+    that attacks can use."""
+    try:
+        public = load_tensors(path)
+        x, y = public["x"], public["y"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UserError(f"{path} holds no public samples ({error}).") from error
+    if y.ndim != 1 or x.shape[:1] != y.shape or len(y) < _LEAST_PUBLIC:
+        raise UserError(
+            f"{path} holds samples {list(x.shape)} with labels {list(y.shape)}, which are not x "
+            f"[N, ...] with y [N], N >= {_LEAST_PUBLIC}."
+        )
+    if x.dtype != torch.float32 or not x.isfinite().all():
+        raise UserError(f"{path} holds samples {x.dtype}; expected finite numbers in float32.")
+    return x, y
 
 
 def _read_text(path: Path) -> dict[str, Any]:
@@ -276,8 +355,7 @@ def load_truth(path: Path) -> Truth:
         UserError: For a file that is missing or holds no truth.
     """
     try:
-        check_plain(path, links=True)
-        tensors = load_file(path)
+        tensors = load_tensors(path)
         truth = Truth(x=tensors["x"], y=tensors["y"])
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"{path} does not hold the truth of an observation ({error}).") from error

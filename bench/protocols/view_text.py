@@ -17,6 +17,8 @@ from bench.contract.messages import Absent
 from bench.errors import UserError
 
 Size = Annotated[int, Strict(), Field(ge=1, le=10**9)]
+Steps = Annotated[int, Strict(), Field(ge=1, le=10**4)]
+"""Each is computed one after the other, in every try."""
 Number = Annotated[int, Strict(), Field(ge=0, le=10**9)]
 Label = Annotated[int, Strict()]
 Epsilon = Annotated[float, AllowInfNan(True)]
@@ -62,7 +64,7 @@ class NetworkText(_Text):
 
     name: str
     settings: dict[str, Any]
-    shape: Annotated[list[Size], Field(min_length=1)]
+    shape: Annotated[list[Size], Field(min_length=1, max_length=8)]
     classes: Size
     head: list[str]
 
@@ -78,9 +80,9 @@ class KnownText(_Text):
     """What the threat grants."""
 
     batch: Size
-    local_steps: Size
+    local_steps: Steps
     samples: Size | None = None  # not in format 1, where it is the two multiplied
-    lr: Annotated[float, Strict()]
+    lr: Annotated[float, Strict(), Field(gt=0, le=1e9)]
     mode: Literal["train", "eval"]
     defense: DefenseText
     mechanisms: list[dict[str, Any]]

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from bench.errors import UserError
+
 TINY = 1e-30
 Base = Tensor | Mapping[str, Tensor] | None
 """Broadcast values that rows [P, ...] belong to: one tensor shaped like a row, or several by
@@ -95,11 +97,11 @@ class Mechanism:
         """Inverse of `to_dict`.
 
         Raises:
-            ValueError: For an unknown kind.
+            UserError: For an unknown kind.
         """
         kind = Mechanism.kinds.get(data.get("kind", ""))
         if kind is None:
-            raise ValueError(
+            raise UserError(
                 f"unknown mechanism '{data.get('kind')}'; known: {', '.join(Mechanism.kinds)}."
             )
         names = {f.name for f in fields(kind)}
