@@ -42,12 +42,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- how to lie ---------------------------------------------------------------------------------
 
 
-def of(record: Record) -> tuple[int, str, str]:
-    """Seed, defense and attack of a record; "" of a training."""
-    inputs = record["inputs"]
-    return inputs.get("seed", -1), inputs.get("defense", ""), inputs.get("attack", "")
-
-
 def told(change: Callable[[Record], None], kind: str = "attack", **only: Any) -> Lie:
     """Change all records of a kind, or those that are of a seed, defense or attack."""
 

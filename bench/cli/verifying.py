@@ -66,7 +66,7 @@ def verify(
         from bench.submission.isolation import isolation
         from bench.suite import parse_pairs
 
-        code, opened, again = _sound(folder)
+        code, opened, again = _open(folder)
         tell = partial(options.say, aside=as_json)
         staged.check_tolerance(tolerance)
         env = options.chosen_environment(device, data_dir, False, None)
@@ -138,7 +138,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _sound(folder: Path) -> tuple[list[str], Opened, list[Comparison]]:
+def _open(folder: Path) -> tuple[list[str], Opened, list[Comparison]]:
     """The submitted code's files, the folder, and figures that were computed again from what it
     holds, once all files are as they were written.
 

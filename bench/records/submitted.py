@@ -112,9 +112,10 @@ def read_submission(folder: Path) -> Submission:
 
 def digest_of(folder: Path) -> str:
     """SHA-256 over the files that decide what a result folder or submission shows."""
-    own = (p for name in _DECIDING for p in folder.glob(name))
-    rows = [] if (folder / "records").is_dir() else folder.glob(LEADERBOARD)
-    lines = (f"{p.relative_to(folder).as_posix()} {sha256(p)}\n" for p in sorted([*own, *rows]))
+    # A run's own folder makes the others again from its records.
+    made = () if (folder / "records").is_dir() else (LEADERBOARD, "pictures.json")
+    files = sorted(p for name in (*_DECIDING, *made) for p in folder.glob(name))
+    lines = (f"{p.relative_to(folder).as_posix()} {sha256(p)}\n" for p in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

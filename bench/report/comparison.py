@@ -121,14 +121,15 @@ def compare_rows(
     read = cache(store.read)
     out = []
     for title, rows, first, second in pairs:
-        of, values = "leakage", [_leakage(row) for row in rows]
+        measure, values = "leakage", [_leakage(row) for row in rows]
         if attack is not None:
             known = attack_metrics(rows)
             check_wanted("attack", attack, known)
-            of = metric or known[attack]
-            values = [_scores(records_of(r, members[row_id(r)], read), attack, of) for r in rows]
+            measure = metric or known[attack]
+            records = (records_of(row, members[row_id(row)], read) for row in rows)
+            values = [_scores(cells, attack, measure) for cells in records]
         means = (_mean(values[first]), _mean(values[second]))
-        out.append(_compared(title, rows, (first, second), attack, of, values, means))
+        out.append(_compared(title, rows, (first, second), attack, measure, values, means))
     return out
 
 
