@@ -44,6 +44,8 @@ def declared_arrays(path: Path, wanted: Collection[str]) -> dict[str, Declared]:
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
                 name = member.removesuffix(".npy")
+                if name in found:
+                    raise ValueError(f"it has two arrays named {name}")
                 if name in wanted:
                     with archive.open(member) as file:
                         found[name] = _declared(file)

@@ -380,7 +380,7 @@ def suite_text(name: str) -> tuple[str, str]:
         return place.read_text(encoding="utf-8"), place.name
     if Path(name).is_file():
         try:
-            return Path(name).read_text(encoding="utf-8"), name
+            return Path(name).read_text(encoding="utf-8-sig"), name
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{name} is no UTF-8 text ({error.reason} at byte {error.start})."
@@ -402,7 +402,7 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     """
     text, place = suite_text(name)
     try:
-        data = tomllib.loads(text)
+        data = _parsed(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is no valid TOML: {_reason(error)}.") from error
     for override in overrides:
@@ -498,10 +498,22 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [m for part in get_args(annotation) for m in _models_in(part)]
 
 
+def _parsed(text: str) -> dict[str, Any]:
+    """A TOML document. Raises ValueError for what is none, and for dates and times, which no
+    setting takes."""
+    made = tomllib.loads(text)
+    json.dumps(made, default=_refuse)
+    return made
+
+
+def _refuse(value: object) -> None:
+    raise ValueError(f"{value} is a date or a time, which must stand in quotes")
+
+
 def parse_value(text: str) -> Any:
     """A TOML value (1, 0.5, true, [1, 2], "text") or, failing that, the text itself."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        found = _parsed(f"value = {text}")
     except (ValueError, RecursionError):
         return text
     return found["value"] if len(found) == 1 else text

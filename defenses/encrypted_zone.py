@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -51,6 +52,8 @@ Masks = Mapping[str, Tensor]
 GAIN = 64.0
 """What values are multiplied by before they are encrypted: updates are far below 1, the
 ciphertexts' grid is made for sums up to hundreds."""
+_MOST_LOST = 0.01
+"""Of an update's norm, before a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +205,15 @@ class EncryptedZone(Defense):
         if "pinned" in client.plan:  # an attacker's rehearsal: nobody will open it
             return Sealed(n_bytes=0, covers=covers)
         within = _within(GAIN * values.double().cpu(), self._ckks, clients)
+        lost = (ckks.rounded(within, self._ckks) - within).norm()
+        if lost > _MOST_LOST * within.norm():
+            warnings.warn(
+                f"rounding to the ciphertexts' grid of {self._ckks.resolution / GAIN:.1g} takes "
+                f"more than {_MOST_LOST:.0%} of an update, since its values are so small: figures of "
+                "this run are of the rounded update. A larger learning rate, or parameters = "
+                '"standard", keeps more of it.',
+                stacklevel=2,
+            )
         plain = _Plain(values=within, key=client.memory[_KEY])
         return Sealed(n_bytes=0, covers=covers, box=plain)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import zipfile
 from difflib import SequenceMatcher
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +211,9 @@ def test_adult_as_codes_has_one_number_a_column(tmp_path: Path) -> None:
         load(options={"features": "numbers"})
 
 
+PARTS = {"train": 60, "test": 12}
+
+
 def write_npz(path: Path, **changes: object) -> Path:
     rng = np.random.default_rng(0)
     arrays: dict[str, object] = {
@@ -224,6 +230,16 @@ def test_an_npz_file_loads(tmp_path: Path) -> None:
     data = load_dataset(f"npz:{write_npz(tmp_path / 'a.npz')}", seed=0)
     assert data.shape == (1, 16, 16)
     assert len(data.train_y) + len(data.aux_y) == 60
+    columns = {f"{part}_labels": np.arange(n)[:, None] % 3 for part, n in PARTS.items()}
+    again = load_dataset(f"npz:{write_npz(tmp_path / 'b.npz', **columns)}", seed=0)
+    assert torch.equal(again.train_y, data.train_y)
+
+
+def twins(path: Path, name: str) -> Path:
+    """An npz file whose images' header is read of one array, and the values of another."""
+    with zipfile.ZipFile(write_npz(path), "a") as archive, archive.open(name, "w") as file:
+        np.save(file, np.zeros((60, 5)))
+    return path
 
 
 def test_a_folder_of_images_loads(tmp_path: Path) -> None:
@@ -243,6 +259,26 @@ def test_a_folder_of_images_loads(tmp_path: Path) -> None:
         load_dataset(f"folder:{tmp_path}", seed=0)
 
 
+def test_photographs_stand_as_a_viewer_shows_them(tmp_path: Path) -> None:
+    """White above black in the file, to be shown turned: white at the right."""
+    from PIL import Image
+
+    pixels = np.zeros((40, 40, 3), np.uint8)
+    pixels[:20] = 255
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for i in range(8):
+            Image.fromarray(pixels).save(tmp_path / label / f"{i}.jpg", exif=turned, quality=95)
+    prefixes = ["folder", *(["hf"] if find_spec("datasets") else [])]
+    for prefix in prefixes:
+        data = load_dataset(f"{prefix}:{tmp_path}", seed=0, options={"size": 16})
+        columns = data.train_x[0, 0].mean(dim=0)
+        assert columns[10:].min() > 0.9
+        assert columns[:6].max() < 0.1
+
+
 def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
     good = write_npz(tmp_path / "good.npz").read_bytes()
     (tmp_path / "half.npz").write_bytes(good[: len(good) // 2])
@@ -256,6 +292,9 @@ def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
         f"npz:{write_npz(tmp_path / 's.npz', train_images=shape)}": r"must be uint8 \[N, H, W\]",
         f"npz:{write_npz(tmp_path / 'm.npz', test_labels=None)}": r"lacks the array\(s\) test_lab",
         f"npz:{write_npz(tmp_path / 'l.npz', train_labels=np.zeros(3, int))}": r"60 integers",
+        f"npz:{write_npz(tmp_path / 'w.npz', train_labels=np.zeros((60, 2), int))}": r"60 integers",
+        f"npz:{twins(tmp_path / 't.npz', 'train_images.npy')}": r"two arrays named train_images",
+        f"npz:{twins(tmp_path / 'u.npz', 'train_images')}": r"two arrays named train_images",
         f"folder:{tmp_path / 'nowhere'}": r"no such folder",
     }
     for name, message in cases.items():
@@ -268,6 +307,10 @@ def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.data").write_text("39, State-gov, 77516\n" * 200)
     with pytest.raises(ValueError, match=r"truncated or not the UCI file"):
+        load_dataset("adult", seed=0, data_dir=tmp_path)
+    (tmp_path / "adult" / "adult.data").unlink()
+    os.mkfifo(tmp_path / "adult" / "adult.data")
+    with pytest.raises(ValueError, match=r"adult\.data is no plain file"):
         load_dataset("adult", seed=0, data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"is not in .*--download"):
         load_dataset("cifar10", seed=0, data_dir=tmp_path)

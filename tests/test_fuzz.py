@@ -137,6 +137,8 @@ TOML = st.binary(max_size=60) | st.sampled_from(
     [
         b"\xef\xbb\xbfname = 1",
         b"name = 1\0",
+        b"version = 2020-01-01",
+        b"x = [{at = 07:32:00}]",
         b"# \xff",
         "name = 1".encode("utf-16"),
         b"x = " + b"[" * 1000 + b"]" * 1000,
@@ -150,6 +152,17 @@ TOML = st.binary(max_size=60) | st.sampled_from(
         b"tasks = [1]\nthreats = {}\ndefenses = 'x'",
     ]
 )
+
+
+def test_a_suite_may_begin_with_a_byte_order_mark_and_holds_no_dates(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    text = suites.suite_text("quick")[0]
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert suites.read_suite(str(path)) == suites.read_suite("quick")
+    path.write_text(f"{text}\n[[defenses]]\nname = 'spm'\nsettings = {{epsilon = 2020-01-01}}\n")
+    with pytest.raises(UserError, match=r"2020-01-01 is a date or a time, which must stand in"):
+        suites.read_suite(str(path))
+    assert suites.parse_value("2020-01-01") == "2020-01-01"
 
 
 @given(text=TOML)

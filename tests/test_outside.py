@@ -264,6 +264,13 @@ def _truth(results: Results) -> Any:
     return load_truth(Store(results.folder).artifacts(key) / "init-server-truth.safetensors")
 
 
+def _twins(path: Path) -> Path:
+    np.savez(path, labels=np.zeros((2, 1), int))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("labels", archive.read("labels.npy"))
+    return path
+
+
 def _npz_of_objects(path: Path) -> Path:
     np.savez(path, images=np.array([{"a": 1}], dtype=object), allow_pickle=True)
     return path
@@ -312,6 +319,7 @@ def test_a_wrong_answer_gets_one_sentence(
         (lambda p: _text(p / "text.safetensors"), "cannot read"),
         (lambda p: _text(p / "mine.pt"), "is a .safetensors or .npz file, got mine.pt"),
         (lambda p: _zip(p / "empty.npz"), "holds no images"),
+        (lambda p: _twins(p / "twins.npz"), "it has two arrays of one name"),
         (lambda p: _npy(p / "npy.npz"), "npy.npz: it holds one array without a name"),
         (lambda p: _zip(p / "other.npz", "readme.txt"), "other.npz: readme.txt is no array"),
         (lambda p: _damaged(p / "damaged.npz"), "damaged.npz: Error -3 while decompressing"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -282,6 +284,12 @@ def test_files_that_are_not_leafs_are_refused_with_the_reason(tmp_path: Path) ->
     refused(r"ValueError: x must be 12 lists of 784 numbers and y 12", other, "count")
     wide = good | {"user_data": good["user_data"] | {WRITERS[0]: one | {"y": [62] * 12}}}
     refused(r"y must be whole numbers in 0..61", wide, "label")
+    large = good | {"user_data": good["user_data"] | {WRITERS[0]: one | {"x": [[10**400] * 784]}}}
+    refused(r"OverflowError: int too large", large, "large")
+    os.mkfifo(tmp_path / "large" / "femnist" / "all_data_1.json")
+    (tmp_path / "large" / "femnist" / "all_data_0.json").write_text(json.dumps(good))
+    with pytest.raises(UserError, match=r"all_data_1\.json is no plain file"):
+        load_dataset("femnist", seed=0, data_dir=tmp_path / "large")
     (tmp_path / "keys" / "femnist" / "all_data_0.json").write_text('{"users": [')
     with pytest.raises(UserError, match=r"truncated"):
         load_dataset("femnist", seed=0, data_dir=tmp_path / "keys")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from defenses.selective_shield import (
     SelectiveShield,
 )
 from tests.conftest import federation_of, network_for
-from tests.selective_shield_rounds import play, tensor
+from tests.selective_shield_rounds import WORK, play, tensor
 
 FACTS = Facts(parameters=100, rounds=10, clients=20, batch=32, records=100, local_steps=5)
 
@@ -47,6 +48,16 @@ def test_a_share_is_encrypted_and_the_model_is_the_plain_mean(
     assert hidden == round(share * network.n_parameters)
     for name_, value in run.state.items():
         assert torch.allclose(value, plain.state[name_], atol=1e-5)
+
+
+def test_an_update_that_the_grid_swallows_is_warned_of(digits: Dataset) -> None:
+    small = federation_of(digits, network_for(digits), FedMLHE(share=1.0))
+    with pytest.warns(UserWarning, match=r"grid of 1e-06 takes more than 1% of an update"):
+        play(small, replace(WORK, lr=1e-5))
+    for sound in (FedMLHE(share=1.0), FedMLHE(share=1.0, parameters="standard")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            play(federation_of(digits, network_for(digits), sound))
 
 
 def test_fedml_he_tells_the_server_the_mask_and_no_map(digits: Dataset) -> None:

@@ -367,8 +367,13 @@ def classes_of(
     return tuple(map(str, range(high + 1))) if names is None else names
 
 
+def flat(labels: np.ndarray) -> np.ndarray:
+    """Labels [N] of [N] or [N, 1], as MedMNIST and tables have them; others as they are."""
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
 def labels_to_tensor(labels: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(labels).astype(np.int64))
+    return torch.from_numpy(flat(np.asarray(labels)).astype(np.int64))
 
 
 def validation_part(data: Dataset, seed: int) -> Dataset:

@@ -17,6 +17,7 @@ from bench.data.dataset import (
     carve_clients,
     check_side,
     classes_of,
+    flat,
     from_arrays,
     from_features,
     numbered,
@@ -85,7 +86,8 @@ def read_npz(path: Path) -> Packaged:
     check_parts(*(declared[k] for k in needed), names=needed, place=str(path))
     _check_more(declared, samples=declared[needed[0]], place=str(path))
     found = dict(zip(names, read_arrays(path, names, declared), strict=True))
-    x, y, tx, ty = (found[k] for k in needed)
+    x, tx = found[needed[0]], found[needed[2]]
+    y, ty = flat(found[needed[1]]), flat(found[needed[3]])
     clients, groups = found.get("train_clients"), found.get("categorical")
     return Packaged(
         x=x,
@@ -114,7 +116,7 @@ def check_parts(
     for samples, labels, what, kind in parts:
         (_check_images if names is IMAGES else _check_features)(samples, f"{what} of {place}")
         count = samples.shape[0]
-        if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        if labels.shape not in ((count,), (count, 1)) or labels.dtype.kind not in "iu":
             raise UserError(
                 f"{kind} of {place} must be {count} integers, "
                 f"got {labels.dtype} {list(labels.shape)}."
@@ -258,19 +260,20 @@ def _opened(file: Path) -> Image:
 
 
 def eight_bits(image: Image) -> Image:
-    """An image of 8 bits per channel that is nowhere transparent: 16 bits are rounded to 8, and
-    what is transparent lies on white.
+    """An image of 8 bits per channel as viewers show it: turned as its EXIF orientation says, 16
+    bits rounded to 8, and what is transparent on white.
 
     Raises:
         UserError: For an image of floats or of 32 bits, of which nobody says what white is, and
             for one of more pixels than fit into memory.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if image.width * image.height > _MOST_PIXELS:
         raise UserError(
             f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS} in all"
         )
+    ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))

@@ -16,6 +16,7 @@ from bench.data.dataset import (
     carve_clients,
     check_side,
     classes_of,
+    flat,
     numbered,
 )
 from bench.data.files import Packaged, eight_bits, with_auxiliary
@@ -237,7 +238,7 @@ def _labels(
     tables: Sequence[Any], column: str, name: str
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Labels [N] of each table, and the names of the classes."""
-    each = [_array(t, column, f"column {column} of {name}") for t in tables]
+    each = [flat(_array(t, column, f"column {column} of {name}")) for t in tables]
     if all(y.dtype.kind == "U" for y in each):
         texts = np.unique(np.concatenate(each))
         return [np.searchsorted(texts, y) for y in each], tuple(map(str, texts))

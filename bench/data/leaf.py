@@ -10,8 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve_clients, data_folder, from_arrays, numbered
+from bench.data.dataset import (
+    Dataset,
+    carve_clients,
+    data_folder,
+    flat,
+    from_arrays,
+    numbered,
+)
 from bench.errors import UserError
+from bench.files import check_plain
 from bench.seeding import numpy_generator
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -88,13 +96,14 @@ def _joined(parts: list[Samples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _writers(file: Path) -> Iterator[Samples]:
     """The samples of each writer in one of LEAF's files."""
     try:
+        check_plain(file, links=True)
         found = json.loads(file.read_bytes())
         users, numbers, data = found["users"], found["num_samples"], found["user_data"]
         if len(set(users)) < len(users) or not all(isinstance(u, str) for u in users):
             raise ValueError("users must be different texts")
         for user, number in zip(users, numbers, strict=True):
             yield user, *_samples(data[user]["x"], data[user]["y"], number)
-    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError) as error:
         raise UserError(
             f"{file} is truncated or not in LEAF's format of users, num_samples and user_data "
             f"({type(error).__name__}: {error})."
@@ -102,7 +111,7 @@ def _writers(file: Path) -> Iterator[Samples]:
 
 
 def _samples(x: Any, y: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+    images, labels = np.asarray(x, dtype=np.float32), flat(np.asarray(y))
     if images.shape != (number, SIDE * SIDE) or labels.shape != (number,):
         raise ValueError(
             f"x must be {number} lists of {SIDE * SIDE} numbers and y {number} numbers, got "

@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.data.dataset import Dataset, carve, data_folder, from_features
 from bench.errors import UserError
+from bench.files import check_plain
 from bench.seeding import numpy_generator
 
 _COLUMNS = (
@@ -64,11 +65,13 @@ def adult(
     import pandas as pd
 
     path = data_folder("adult", data_dir) / "adult" / "adult.data"
-    if not path.exists():
+    try:
+        check_plain(path, links=True)
+    except FileNotFoundError as error:
         raise UserError(
             f"no such file: {path}; leakbench does not download it, fetch adult.data from the "
             "UCI repository."
-        )
+        ) from error
     kinds = {c: np.float64 if c in ADULT_NUMERIC else str for c in ADULT_COLUMNS}
     try:
         table = pd.read_csv(

@@ -67,6 +67,8 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             if isinstance(loaded, np.ndarray):
                 raise UserError("it holds one array without a name, not those of numpy.savez.")
             with loaded as arrays:
+                if len(set(arrays.files)) < len(arrays.files):
+                    raise UserError("it has two arrays of one name.")
                 found = {name: _tensor(name, arrays[name]) for name in arrays.files}
     except _UNREADABLE as error:
         raise UserError(f"cannot read {path}: {error}") from error
