@@ -136,7 +136,7 @@ def tune(
         losses: Accuracies that may be lost, as shares of the test samples.
         steps: Bisections.
     """
-    suite = _apart(suite)
+    suite = _with_validation(suite)
     found = searches(suite, registry)
     bare = [d for d in suite.defenses if d.name == UNDEFENDED]
     for _ in range(1 + steps):
@@ -151,7 +151,7 @@ def tune(
     return found
 
 
-def _apart(suite: Suite) -> Suite:
+def _with_validation(suite: Suite) -> Suite:
     """The suite with validation samples in place of test samples, and with other seeds."""
     tasks = [
         task.model_copy(update={"dataset_settings": {**task.dataset_settings, "validation": True}})

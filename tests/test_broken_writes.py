@@ -7,6 +7,8 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Generator
@@ -23,10 +25,11 @@ from bench.harness.plan import Plan
 from bench.harness.store import Store
 from bench.harness.train import Training
 from bench.records import read_outcome
+from bench.report import site
 from bench.seeding import numpy_generator
 from tests import runs
 from tests.runs import contents, planned
-from tests.small_folders import SUITE
+from tests.small_folders import SUITE, call, said
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +148,33 @@ def test_a_disk_that_is_full_at_any_write_leaves_nothing_half_written(
         assert runs.made(plan, keys, place, replaying(made)).failures == []
         assert contents(place) == contents(made)
         shutil.rmtree(place.folder)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("command", [["list", "attacks"], ["list", "attacks", "--json"]])
+def test_an_output_without_room_is_a_sentence(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.cli", *command],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "leakbench: cannot write the output (No space left on device).\n"
+
+
+def test_a_site_for_which_there_is_no_room_is_not_there(
+    finished: tuple[Plan, Keys, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, left = site.write_whole, [3]
+
+    def full(path: Path, text: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        right(path, text)
+
+    monkeypatch.setattr(site, "write_whole", full)
+    result = call("site", finished[2].folder, "--out", tmp_path / "site")
+    assert result.exit_code == 2
+    assert "No space left on device" in said(result)
+    assert list(tmp_path.iterdir()) == []

@@ -117,6 +117,8 @@ def test_settings_are_chosen_on_other_samples_and_seeds_than_they_are_reported_o
     assert not set(suite.seeds) & set(two.seeds)
     assert all(t.dataset_settings["validation"] is True for t in suite.tasks)
     whole = load_dataset("digits", seed=3)
+    with pytest.raises(UserError, match="validation of dataset digits must be true or false"):
+        load_dataset("digits", seed=3, options={"validation": "yes"})
     part = load_dataset("digits", seed=3, options={"validation": True})
     kept = {x.numpy().tobytes() for x in part.train_x}
     held = {x.numpy().tobytes() for x in part.test_x}

@@ -5,6 +5,9 @@ Exit code 0: all done or not applicable; 1: some failed; 2: bad input.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -81,4 +84,13 @@ def _options(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # What was to be printed has no room; the interpreter's own flush would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"leakbench: cannot write the output ({error.strerror}).\n")
+        sys.exit(2)

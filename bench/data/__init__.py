@@ -129,19 +129,20 @@ def load_dataset(
     offered = {"data_dir": data_dir, "download": download}
     supplied |= {key: value for key, value in offered.items() if key in accepted}
     wanted = dict(options or {})
-    validation = wanted.pop("validation", False) is True
+    validation = wanted.pop("validation", False)
+    if not isinstance(validation, bool):
+        raise UserError(f"validation of dataset {name} must be true or false, got {validation!r}.")
     own = checked_arguments(loader, wanted, what=f"dataset {name}", supplied=tuple(supplied))
-    if point is None:
-        made = checked(loader(**supplied, **own), what=f"dataset {name}")
-        return validation_part(made, seed) if validation else made
     try:
         with contained():
             loaded = loader(**supplied, **own)
     except UserError:
         raise
     except Exception as error:  # as at import
+        if point is None:
+            raise
         raise UserError(f"{_said(point)} cannot be loaded: {in_one_line(error)}") from error
-    made = checked(loaded, what=_said(point))
+    made = checked(loaded, what=f"dataset {name}" if point is None else _said(point))
     return validation_part(made, seed) if validation else made
 
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 import bench
 from bench.errors import UserError
 from bench.files import read_bytes
-from bench.harness.store import write_whole
+from bench.harness.store import staged, write_whole
 from bench.records import RUN, Row, Run
 from bench.records.submitted import (
     SUBMISSION,
@@ -201,7 +201,7 @@ def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
 def write(source: Path, out: Path) -> list[Path]:
     """Write the site of all results below `source` and return its pages, the overview first.
 
-    out: a new or empty folder, or an earlier site, whose pages are replaced. Raises UserError
+    out: a new or empty folder, or an earlier site, which is replaced. Raises UserError
     for another folder, and for results that cannot be read; nothing is written then.
     """
     if not source.is_dir():
@@ -214,12 +214,11 @@ def write(source: Path, out: Path) -> list[Path]:
     if out.resolve().is_relative_to(source.resolve()):
         raise UserError(f"--out must lie outside of the results {source}, got {out}.")
     entries, curves = collect(source), sweeps(source)
-    pages = []
-    for entry in entries:
-        for name, text in entry.files.items():
-            write_whole(out / entry.name / name, text)
-        pages.append(out / entry.name / "report.html")
-    for curve in curves:
-        write_whole(out / curve.name / SWEEP, curve.text)
-    write_whole(front, index(entries, curves))
-    return [front, *pages]
+    with staged(out) as stage:
+        for entry in entries:
+            for name, text in entry.files.items():
+                write_whole(stage / entry.name / name, text)
+        for curve in curves:
+            write_whole(stage / curve.name / SWEEP, curve.text)
+        write_whole(stage / front.name, index(entries, curves))
+    return [front, *(out / entry.name / "report.html" for entry in entries)]
