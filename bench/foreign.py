@@ -1,8 +1,9 @@
 """Code of others, inside which anything may happen: what it raises leaves as an Exception, what it
 prints goes to stderr, and what it changed of the process is put back.
 
-Only the process's own state is looked after. Code that replaces functions of other modules, ends
-the process or starts others is not held by this; see docs/clusters.md.
+Only what decides figures and what plugins change without thinking of it is looked after. Code that
+replaces functions of other modules, signal handlers or limits of the process, ends it or starts
+others is not held by this; see docs/clusters.md.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import signal
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_TEXT = 400
 """Characters of an exception that are shown."""
@@ -71,8 +72,6 @@ def place_of(error: BaseException, packages: Collection[str]) -> str:
 
 _told: list[BaseException] = []
 """Why the process was told from outside to stop what it is at: Ctrl-C, or a time limit."""
-_inside = 0
-"""How many `contained` there are one within another."""
 
 
 @contextmanager
@@ -82,105 +81,74 @@ def contained() -> Iterator[None]:
     Only what comes from outside passes, KeyboardInterrupt where somebody pressed Ctrl-C and
     OverLimit; and both pass even where the code inside swallowed them.
     """
-    with _stoppable():
-        try:
-            yield
-        except BaseException as error:
-            _stop_if_told()
+    here = _in_main_thread()  # only the main thread is told
+    listens = here and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if listens:
+        signal.signal(signal.SIGINT, _stop)
+    try:
+        yield
+    except BaseException as error:
+        if not (here and _told):
             if isinstance(error, Exception):
                 raise
             raise Escaped(error) from error
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Inside, why the process was told to stop is known; at the end of the outermost it stops."""
-    global _inside
-    if not _in_main_thread():  # only the main thread is told
-        yield
-        return
-    if not _inside:  # a Ctrl-C that came between two of them was told to whoever was there
-        _told[:] = [told for told in _told if isinstance(told, OverLimit)]
-    _stop_if_told()
-    handler = signal.getsignal(signal.SIGINT)
-    listens = handler is signal.default_int_handler or (handler is _interrupt and not _inside)
-    if listens:
-        signal.signal(signal.SIGINT, _interrupt)
-    _inside += 1
-    try:
-        yield
     finally:
-        _inside -= 1
         if listens:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        told = _told[:]
-        if not _inside:
+    if here and _told:
+        told = _told[0]
+        if listens:
             _told.clear()
-        if told:
-            raise told[0]
+        raise told
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """`contained` code inside ends with OverLimit after so many seconds.
+    """Code inside ends with OverLimit after so many seconds.
 
     That is so in the main thread alone, where nobody else uses the process's alarm clock, and for
     code that comes back to Python now and then; elsewhere there is no limit.
     """
-    if not (_in_main_thread() and 0 < seconds < threading.TIMEOUT_MAX) or any(_alarm()):
+    used = any(signal.getitimer(signal.ITIMER_REAL))
+    if used or not (_in_main_thread() and 0 < seconds < threading.TIMEOUT_MAX):
         yield
         return
-    before = signal.signal(signal.SIGALRM, _over)
+    before = signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, for code that swallows it
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        _told.clear()  # told too late, when all was done
+        _told.clear()
 
 
-def _interrupt(*_: object) -> None:
-    _told.append(KeyboardInterrupt())
+def _stop(number: int, _: object) -> None:
+    _told.append(KeyboardInterrupt() if number == signal.SIGINT else OverLimit())
     raise _told[-1]
-
-
-def _over(*_: object) -> None:
-    _told.append(OverLimit())
-    if _inside:
-        raise _told[-1]
-
-
-def _stop_if_told() -> None:
-    if _told and _in_main_thread():
-        raise _told[0]
 
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _alarm() -> tuple[float, float]:
-    return signal.getitimer(signal.ITIMER_REAL)
-
-
 # --- what it leaves behind ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _StatePart:
-    """A part of the process's state: its name, and how it is read and set. telling: whether a
-    change is the foreign code's own doing, not that of a library which it imports."""
+class _StatePart(NamedTuple):
+    """A part of the process's state: its name, and how it is read and set."""
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    telling: bool = True
 
 
 def _deciding() -> tuple[_StatePart, ...]:
     """What decides the figures of everything that is computed after it was changed."""
     import torch
+
+    flags = torch.backends.cudnn
+    names = ("enabled", "benchmark", "deterministic")
 
     def device(before: Any) -> None:
         # Set by name it costs every call of torch a little, which None does not.
@@ -191,40 +159,27 @@ def _deciding() -> tuple[_StatePart, ...]:
             torch.set_autocast_enabled(kind, on)
 
     def cudnn(before: tuple[bool, ...]) -> None:
-        flags = torch.backends.cudnn
-        flags.enabled, flags.benchmark, flags.deterministic = before
+        for name, value in zip(names, before, strict=True):
+            setattr(flags, name, value)
 
+    precision = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    exact = (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
+    on = partial(map, torch.is_autocast_enabled, ("cpu", "cuda"))
     return (
         _StatePart("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
         _StatePart("torch's default device", torch.get_default_device, device),
         _StatePart("torch's grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        _StatePart("torch's autocast", lambda: tuple(on()), autocast),
+        _StatePart("torch's precision of products", *precision),
+        _StatePart("torch's choice of deterministic algorithms", *exact),
         _StatePart(
-            "torch's autocast",
-            lambda: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
-            autocast,
-        ),
-        _StatePart(
-            "torch's precision of products",
-            torch.get_float32_matmul_precision,
-            torch.set_float32_matmul_precision,
-        ),
-        _StatePart(
-            "torch's choice of deterministic algorithms",
-            torch.get_deterministic_debug_mode,
-            torch.set_deterministic_debug_mode,
-        ),
-        _StatePart(
-            "torch's settings of cuDNN",
-            lambda: tuple(
-                getattr(torch.backends.cudnn, n) for n in ("enabled", "benchmark", "deterministic")
-            ),
-            cudnn,
+            "torch's settings of cuDNN", lambda: tuple(getattr(flags, n) for n in names), cudnn
         ),
     )
 
 
 def _other() -> tuple[_StatePart, ...]:
-    """What jobs that follow would meet."""
+    """What jobs that follow would meet, of what plugins change without thinking of it."""
     import numpy as np
     import torch
 
@@ -238,24 +193,27 @@ def _other() -> tuple[_StatePart, ...]:
 
     def torch_generators(before: tuple[bytes, ...]) -> None:
         states = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in before]
-        for number, state in enumerate(states):
-            if number == 0:
-                torch.set_rng_state(state)
-            else:
-                torch.cuda.set_rng_state(state, number - 1)
+        if states:
+            torch.set_rng_state(states[0])
+            for number, state in enumerate(states[1:]):
+                torch.cuda.set_rng_state(state, number)
 
     def numpy_state() -> dict[str, Any]:
         state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002 (put back, not used)
         inner = state["state"]
         return state | {"state": {n: np.asarray(v).tolist() for n, v in inner.items()}}
 
-    def folder(before: str | None) -> None:
+    def folder() -> str | None:
+        with suppress(FileNotFoundError):  # it was removed
+            return os.getcwd()
+        return None
+
+    def back(before: str | None) -> None:
         if before is not None:
             os.chdir(before)
 
     def variables(before: dict[str, str]) -> None:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
+        os.environ.clear()
         os.environ.update(before)
 
     return (
@@ -263,27 +221,9 @@ def _other() -> tuple[_StatePart, ...]:
         _StatePart("torch's global generators", torch_state, torch_generators),
         _StatePart("numpy's global generator", numpy_state, np.random.set_state),
         _StatePart("Python's global generator", random.getstate, random.setstate),
-        _StatePart("the working directory", _folder, folder),
-        _StatePart("environment variables", lambda: dict(os.environ), variables, telling=False),
-        _StatePart("filters of warnings", _filters, _set_filters, telling=False),
+        _StatePart("the working directory", folder, back),
+        _StatePart("environment variables", lambda: dict(os.environ), variables),
     )
-
-
-def _folder() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was removed
-        return None
-
-
-def _filters() -> tuple[Any, ...]:
-    return warnings.showwarning, *warnings.filters
-
-
-def _set_filters(before: tuple[Any, ...]) -> None:
-    warnings.showwarning, *filters = before
-    warnings.resetwarnings()
-    warnings.filters.extend(filters)  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -292,18 +232,11 @@ class Left:
 
     Attributes:
         deciding: Names of what it changed that decides figures, with what was and what is.
-        changed: Names of all that it changed itself.
-        printed: What it wrote to stdout, the beginning of it.
+        moved: Names of the global generators that it moved.
     """
 
     deciding: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    printed: str = ""
-
-    @property
-    def moved(self) -> list[str]:
-        """Names of the global generators that it moved."""
-        return [name for name in self.changed if "generator" in name]
+    moved: list[str] = field(default_factory=list)
 
     @property
     def reason(self) -> str | None:
@@ -320,26 +253,25 @@ class Left:
 def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[None]:
     """`contained`, with what is printed on stderr, and the process's state put back.
 
-    left: is told what was changed and printed. relays: whether what is printed comes out at all.
+    left: is told what was changed. relays: whether what is printed comes out at all.
     """
     deciding, other, left = _deciding(), _other(), left or Left()
     before = [(part, part.read()) for part in (*deciding, *other)]
     streams = sys.stdin, sys.stdout, sys.stderr
-    out, err = _Aside(sys.stderr if relays else None, sys.stdout), _Aside(sys.stderr, sys.stderr)
-    sys.stdout, sys.stderr = out, err
+    sys.stdout = _Aside(sys.stderr if relays else None, sys.stdout)
+    sys.stderr = _Aside(sys.stderr, sys.stderr)
     try:
         with contained():
             yield
     finally:
         sys.stdin, sys.stdout, sys.stderr = streams
-        left.printed = out.beginning
         for part, was in before:
             now = part.read()
             if now != was:
                 if part in deciding:
                     left.deciding.append(f"{part.name} ({was} to {now})")
-                if part.telling:
-                    left.changed.append(part.name)
+                elif "generator" in part.name:
+                    left.moved.append(part.name)
                 with suppress(Exception):  # a folder that is gone, a limit that is too low now
                     part.write(was)
 
@@ -354,18 +286,14 @@ def forget() -> None:
 
 
 class _Aside(io.TextIOBase):
-    """Writes to a stream that whoever has this cannot close, instead of another. beginning: of what
-    was written."""
+    """Writes to a stream that whoever has this cannot close, instead of another."""
 
     def __init__(self, stream: Any, instead_of: Any) -> None:
         self._stream = stream
         # Where rich looks for the stream behind: the bar of progress is drawn while a job runs.
         self.rich_proxied_file = getattr(instead_of, "rich_proxied_file", instead_of)
-        self.beginning = ""
 
     def write(self, text: str) -> int:
-        if len(self.beginning) < MOST_TEXT:
-            self.beginning += text[:MOST_TEXT]
         if self._stream is not None:
             self._stream.write(text)
         return len(text)

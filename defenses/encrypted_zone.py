@@ -209,8 +209,8 @@ class EncryptedZone(Defense):
         if lost > _MOST_LOST * within.norm():
             warnings.warn(
                 f"rounding to the ciphertexts' grid of {self._ckks.resolution / GAIN:.1g} takes "
-                f"more than {_MOST_LOST:.0%} of an update, since its values are so small: figures of "
-                "this run are of the rounded update. A larger learning rate, or parameters = "
+                f"more than {_MOST_LOST:.0%} of an update, since its values are so small: the "
+                "run's figures are of the rounded update. A larger learning rate, or parameters = "
                 '"standard", keeps more of it.',
                 stacklevel=2,
             )

@@ -39,7 +39,6 @@ from bench.sandbox.conformance.playground import Ground, seen_of
 from bench.sandbox.conformance.watching import (
     Snapshot,
     attributes,
-    beginning,
     changed_attribute,
     same,
 )
@@ -97,10 +96,8 @@ class Examined:
         ran: The scenes on which it ran, with its answers.
         changed: Something that it was given and changed.
         moved: Global generators that it moved.
-        state: What else of the process it changed.
-        printed: What it printed.
+        state: What it changed that decides figures.
         kept: An attribute of its own that changed.
-        written: Files that it wrote.
     """
 
     build: Callable[[], Attack]
@@ -109,9 +106,7 @@ class Examined:
     changed: str | None = None
     moved: str | None = None
     state: str | None = None
-    printed: str | None = None
     kept: str | None = None
-    written: list[str] = field(default_factory=list)
 
     def run(self, scene: Scene, *, budget: int = BUDGET) -> Reconstruction:
         """One run in an empty folder, where neither a result nor a truth lies, with everything
@@ -120,15 +115,16 @@ class Examined:
         ctx = context(scene, budget=budget, auxiliary=self.auxiliary)
         before, left = attributes(attack, Attack), Left()
         given = Snapshot.of(("seen", "ctx.aux_x", "ctx.aux_y"), (scene.seen, ctx.aux_x, ctx.aux_y))
-        with tempfile.TemporaryDirectory() as folder, chdir(folder):
-            with named("run", attack), foreign_code(left, relays=False):
-                answer = attack.run(scene.seen, ctx)
-            place = Path(folder)
-            self.written += [str(p.relative_to(place)) for p in sorted(place.rglob("*"))]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            chdir(folder),
+            named("run", attack),
+            foreign_code(left, relays=False),
+        ):
+            answer = attack.run(scene.seen, ctx)
         self.changed = self.changed or given.changed()
         self.moved = self.moved or " and ".join(left.moved)
-        self.state = self.state or " and ".join(n for n in left.changed if n not in left.moved)
-        self.printed = self.printed or beginning(left.printed)
+        self.state = self.state or " and ".join(left.deciding)
         self.kept = self.kept or changed_attribute(before, attributes(attack, Attack))
         return checked_answer(answer, scene, attack.recovers)
 
@@ -257,17 +253,12 @@ _NOTICES = (
     ("arguments untouched", "changed", "Make a new tensor; other attacks get the same."),
     ("global generators untouched", "moved", "Draw from ctx.rng."),
     ("process untouched", "changed for the whole process", "Put back what the run changes."),
-    ("prints nothing", "printed", "Say it in the notes of the Reconstruction."),
     ("no state on self", "changed its attribute", "Keep a run's state in local variables."),
-    ("needs no file", "wrote where it ran", "Return everything in the Reconstruction."),
 )
 
 
 def _noticed(own: Examined) -> list[Finding]:
-    noticed = (
-        *(own.changed, own.moved, own.state, own.printed, own.kept),
-        ", ".join(own.written[:3]),
-    )
+    noticed = (own.changed, own.moved, own.state, own.kept)
     return [
         failed(name, f"run {what} {which}.", change, "run") if which else passed(name)
         for (name, what, change), which in zip(_NOTICES, noticed, strict=True)

@@ -98,7 +98,6 @@ def _run_everywhere(own: Examination) -> None:
         (watch.changed, f"{len(watch.called)} hooks watched"),
         (watch.moved, ""),
         (watch.state, ""),
-        (watch.printed, ""),
         ({kept: kept} if kept else {}, ""),
     )
     for (name, wrong, change), (found, right) in zip(_NOTICES, noticed, strict=True):
@@ -129,11 +128,6 @@ _NOTICES = (
         "process untouched",
         "{} changed {} for the whole process.",
         "Put back what you change before the hook returns; other plugins share the process.",
-    ),
-    (
-        "prints nothing",
-        "{} printed {}.",
-        "Leave it out: what hooks print is lost among the lines of a run.",
     ),
     (
         "no state on self",

@@ -107,12 +107,6 @@ def _identities(client: Client) -> tuple[int, ...]:
     return tuple(id(getattr(client, name)) for name in _client_fields())
 
 
-def beginning(printed: str, most: int = 60) -> str:
-    """The first words of what was printed, in quotes; "" for nothing."""
-    words = " ".join(printed.split())
-    return repr(words if len(words) <= most else f"{words[:most]}...") if printed else ""
-
-
 def attributes(plugin: object, base: type) -> dict[str, str]:
     """A fingerprint of every attribute of a plugin and of its classes below `base`."""
     found = {name: _print(value, set()) for name, value in vars(plugin).items()}
@@ -169,8 +163,7 @@ class Watch:
     Attributes:
         changed: Hook -> the argument that it changed.
         moved: Hook -> the global generators that it moved.
-        state: Hook -> what else of the process it changed.
-        printed: Hook -> what it printed.
+        state: Hook -> what it changed that decides figures.
         called: Hooks that were called.
         poisons: Whether values that are not present are replaced before the server gets them.
         listeners: Told of a hook's arguments and answer.
@@ -179,7 +172,6 @@ class Watch:
     changed: dict[str, str] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
-    printed: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     poisons: bool = False
     listeners: Mapping[str, Listener] = field(default_factory=dict)
@@ -193,13 +185,9 @@ class Watch:
         with foreign_code(left, relays=False):
             result = call(*arguments)
         self.called.add(name)
-        for found, what in (
-            (self.moved, " and ".join(left.moved)),
-            (self.state, " and ".join(n for n in left.changed if n not in left.moved)),
-            (self.printed, beginning(left.printed)),
-        ):
+        for found, what in ((self.moved, left.moved), (self.state, left.deciding)):
             if what:
-                found.setdefault(name, what)
+                found.setdefault(name, " and ".join(what))
         if (path := before.changed()) is not None:
             self.changed.setdefault(name, path)
         check(hook, arguments, result)
