@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +90,31 @@ def test_a_terminal_of_80_columns_shows_all_numbers_and_a_file_has_them_whole(
         for number in line[2:]:
             assert f"{float(number):.4g}" in words
     assert "Eq. 22 (Theorem 3): epsilon of one client over the run" in text
+
+
+def test_a_pipe_or_a_link_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """As /dev/null would be, by root."""
+    pipe, link, text = tmp_path / "pipe", tmp_path / "link", tmp_path / "text"
+    os.mkfifo(pipe)
+    link.symlink_to(text)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for place in (pipe, link):
+        code, _ = leakbench("none", "--over", "rounds=1,2", "--csv", str(place))
+        assert code == 0
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+    assert os.read(reader, 1000).decode() == text.read_text()
+    os.close(reader)
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("json", [(), ("--json",)])
+def test_output_on_a_full_device_ends_with_one_sentence(json: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", "from bench.cli import main; main()", "ledger", "none", *json]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "leakbench: cannot write (No space left on device).\n"
 
 
 def test_what_no_place_has_is_no_column(registry: Registry) -> None:

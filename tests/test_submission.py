@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -314,6 +315,24 @@ def test_submit_refuses_to_overwrite_unless_asked(
     submit(request(workshop, submitted.parent, replace=True))
     assert not (submitted / "stale.txt").exists()
     assert [p.name for p in submitted.parent.iterdir()] == ["my_defense"]
+
+
+def test_a_submission_on_a_full_disk_leaves_nothing(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_check(monkeypatch)
+    written: list[Path] = []
+
+    def full(path: Path, text: str) -> None:
+        written.append(path)
+        if len(written) > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.write_text(text)
+
+    monkeypatch.setattr("bench.submission.packing._text", full)
+    with pytest.raises(OSError, match="No space left"):  # as `main` tells
+        submit(request(workshop, tmp_path / "subs"))
+    assert not list((tmp_path / "subs").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -83,14 +83,15 @@ def _options(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. A full disk, or a full device as its output, is told."""
     try:
-        app()
-        sys.stdout.flush()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        # What was to be printed has no room; the interpreter's own flush would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"leakbench: cannot write the output ({error.strerror}).\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to write would fail again
+        typer.echo(f"leakbench: cannot write ({error.strerror}).", err=True)
         sys.exit(2)

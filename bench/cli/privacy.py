@@ -48,7 +48,6 @@ def ledger(
     """Print claim, proof and mechanism constants of a defense setting, without training."""
     with options.plain_errors():
         from bench import suite
-        from bench.harness.store import write_whole
         from bench.records import to_json
         from bench.report import accounts
 
@@ -65,10 +64,7 @@ def ledger(
                 registry, defense, settings=settings, facts=known, over=_varied(over), paper=paper
             )
             if csv is not None:
-                try:
-                    write_whole(csv.absolute(), table.csv())
-                except OSError as error:
-                    raise UserError(f"cannot write {csv} ({error.strerror or error}).") from error
+                options.write_out(csv, table.csv())
     if as_json:
         document = _documents(table, paper) if over else _document(found, paper)
         typer.echo(to_json({"defense": defense, **document}))

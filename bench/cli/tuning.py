@@ -50,7 +50,6 @@ def tune(
         from bench import tuning
         from bench.harness import launch
         from bench.harness.environment import registry_for
-        from bench.harness.store import write_whole
         from bench.report import leaderboard
 
         losses = _losses(loss)
@@ -72,7 +71,7 @@ def tune(
         registry = registry_for(env.plugins)
         found = tuning.tune(asked, registry, play, losses=losses, steps=steps)
         text = tuning.tuned_text(suites.suite_text(suite)[0], asked, found, losses, registry)
-        write_whole(target, text)
+        options.write_out(target, text)
         options.console.print()
         options.console.print(_table(found, losses))
         options.say(f"Written: {target}. Run it: leakbench run {target}")
