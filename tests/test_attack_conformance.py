@@ -72,13 +72,6 @@ class Broken(Attack):
         return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64),
                               evaluations=1000)
 '''),
-    "fixes its device": ("device", '''
-class Broken(Attack):
-    """Wants a GPU."""
-    recovers = frozenset({"counts"})
-    def run(self, seen, ctx):
-        return Reconstruction(label_counts=torch.zeros(2, 10).cuda())
-'''),
     "reads a file": ("runs on fedavg, lenet, batch 1", '''
 class Broken(Attack):
     """Looks for the truth beside it."""

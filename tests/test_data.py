@@ -302,6 +302,8 @@ def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
             load_dataset(name, seed=0)
     with pytest.raises(ValueError, match=r"Did you mean 'size'"):
         load_dataset("digits", seed=0, options={"sizes": 16})
+    with pytest.raises(ValueError, match=r"validation of dataset digits must be true or false"):
+        load_dataset("digits", seed=0, options={"validation": "yes"})
     with pytest.raises(ValueError, match=r"size must be >= 11"):
         load_dataset("digits", seed=0, options={"size": 8})
     (tmp_path / "adult").mkdir()

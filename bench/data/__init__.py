@@ -133,6 +133,7 @@ def load_dataset(
     if not isinstance(validation, bool):
         raise UserError(f"validation of dataset {name} must be true or false, got {validation!r}.")
     own = checked_arguments(loader, wanted, what=f"dataset {name}", supplied=tuple(supplied))
+    what = f"dataset {name}" if point is None else _said(point)
     try:
         with contained():
             loaded = loader(**supplied, **own)
@@ -141,8 +142,8 @@ def load_dataset(
     except Exception as error:  # as at import
         if point is None:
             raise
-        raise UserError(f"{_said(point)} cannot be loaded: {in_one_line(error)}") from error
-    made = checked(loaded, what=f"dataset {name}" if point is None else _said(point))
+        raise UserError(f"{what} cannot be loaded: {in_one_line(error)}") from error
+    made = checked(loaded, what=what)
     return validation_part(made, seed) if validation else made
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +17,6 @@ from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.foreign import Left, foreign_code
-from bench.metrics.floors import floors
-from bench.metrics.score import score
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.sandbox.conformance.contract import check_class
@@ -137,7 +132,6 @@ def check_attack(
     auxiliary = FEW if fast else AUXILIARY
     cls, own = type(build()), Examined(build=build, auxiliary=auxiliary)
     findings = check_class(cls, Attack, settings)
-    findings += findings_of("device", lambda: _device(cls), cls)
     for scene in scenes():
         name = f"runs on {scene.name}"
         if fast and own.ran:
@@ -159,7 +153,6 @@ def check_attack(
     findings += findings_of("same seed, same answer", lambda: _repeats(own), cls)
     findings += findings_of("budget", lambda: _budget(own), cls)
     findings += _noticed(own)
-    findings += findings_of("score", lambda: _score(*own.ran[0]), cls)
     return findings
 
 
@@ -195,23 +188,6 @@ def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -
             seen=scene.seen, network=scene.network, defense=Defense(), rng=rng, device=CPU
         ),
     )
-
-
-def _device(cls: type) -> str:
-    try:
-        tree = ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8"))
-    except (OSError, TypeError, SyntaxError) as error:
-        raise NotChecked(f"its source cannot be read: {error}") from error
-    for node in ast.walk(tree):
-        fixed = isinstance(node, ast.Constant) and str(node.value).startswith("cuda")
-        moves = isinstance(node, ast.Attribute) and node.attr == "cuda"
-        if fixed or moves:
-            raise Broken(
-                f"line {getattr(node, 'lineno', '?')} names CUDA, while a run names its device.",
-                "Use ctx.device for every tensor that the attack makes.",
-                "run",
-            )
-    return "as far as a CPU can tell"
 
 
 def _repeats(own: Examined) -> str:
@@ -263,24 +239,6 @@ def _noticed(own: Examined) -> list[Finding]:
         failed(name, f"run {what} {which}.", change, "run") if which else passed(name)
         for (name, what, change), which in zip(_NOTICES, noticed, strict=True)
     ]
-
-
-def _score(scene: Scene, answer: Reconstruction) -> str:
-    """How far above the floor, at a budget too small to judge the attack by."""
-    truth: dict[str, Any] = {
-        "x": scene.truth.x,
-        "y": scene.truth.y,
-        "classes": scene.dataset.classes,
-        "aux_x": scene.dataset.aux_x[:AUXILIARY],
-    }
-    values = score(answer, **truth).values
-    floor = floors(**truth, aux_y=scene.dataset.aux_y[:AUXILIARY])
-    shown = [
-        f"{m} {sum(values[m]) / len(values[m]):.2f} (floor {sum(floor[m]) / len(floor[m]):.2f})"
-        for m in ("ssim", "label_accuracy", "lnacc")
-        if m in values and m in floor
-    ]
-    return f"for information, at budget {BUDGET}: {', '.join(shown)}"
 
 
 # --- what an attack may answer --------------------------------------------------------------------

@@ -65,7 +65,6 @@ def examine_rounds(own: Examination) -> None:
     ground = main_ground(own)
     own.add("other draws, other figures", lambda: _other_draws(own, ground))
     own.add("values that are not present", lambda: _presence(own))
-    own.add("byte count", lambda: _bytes(own))
     own.add("sealed boxes", lambda: _sealed(own))
     own.add("private data in messages", lambda: _leaks(own))
     own.add("zero strength is no defense", lambda: _zero_strength(own, ground))
@@ -168,13 +167,6 @@ def _presence(own: Examination) -> str:
                 "upload",
             )
     return f"not read under {', '.join(g.name for g in withheld_under)}"
-
-
-def _bytes(own: Examination) -> str:
-    """Sizes, which are checked at every hook; here they are told."""
-    run = own.played[main_ground(own)]
-    sent = [m for m in run.seen[0] if m.kind in UPLOAD_KINDS]
-    return f"{sum(m.n_bytes for m in sent) / max(1, len(sent)):.0f} bytes per upload"
 
 
 def _sealed(own: Examination) -> list[Finding]:

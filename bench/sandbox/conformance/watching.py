@@ -4,6 +4,7 @@ and a defense whose every hook is watched for it while a real protocol plays it.
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -109,13 +110,13 @@ def _identities(client: Client) -> tuple[int, ...]:
 
 def attributes(plugin: object, base: type) -> dict[str, str]:
     """A fingerprint of every attribute of a plugin and of its classes below `base`."""
-    found = {name: _print(value, set()) for name, value in vars(plugin).items()}
+    found = {name: _print(value) for name, value in vars(plugin).items()}
     for cls in type(plugin).__mro__:
         if cls is base or not issubclass(cls, base):
             break
         for name, value in vars(cls).items():
             if isinstance(value, _DATA) and not name.startswith("__"):
-                found[f"class attribute {name}"] = _print(value, set())
+                found[f"class attribute {name}"] = _print(value)
     return found
 
 
@@ -126,31 +127,20 @@ def changed_attribute(before: Mapping[str, str], after: Mapping[str, str]) -> st
     return None
 
 
-def _print(value: Any, seen: set[int]) -> str:
+def _print(value: Any) -> str:
     """A text that is equal for equal values; of what cannot be looked into, its type."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype}{tuple(value.shape)}{value.detach().cpu().numpy().tobytes()!r}"
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
     if isinstance(value, torch.Generator):
-        return repr(value.get_state().numpy().tobytes())
-    if value is None or isinstance(value, (bool, int, float, str, bytes, complex)):
-        return repr(value)
-    if id(value) in seen:
-        return "..."
-    seen = seen | {id(value)}
+        return repr(value.get_state().tolist())
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
     if isinstance(value, Mapping):
-        return (
-            "{" + ",".join(f"{_print(k, seen)}:{_print(v, seen)}" for k, v in value.items()) + "}"
-        )
+        return str({str(k): _print(v) for k, v in value.items()})
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_print(v, seen) for v in value) + "]"
-    if isinstance(value, (set, frozenset)):
-        return "{" + ",".join(sorted(_print(v, seen) for v in value)) + "}"
-    inside = getattr(value, "__dict__", None)
-    if isinstance(inside, dict) and not isinstance(value, type) and not callable(value):
-        return f"{type(value).__qualname__}{_print(inside, seen)}"
-    return type(value).__qualname__
+        return str([_print(v) for v in value])
+    try:
+        return repr(pickle.dumps(value))
+    except Exception:  # whatever a foreign object's own methods raise
+        return type(value).__qualname__
 
 
 # --- a watched defense ----------------------------------------------------------------------------
