@@ -313,7 +313,7 @@ def test_records_made_before_convergence_was_measured_are_still_reported(
     store, _ = run(tiny(append=listed("slow")), plugins=spenders, only={"checkpoint": "init"})
 
     def age(training: dict[str, Any], cell: dict[str, Any], record: dict[str, Any]) -> None:
-        del record["doubled"], record["budget"]
+        del record["doubled"]
 
     each_cell(store, age)
     rows = board(store.folder)
