@@ -240,12 +240,10 @@ def _release_of(
 def _check_shapes(path: Path, state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     """Raises UserError for a state with other variables, or of other shapes."""
     shapes = [{n: list(v.shape) for n, v in one.items()} for one in (state, other)]
-    odd = next(
-        (n for n in {**shapes[0], **shapes[1]} if shapes[0].get(n) != shapes[1].get(n)), None
-    )
-    if odd is not None:
-        told = [shapes[i].get(odd, "none") for i in (0, 1)]
-        raise UserError(f"{path} has variable '{odd}' as {told[0]} and, elsewhere, as {told[1]}.")
+    for name in {**shapes[0], **shapes[1]}:
+        one, two = (which.get(name, "none") for which in shapes)
+        if one != two:
+            raise UserError(f"{path} has variable '{name}' as {one} and, elsewhere, as {two}.")
 
 
 def _contradiction(seen: Seen) -> str | None:
@@ -278,6 +276,8 @@ def _check_messages(seen: Seen) -> None:
                 raise ValueError(f"the pattern of part '{name}' of {message.sender} is none")
         if message.kind not in UPLOAD_KINDS:
             continue
+        if message.local_steps < 1:
+            raise ValueError(f"the upload of {message.sender} is of no local step")
         sent = first.setdefault(message.kind, set(message.parts))
         odd = next(iter(sent ^ set(message.parts)), None)
         if odd is not None:

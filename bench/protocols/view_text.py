@@ -20,6 +20,8 @@ Size = Annotated[int, Strict(), Field(ge=1, le=10**9)]
 Steps = Annotated[int, Strict(), Field(ge=1, le=10**4)]
 """Each is computed one after the other, in every try."""
 Number = Annotated[int, Strict(), Field(ge=0, le=10**9)]
+Taken = Annotated[int, Strict(), Field(ge=0, le=10**4)]
+"""Steps behind a message."""
 Label = Annotated[int, Strict()]
 Epsilon = Annotated[float, AllowInfNan(True)]
 """Strict JSON has "inf" as a text."""
@@ -54,7 +56,7 @@ class MessageText(_Text):
     receiver: str
     round: Number
     step: Number
-    local_steps: Number
+    local_steps: Taken
     parts: dict[str, PartText]
     sealed: dict[str, SealedText]
 

@@ -150,7 +150,7 @@ class Isolation:
         assert self.bwrap is not None
         ways = self.ways
         read = [p for path in shown for p in (path, *path.glob("*"))]
-        if not all(p.stat().st_mode & 0o004 for p in read if p.exists()):
+        if ways == _ROOT and not all(p.stat().st_mode & 0o004 for p in read if p.exists()):
             ways = _MAPPED  # what only its owner may read, another user cannot run
         made = [self.bwrap, *_ALONE, *ways, "--tmpfs", "/"]
         visible = _visible(shown)
