@@ -184,8 +184,9 @@ class Isolation:
 def stop(process: subprocess.Popen[str]) -> None:
     """End a process that `Isolation.start` gave, with those that it started; in a sandbox all of
     them, whatever they did."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:  # once it was waited for, its number may be another's
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

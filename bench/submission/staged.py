@@ -3,6 +3,7 @@ another, and what they leave is scored here."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import signal
@@ -362,7 +363,7 @@ def _run_apart(
             left -= len(line)
             if left < 0:
                 last.append(f"it wrote more than {_MOST_OUTPUT:,} characters and was stopped")
-                stop(process)
+                os.killpg(process.pid, signal.SIGKILL)
                 return
 
     try:
@@ -373,11 +374,11 @@ def _run_apart(
         # Without a sandbox something that the code started may outlive it, and hold the pipe.
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
-        code = process.wait()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own
         listener.join(_LAST_LINES_S)
     finally:
         stop(process)
-    refusal = out / REFUSAL
+    code, refusal = process.returncode, out / REFUSAL
     if code == 2 and refusal.is_file() and not refusal.is_symlink():
         with refusal.open(encoding="utf-8", errors="replace") as file:
             raise UserError(one_line(file.read(2000)))
