@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 import bench
 from attacks.engine.gradients import ObservedTraining, Simulated
-from bench.capturing.attacking import chosen, leak_of, read_views
+from bench.capturing.attacking import attack_view, chosen, leak_of, read_views
 from bench.capturing.opacus import noised_by
 from bench.capturing.recording import Noised
 from bench.cli import app
@@ -395,6 +396,22 @@ def test_another_network_at_the_attack_does_not_explain_what_was_seen(
         assert (made.unexplained is None) == explained
 
 
+def test_a_view_whose_buffers_are_of_another_network_is_refused(
+    public: Samples, private: Samples, tmp_path: Path
+) -> None:
+    net, (x, y) = residual(), private
+    client = bench.capture(net, public=public, named=NAMED)
+    cross_entropy(net(x), y).backward()
+    client.gradient(x, y)
+    client.save(tmp_path / "seen")
+    (view,) = read_views([tmp_path / "seen"])
+    name = next(n for n in view.seen.buffers if n.endswith(".mean"))
+    buffers = {**view.seen.buffers, name: torch.zeros(3)}
+    other = replace(view, seen=replace(view.seen, buffers=buffers))
+    with pytest.raises(UserError, match=rf"its buffer '{name}' is \[4\], what was seen has \[3\]"):
+        attack_view(other, ["ilrg"])
+
+
 def test_an_attack_that_fails_ends_alone(
     public: Samples, private: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,12 +435,12 @@ def test_an_attack_that_fails_ends_alone(
     assert "1 client, 1 sample of 1x16x16, sent as gradient" in shown.output
 
 
-@pytest.mark.parametrize("few", [2, 5])
-def test_few_public_samples_suffice(
-    few: int, public: Samples, private: Samples, tmp_path: Path
+@pytest.mark.parametrize(("few", "scale"), [(2, 1.0), (5, 1.0), (20, 0.0)])
+def test_few_public_samples_suffice_and_constant_ones(
+    few: int, scale: float, public: Samples, private: Samples, tmp_path: Path
 ) -> None:
     net, (x, y) = flat(), private
-    client = bench.capture(net, public=(public[0][:few], public[1][:few]), classes=10)
+    client = bench.capture(net, public=(scale * public[0][:few], public[1][:few]), classes=10)
     cross_entropy(net(x[:1]), y[:1]).backward()
     client.gradient(x[:1], y[:1])
     client.save(tmp_path / "seen")

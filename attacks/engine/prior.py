@@ -9,8 +9,9 @@ from torch import Tensor
 
 from bench.toolkit.batches import class_means
 
-_FEWEST, _BROAD = 10, 0.3
-"""Samples that a covariance needs, and the standard deviation of a pixel without them."""
+_FEWEST, _NOTHING, _BROAD = 10, 1e-6, 0.3
+"""Samples that a covariance needs, what is no difference between them, and a pixel's standard
+deviation without them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,9 @@ class Frame:
 
 
 def _factor(centred: Tensor) -> Tensor:
-    """Square root [D, D] of the shrunk covariance of centred samples [N, D]; of fewer than ten,
-    which tell too little, that of independent values."""
-    if len(centred) < _FEWEST:
+    """Square root [D, D] of the shrunk covariance of centred samples [N, D]; of fewer than ten, or
+    of copies of one, which tell too little, that of independent values."""
+    if len(centred) < _FEWEST or float(centred.abs().max()) < _NOTHING:
         return _BROAD * torch.eye(centred.shape[1]).to(centred)
     if centred.shape[1] > 4096:
         return torch.diag(centred.std(dim=0).clamp_min(1e-3))

@@ -204,7 +204,7 @@ def attack_view(
     if settings and len(names) != 1:
         raise UserError(f"settings are of one attack, but {len(names)} were asked for.")
     attacks = {name: registry.attack(name, settings or {}) for name in names}
-    network, lowest = _network(view.seen, model), _floors(view)
+    network, lowest = _network(view, model), _floors(view)
     unlike, made = None, []
     if view.truth is not None and str(view.seen.known.get("threat")).startswith("captured"):
         known = view.seen.known["defense"]
@@ -221,7 +221,7 @@ def attack_view(
             made.append(
                 replace(
                     blank,
-                    reason=f"failed: {in_one_line(error)[:300]}",
+                    reason=f"failed: {in_one_line(error, 300)}",
                     traceback=format_exc(),
                 )
             )
@@ -295,9 +295,9 @@ def _context(
     )
 
 
-def _network(seen: Seen, model: str | nn.Module | None) -> Network:
+def _network(view: Captured, model: str | nn.Module | None) -> Network:
     """The network that was seen. Raises UserError for another one."""
-    about = seen.network
+    about = view.seen.network
     settings = dict(about["settings"])
     name = str(about["name"])
     if isinstance(model, nn.Module):
@@ -318,14 +318,17 @@ def _network(seen: Seen, model: str | nn.Module | None) -> Network:
             f"model {name} is not the one that was seen: its head is {list(network.head)}, what "
             f"was seen has {about['head']}."
         )
-    own = {n: tuple(v.shape) for n, v in network.init(torch.Generator()).items()}
-    was = {n: tuple(v.shape) for n, v in seen.before.items()}
-    other = next((n for n in own if was.get(n) != own[n]), None)
-    if other is not None:
-        raise UserError(
-            f"model {name} is not the one that was seen: its parameter '{other}' is "
-            f"{list(own[other])}, what was seen has {list(was.get(other, ())) or 'none'}."
-        )
+    own = network.init(torch.Generator())
+    buffers = network.calibrate(own, view.public[0])
+    seen = {**view.seen.before, **{n: v for n, v in view.seen.buffers.items() if n in buffers}}
+    for part, value in {**own, **{n: v for n, v in buffers.items() if n in seen}}.items():
+        there = list(seen[part].shape) if part in seen else "none"
+        if there != list(value.shape):
+            kind = "parameter" if part in own else "buffer"
+            raise UserError(
+                f"model {name} is not the one that was seen: its {kind} '{part}' is "
+                f"{list(value.shape)}, what was seen has {there}."
+            )
     return network
 
 

@@ -197,7 +197,7 @@ def _play(
             output = module(x.clone())
     except Exception as error:  # whatever a foreign module raises
         shape = list(x.shape[1:])
-        text = in_one_line(error)[:300]
+        text = in_one_line(error, 300)
         raise UserError(f"{what} cannot take samples of shape {shape} ({text}).") from error
     finally:
         for handle in handles:
@@ -231,7 +231,7 @@ def _explain(module: nn.Module, x: Tensor, played: _Pass, what: str) -> None:
                 )
             except RuntimeError as error:
                 raise UserError(
-                    f"{what} cannot be differentiated: {in_one_line(error)[:300]}"
+                    f"{what} cannot be differentiated: {in_one_line(error, 300)}"
                 ) from error
             used = [g is not None for g in grads]
             node.uses = {i - 1 for i in range(len(leaves)) if used[i]}

@@ -144,7 +144,7 @@ class ModuleNetwork(Network):
         except Exception as error:  # whatever torch says of a foreign module's operations
             raise UserError(
                 f"model {self.name} has an operation that cannot be differentiated twice, or not "
-                f"for several clients at once by torch.func.vmap: {in_one_line(error)[:160]}"
+                f"for several clients at once by torch.func.vmap: {in_one_line(error, 160)}"
             ) from error
         if far > _TOLERANCE:
             with contextlib.suppress(Exception):  # rounding alone may be why
@@ -257,9 +257,11 @@ class ModuleNetwork(Network):
     def _statistics(self, buffers: State, params: State, x: Tensor) -> dict[str, Tensor]:
         """Running statistics of all normalisations: in training a set for each client, which the
         pass moves and nobody reads."""
+        if not self._norms:
+            return {}
         # Zero, and batched by torch.func.vmap as soon as anything of the pass is.
         zero = sum((t.new_zeros(()) for t in params.values()), x.new_zeros(()))
-        given = {}
+        given: dict[str, Tensor] = {}
         for known, inner in self.anatomy.norms.items():
             for name, begin in (("mean", zero), ("var", zero + 1.0)):
                 value = buffers.get(f"{known}.{name}")
@@ -465,7 +467,7 @@ def _training_modes(
             )
     if same:
         return modes
-    if draws and _alike(moved, still):
+    if draws and _of_one_shape(moved, still):
         parts = _random_parts(module)
         where = f" ({', '.join(parts[:3])}{' and others' if len(parts) > 3 else ''})"
         raise UserError(
@@ -497,10 +499,10 @@ def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return _alike(one, other) and bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5))
+    return _of_one_shape(one, other) and bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _of_one_shape(one: Any, other: Any) -> bool:
     """Whether both are tensors of one shape."""
     return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
 
