@@ -427,3 +427,12 @@ def test_progress_is_drawn_on_stdout_while_a_job_runs(capsys: pytest.CaptureFixt
         console.print("3 of 9 done")
         print("of a plugin")
     assert capsys.readouterr() == ("3 of 9 done\n", "of a plugin\n")
+
+
+def test_a_workers_warning_is_one_sentence() -> None:
+    code = (
+        "import warnings; from bench.toolkit.processes import prints_aside; prints_aside(); "
+        "warnings.warn('so it is.')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "warning: so it is.\n")

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
@@ -49,7 +50,9 @@ def end_with_parent() -> None:
 
 
 def prints_aside() -> None:
-    """From here on all that this process prints goes to stderr: its stdout is another's."""
+    """From here on all that this process prints goes to stderr, a warning as one sentence: its
+    stdout is another's."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     sys.stdout.flush()
     with suppress(OSError):  # one that was started without stderr
         os.dup2(2, 1)
