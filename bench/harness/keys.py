@@ -79,11 +79,11 @@ class Code:
         """
         if name not in self._models:
             module, file = models.module_of(name), models.file_of(name)
-            found = {}
+            digests = {}
             if module is not None:
                 folder = None if file is None else file.resolve().parent
-                found = self._foreign(module, folder)
-            self._models[name] = _hash(_placeless(found, module)) if module and found else ""
+                digests = self._foreign(module, folder)
+            self._models[name] = _hash(_placeless(digests, module)) if module and digests else ""
         return self._models[name]
 
     def package(self, kind: PluginKind, name: str) -> str:

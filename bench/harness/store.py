@@ -271,26 +271,26 @@ class Store:
             UserError: For a file that is no record, or one that contradicts its run.
         """
         try:
-            found = self._read(kind, key)
+            record = self._read(kind, key)
         except UserError:
             if lenient:
                 return None
             raise
-        waits = isinstance(found, AttackRecord) and not found.is_scored
-        return None if waits and not unscored else found
+        waits = isinstance(record, AttackRecord) and not record.is_scored
+        return None if waits and not unscored else record
 
     def _read(self, kind: Kind, key: str) -> Any:
         try:
-            found: Any = read_outcome(self.path(kind, key), kind)
+            record: Any = read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
-            found = self._archived.get((kind, key))
-        if found is None:
+            record = self._archived.get((kind, key))
+        if record is None:
             return None
         if kind == "train" and key in self._trainings:
-            check_training(found, self._trainings[key], self._devices)
-            self._trained = key, found
+            check_training(record, self._trainings[key], self._devices)
+            self._trained = key, record
         elif kind == "attack" and (cell := self._cells.get(key)):
             if self._trained[0] != cell.train_key:
                 self._trained = cell.train_key, self._read("train", cell.train_key)
-            check_attack(found, cell, self._trained[1], self._devices)
-        return found
+            check_attack(record, cell, self._trained[1], self._devices)
+        return record

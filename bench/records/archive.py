@@ -56,13 +56,13 @@ def unpacked(path: Path) -> dict[tuple[Kind, str], Outcome]:
         FileNotFoundError: If there is none.
         UserError: If it is no such file, holds a record twice, or would fill the memory.
     """
-    found: dict[tuple[Kind, str], Outcome] = {}
+    records: dict[tuple[Kind, str], Outcome] = {}
     for line in _lines(path):
         name, record = _record(line, path)
-        if name in found:
+        if name in records:
             raise UserError(f"{path} holds the {name[0]} record {name[1]} twice.")
-        found[name] = record
-    return found
+        records[name] = record
+    return records
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -39,7 +39,7 @@ def recomputed(run: Run, store: Store, registry: Registry) -> list[Comparison]:
         UserError: For a stored file that is not the one that its record lists, or has other truth.
     """
     usable = registry.usable
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for training in run.trainings:
         record = store.read("train", training.key)
         if not isinstance(record, TrainRecord):
@@ -49,7 +49,7 @@ def recomputed(run: Run, store: Store, registry: Registry) -> list[Comparison]:
             ledger = account(registry.defense(job.defense, job.settings), record.facts)
             again = replace(record, ledger=ledger)
             pairs = compare(label_of(job), record, again, _ROUNDING)
-            found += (c for c in pairs if c.figure in _EPSILONS)
+            comparisons += (c for c in pairs if c.figure in _EPSILONS)
         for cell in training.cells:
             scored = store.read("attack", cell.key)
             if isinstance(scored, AttackRecord):
@@ -59,8 +59,8 @@ def recomputed(run: Run, store: Store, registry: Registry) -> list[Comparison]:
                     attack = registry.attack(cell.attack, cell.job.settings)
                     remade = replace(remade, is_floor=attack.is_floor)
                 pairs = compare(cell_label(cell.job), scored, remade, _ROUNDING)
-                found += (c for c in pairs if c.figure in ("is floor", *scores))
-    return found
+                comparisons += (c for c in pairs if c.figure in ("is floor", *scores))
+    return comparisons
 
 
 def _scores(
@@ -84,5 +84,5 @@ def _scores(
             raise UserError(f"{path} has other private samples than its training.")
     if images.shape != truth.shape or len(images) != record.victims:
         raise UserError(f"{path} has not the {record.victims} victims of its record.")
-    found = image_values(images, truth, ())
-    return {m: found[m].tolist() for m in ("mse", "psnr", "ssim", "success") if m in found}
+    scores = image_values(images, truth, ())
+    return {m: scores[m].tolist() for m in ("mse", "psnr", "ssim", "success") if m in scores}
