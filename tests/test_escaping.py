@@ -21,6 +21,7 @@ from bench.records import Row, rows_to_json
 from bench.report import escaping, text
 from bench.report.console import PlainConsole
 from bench.report.html import page as html_page
+from bench.report.overview import by_protocol
 from bench.report.pictures import none
 from bench.report.terminal import overview, shown
 from tests.made_rows import attack, row, run_of
@@ -89,7 +90,7 @@ def test_a_text_is_seen_as_it_is_and_cleaning_it_again_changes_nothing(words: st
 def test_a_terminal_gets_text_alone(words: str) -> None:
     out = io.StringIO()
     console = PlainConsole(file=out, width=80, force_terminal=False)
-    for table in (*overview(board(words)), *shown(board(words))):
+    for table in (*overview(by_protocol(board(words))), *shown(board(words))):
         console.print(table)
     console.print(words)
     assert is_plain(out.getvalue())

@@ -158,7 +158,7 @@ def as_an_older_run(run: dict[str, Any]) -> None:
 def test_an_older_run_with_repeats_loads_and_counts_every_victim_once(tmp_path: Path) -> None:
     folder = write_part(tmp_path / "p")
     before = leaderboard.rows(folder)
-    assert counts(folder)[0][1:] == ((0, 1), {"ilrg": 2, "prior_only": 2})
+    assert counts(folder)[0][1:] == ((0, 1), {"ilrg": 4, "prior_only": 4})
     edited(folder, as_an_older_run)
     assert leaderboard.rows(folder) == before
     merge([folder, folder], tmp_path / "out")
@@ -169,7 +169,7 @@ def test_folders_that_share_a_seed_count_its_victims_once(tmp_path: Path) -> Non
     one = write_part(tmp_path / "a", suite=small_suite(seeds=[0, 1]))
     two = write_part(tmp_path / "b", suite=small_suite(seeds=[1, 2]))
     merge([one, two], tmp_path / "out")
-    assert counts(tmp_path / "out")[0][1:] == ((0, 1, 2), {"ilrg": 3, "prior_only": 3})
+    assert counts(tmp_path / "out")[0][1:] == ((0, 1, 2), {"ilrg": 6, "prior_only": 6})
 
 
 def test_one_record_is_not_read_as_two_seeds_nor_two_as_one(tmp_path: Path) -> None:

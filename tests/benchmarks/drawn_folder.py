@@ -160,13 +160,14 @@ def _trained(rng: np.random.Generator, training: Mapping[str, Any]) -> dict[str,
     own: list[float | None] = rng.uniform(0.7, 0.95, CLIENTS).tolist()
     if rng.random() < 0.1:
         own[int(rng.integers(CLIENTS))] = None  # none of its classes is tested
+    known = [v for v in own if v is not None]
     eps = float(10 ** rng.uniform(0, 5))
     protected = rng.random() < 0.5
     claim = f"The paper claims epsilon {eps:.4g} for one client, which is not a training record."
     return {
         "status": "done", "reason": None, "variant": training["settings"].get("variant", ""),
         "correct": int(rng.integers(700, 950)), "test_samples": TEST_SAMPLES,
-        "class_chance": 0.1, "personal_accuracy": 0.8, "personal_accuracies": own,
+        "class_chance": 0.1, "personal_accuracy": sum(known) / len(known), "personal_accuracies": own,
         "personal_chance": 0.38, "keeping_clients": int(rng.integers(3)), "diverged": None,
         "rounds_played": 30, "bytes_up": 1e6 * float(rng.random()), "bytes_down": 378640.0,
         "client_seconds": float(rng.random()),
