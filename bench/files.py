@@ -7,11 +7,14 @@ or written, anywhere.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 from bench.errors import UserError
@@ -40,6 +43,18 @@ def read_bytes(path: Path | str, *, most: int = MOST_BYTES, links: bool = False)
             )
         with os.fdopen(handle, "rb", buffering=0, closefd=False) as file:
             return file.read()
+
+
+def read_gzip(path: Path | str) -> bytes:
+    """The content of a gzip file. Raises as `read_bytes`, also where it holds more than that."""
+    try:
+        with gzip.open(BytesIO(read_bytes(path))) as file:
+            content = file.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is no readable gzip file ({error}).") from error
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path} holds more than the {MOST_BYTES:,} bytes that it may.")
+    return content
 
 
 def check_plain(path: Path | str, *, links: bool = False) -> int:

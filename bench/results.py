@@ -145,8 +145,10 @@ def run(
 
 
 def load(folder: str | Path) -> Results:
-    """The results in a folder of `leakbench run`. Raises UserError if it is none."""
-    return Results(Path(folder))
+    """Return the results in a result folder, or in `results/NAME` of the working folder by their
+    name: `bench.load("reference")`. Raises UserError if there are none."""
+    published = Path("results") / folder
+    return Results(Path(folder) if Path(folder).exists() or not published.exists() else published)
 
 
 class Results:
@@ -175,9 +177,7 @@ class Results:
 
     @property
     def failures(self) -> list[tuple[str, str]]:
-        """(what, why) of trainings and cells that failed or ran out of time. Raises UserError
-        for a leaderboard that came without its records."""
-        self._need_records()
+        """(what, why) of trainings and cells that failed or ran out of time."""
         store = Store(self.folder, self._run)
         found = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
         cells = [(f"{c.name}/seed={c.seed}", store.read("attack", c.key)) for c in self._cells]
@@ -215,9 +215,7 @@ class Results:
         return frames.attacks(self._rows(**only))
 
     def victims(self, **only: Unpack[CellFilter]) -> DataFrame:
-        """One line per victim of every finished cell, from the records. Raises UserError for a
-        leaderboard that came without them."""
-        self._need_records()
+        """One line per victim of every finished cell, from the records."""
         return frames.victims(Store(self.folder, self._run), self._some_cells(**only))
 
     def pictures(
@@ -328,10 +326,6 @@ class Results:
             write_whole(paths[-1], self._files.text(name))
         return paths
 
-    def _need_records(self) -> None:
-        if not Store(self.folder).has_records:
-            raise UserError(f"{self.folder} holds a leaderboard without its records.")
-
     def _rows(self, **wanted: Any) -> list[Row]:
         return with_values(self._files.rows, wanted)
 
@@ -362,12 +356,10 @@ class Results:
         return found[0][1]
 
     def __repr__(self) -> str:
-        known = Store(self.folder).has_records
-        failed = f"{len(self.failures)} failed" if known else "no records"
         state = self.standing.split()[0].rstrip(":").lower()
         return (
             f"Results({self._run.title}: {len(self._run.trainings)} trainings, "
-            f"{len(self._cells)} cells, {failed}, {state}, in {self.folder})"
+            f"{len(self._cells)} cells, {len(self.failures)} failed, {state}, in {self.folder})"
         )
 
     def _repr_html_(self) -> str:

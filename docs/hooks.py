@@ -362,12 +362,9 @@ def _paragraphs(text: str | None) -> str:
 
 @cache
 def reference(suite: str) -> Any:
-    from bench.records import read_rows
+    from bench.report import leaderboard
 
-    path = ROOT / "results" / suite / "leaderboard.json"
-    if not path.is_file():
-        raise ValueError(f"there is no reference run '{suite}'.")
-    return read_rows(path)
+    return leaderboard.load(ROOT / "results" / suite)
 
 
 def results(names: Sequence[str], _: str) -> str:

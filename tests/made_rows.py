@@ -96,7 +96,7 @@ def flag(code: FlagCode, subject: str = "", **values: float | str) -> Flag:
 
 def other(text: str) -> Flag:
     """A flag of which nothing is known but its sentence."""
-    return flag(FlagCode.OTHER, text=text)
+    return flag(FlagCode.NOT_AS_PUBLISHED, reason=text)
 
 
 PROTOCOL = ProtocolSettings(name="fedavg", clients=3, lr=0.1, local_steps=1)

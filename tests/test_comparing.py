@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -398,14 +397,6 @@ def test_bad_input_ends_with_one_sentence(
     code, text = compare(str(made.done()), *arguments, columns=300)
     assert code == 2
     assert problem in text
-
-
-def test_a_leaderboard_without_records_has_no_victims_to_compare(tmp_path: Path) -> None:
-    for name in ("leaderboard.json", "run.json"):
-        shutil.copy(Path(__file__).parents[1] / "results" / "quick" / name, tmp_path)
-    code, text = compare(str(tmp_path), "none", "spm", columns=300)
-    assert code == 2
-    assert "comparing needs the records of every victim" in text
 
 
 def test_a_row_without_a_common_seed_is_not_said_to_be_tied(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 from bench.records import (
     ARCHIVE,
-    SUMS,
     AttackInputs,
     AttackJob,
     AttackRecord,
@@ -34,7 +33,6 @@ from bench.records import (
     NoResult,
     TrainJob,
     packed,
-    sums,
 )
 from tests.made_records import attacked, trained
 
@@ -155,7 +153,6 @@ def test_what_was_published_of_a_folder_says_the_same(suite: Path, tmp_path: Pat
     (tmp_path / "out").mkdir()
     archive = packed([(k, store.read(k, key)) for k in KINDS for key in store.keys(k)])
     (tmp_path / "out" / ARCHIVE).write_bytes(archive)
-    (tmp_path / "out" / SUMS).write_text(sums({ARCHIVE: archive}))
     assert finished(tmp_path / "out") == finished(tmp_path / "run")
     assert len(finished(tmp_path / "out")) == 15
 

@@ -251,7 +251,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_a_folders_figures_have_telling_names(results: Results) -> None:
-    paths = figures.write_figures(leaderboard.load(results.folder), results.folder, ("png",))
+    paths = figures.write_figures(
+        leaderboard.load(results.folder), results.folder, results.folder, ("png",)
+    )
     assert {p.parent for p in paths} == {results.folder / "figures"}
     assert [p.name for p in paths] == ["fedavg-overview.png"] + [
         f"fedavg-digits-mlp_spm-{name}.png"
@@ -307,7 +309,7 @@ def test_all_tables_are_drawn_by_their_worst_round_and_what_they_lose() -> None:
 def test_a_table_without_rebuilt_images_has_no_pareto_nor_pictures(tmp_path: Path) -> None:
     suite = tomllib.loads(TINY) | {"checkpoints": ["init"], "attacks": [{"name": "ilrg"}]}
     bench.run(suite, only={"defense": "none"}, out=tmp_path, jobs=0, progress=False)
-    paths = figures.write_figures(leaderboard.load(tmp_path), tmp_path, ("png",))
+    paths = figures.write_figures(leaderboard.load(tmp_path), tmp_path, tmp_path, ("png",))
     assert [p.name for p in paths] == ["fedavg-overview.png"] + [
         f"fedavg-digits-mlp_spm-init-{name}.png" for name in ("attacks",)
     ]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import Row, read_rows
+from bench.records import Row
+from bench.report import leaderboard
 from bench.report.overview import by_protocol
 from bench.report.tables import tables
 from bench.report.verdicts import accuracy_drop, undefended
@@ -18,7 +19,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @cache
 def rows(name: str) -> list[Row]:
-    return read_rows(RESULTS / name / "leaderboard.json")
+    return leaderboard.load(RESULTS / name)
 
 
 def some(name: str, **wanted: str) -> list[Row]:

@@ -6,6 +6,7 @@ import itertools
 import re
 import shlex
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.harness.plan import expand
 from bench.metrics.intervals import Interval
-from bench.records import PlannedTraining, Row, Run, read_rows
+from bench.records import PlannedTraining, Row, Run
 from bench.records.flags import Flag, FlagCode
 from bench.registry import Registry, discover
+from bench.report import leaderboard
 from bench.report.leaderboard import heading, settings_of
 from bench.suite import read_suite
 from tests.made_rows import row
@@ -195,19 +197,24 @@ def test_every_command_of_a_paper_makes_figures_of_its_table(
         assert any(found), f"{command} makes nothing of {table.id}"
 
 
+@cache
+def published_rows(paper: str) -> list[Row]:
+    folder = ROOT / "results" / "papers" / paper
+    return leaderboard.load(folder) if folder.is_dir() else []
+
+
 @pytest.mark.parametrize(("paper", "table"), TABLES, ids=IDS)
 def test_every_table_of_a_paper_is_shown_with_its_ledger(
     paper: str, table: printed.PrintedTable, registry: Registry
 ) -> None:
-    path = ROOT / "results" / "papers" / paper / "leaderboard.json"
-    shown = printed.compared(table, read_rows(path) if path.is_file() else [], registry)
+    shown = printed.compared(table, published_rows(paper), registry)
     for line, cells in zip(table.rows, shown.cells, strict=True):
         for column, cell in zip(table.columns, cells, strict=True):
             if (column.read or line.read or table.read).startswith("ledger."):
                 assert cell.measured is not None, (line.title, column.title)
     # What the paper's own scale alone makes, for want of its data, is not among the results.
     large = table.run.startswith(f"leakbench run {paper}_paper ")
-    if path.is_file() and table.run and not large:
+    if published_rows(paper) and table.run and not large:
         assert any(c.measured for cells in shown.cells for c in cells)
     for command in {table.run, table.paper_run} - {""}:
         for one in command.split(" && "):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 from html.parser import HTMLParser
@@ -13,20 +12,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bench.cli.reports import publish
-from bench.errors import UserError
 from bench.records import (
     AuditSummary,
     Convergence,
     Flag,
     FlagCode,
     LedgerWords,
-    to_json,
 )
 from bench.report import (
     boards,
     explain,
-    leaderboard,
     overview,
     pictures,
     plots,
@@ -81,13 +76,6 @@ def test_example_rows_follow_the_schema() -> None:
     assert SCHEMA["$defs"]["flag"]["properties"]["code"]["enum"] == list(FlagCode)
 
 
-def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
-    flags = tuple(flag(code, "dlg", gain=0.1, reason="r", text="t") for code in FlagCode)
-    rows = [row(flags=flags, eps_claimed=math.inf), row("b", worst=None)]
-    (tmp_path / "leaderboard.json").write_text(to_leaderboard_json(rows))
-    assert leaderboard.load(tmp_path) == rows
-
-
 def test_the_page_stands_alone_and_allows_nothing_but_its_own_style_and_script() -> None:
     text = page(row())
     tags = Tags(text)
@@ -105,15 +93,13 @@ def test_the_page_stands_alone_and_allows_nothing_but_its_own_style_and_script()
         assert f"{kind} " + " ".join(f"'sha256-{d}'" for d in digests) + ";" in policy
 
 
-def test_the_header_says_how_the_results_were_made_and_how_to_cite_them(tmp_path: Path) -> None:
+def test_the_header_says_how_the_results_were_made_and_how_to_cite_them() -> None:
     rows = [row()]
-    path = tmp_path / "leaderboard.json"
-    path.write_text(to_leaderboard_json(rows))
     text = page(*rows)
     assert "<code>leakbench run toy</code>" in text
     assert "python 3.12, leakbench 9.9" in text
     assert "(95 % interval over victims, not over other trainings)" in text
-    assert hashlib.sha256(path.read_bytes()).hexdigest() in text
+    assert hashlib.sha256(to_leaderboard_json(rows).encode()).hexdigest() in text
 
 
 def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> None:
@@ -219,7 +205,6 @@ def test_an_attack_that_applies_nowhere_has_no_column_but_is_named() -> None:
         (flag(FlagCode.DIVERGED, reason="weights not finite after round 4"),
          "diverged: weights not finite after round 4", "diverged", "bad", "D"),
         (flag(FlagCode.AT_CHANCE), "accuracy at chance", "accuracy at chance", "bad", "C"),
-        (other("a new kind of flag"), "a new kind of flag", "a new kind of flag", "info", ""),
     ],
 )  # fmt: skip
 def test_every_flag_has_a_chip_its_sentence_and_a_meaning(
@@ -228,7 +213,7 @@ def test_every_flag_has_a_chip_its_sentence_and_a_meaning(
     why = explain.FLAGS[given.code].why
     assert (explain.sentence(given), explain.chip(given), given.level) == (sentence, chip, level)
     assert explain.letters([given]) == letter
-    assert bool(why) == (given.code != FlagCode.OTHER)
+    assert why
     text = page(row(flags=(given,)))
     assert f'<button class="chip {level}"' in text
     assert f"<dt>{sentence}</dt><dd>{why}</dd>" in text.replace("&#39;", "'")
@@ -289,26 +274,10 @@ def test_no_name_reason_or_note_can_break_out_of_the_page() -> None:
     assert HOSTILE in found["pieces"]
 
 
-def test_rows_of_every_committed_result_render() -> None:
-    found = sorted((ROOT / "results").rglob("leaderboard.json"))
-    assert found
-    for path in found:
-        files = Files(path.parent)
-        loaded, text = files.rows, files.text("html")
-        assert len(Tags(text).all("tbody")) >= len(tables.tables(loaded))
-        assert hashlib.sha256(path.read_bytes()).hexdigest() in text
-
-
-def test_a_leaderboard_without_records_renders_in_all_formats(tmp_path: Path) -> None:
-    old = row(flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.OTHER, text="a sentence of its own")))
-    (tmp_path / "leaderboard.json").write_text(json.dumps(as_json([old])))
-    (tmp_path / "run.json").write_text(to_json(run_of()))
-    before = (tmp_path / "leaderboard.json").read_bytes()
-    paths = publish(tmp_path, ("html", "md", "csv", "json"))
-    assert [p.name for p in paths] == ["report.html", "leaderboard.md", "leaderboard.csv"]
-    assert (tmp_path / "leaderboard.json").read_bytes() == before
-    assert "neither reconstructions nor a pictures.json" in paths[0].read_text()
-    assert "accuracy at chance; a sentence of its own" in paths[1].read_text()
+@pytest.mark.parametrize("name", ["quick", "as_trained_data", "findings/alone"])
+def test_rows_of_committed_results_render(name: str) -> None:
+    files = Files(ROOT / "results" / name)
+    assert len(Tags(files.text("html")).all("tbody")) >= len(tables.tables(files.rows))
 
 
 def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_away() -> None:
@@ -329,25 +298,6 @@ def test_an_infinite_floor_of_a_foreign_file_has_no_band_in_the_plots() -> None:
 
 def test_a_page_without_rows_says_so() -> None:
     assert "nothing has finished yet" in page()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"neither records nor a readable leaderboard\.json"),
-        ("{}", "must be a list of rows"),
-        ('[{"schema": 3, "worst": null, "flags": []}]', "'suite' is missing"),
-        ("[3]", "row 1"),
-        ("[", "is no readable JSON"),
-    ],
-)
-def test_a_foreign_leaderboard_is_refused_with_what_it_lacks(
-    content: str | None, message: str, tmp_path: Path
-) -> None:
-    if content is not None:
-        (tmp_path / "leaderboard.json").write_text(content)
-    with pytest.raises(UserError, match=message):
-        leaderboard.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,13 +81,3 @@ def test_every_form_of_a_report_says_that_a_part_of_a_suite_was_run(
     assert f"**Missing**: {words}" in found.text("md")
     result = CliRunner().invoke(app, ["report", str(folder)])
     assert words in " ".join(result.stdout.split())
-
-
-def test_published_results_are_not_called_stopped(finished: Store, tmp_path: Path) -> None:
-    _forget(finished, "train")
-    published = tmp_path / "published"
-    published.mkdir()
-    for name in ("run.json", "leaderboard.json"):
-        text = Files(finished.folder).text("json") if name != "run.json" else None
-        (published / name).write_text(text or json.dumps(read_json(finished.folder / name)))
-    assert Files(published).missing == ["No record came with this leaderboard."]

@@ -98,9 +98,9 @@ def test_reconstructions_that_were_taken_away_are_not_made_again(folder: Path) -
 
 
 def test_a_report_leaves_a_changed_picture_out_and_says_so(folder: Path) -> None:
-    whole = pictures.load(folder)
+    whole = pictures.collect(folder)
     flip(rebuilt(folder))
-    found = pictures.load(folder)
+    found = pictures.collect(folder)
     assert len(found["cells"]) == len(whole["cells"]) - 1
     (note,) = found["unreadable"]
     assert "was changed" in note
@@ -126,7 +126,7 @@ def test_a_changed_observation_is_not_exported_or_merged(
 def test_records_of_older_versions_have_no_hashes_and_are_not_checked(
     folder: Path, tmp_path: Path
 ) -> None:
-    before = pictures.load(folder)
+    before = pictures.collect(folder)
     store = Store(folder)
     for kind, key in Run.read(folder).record_names:
         record = read_outcome(store.path(kind, key), kind)
@@ -135,7 +135,7 @@ def test_records_of_older_versions_have_no_hashes_and_are_not_checked(
         text = json.loads(store.path(kind, key).read_text())
         del text["hashes"]
         store.path(kind, key).write_text(json.dumps(text))
-    assert pictures.load(folder) == before
+    assert pictures.collect(folder) == before
     assert "0 run, 3 cached" in said(go(folder))
     assert merge([folder], tmp_path / "merged").trainings == 1
 
@@ -182,13 +182,13 @@ def test_a_link_planted_in_a_result_folder_is_not_written_through(
     assert _all(outside) == before
 
 
-@pytest.mark.parametrize("name", ["figures", "report.html", "leaderboard.csv", "pictures.json"])
+@pytest.mark.parametrize("name", ["figures", "report.html", "leaderboard.csv"])
 def test_a_report_writes_through_no_link(folder: Path, tmp_path: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     _planted(folder, name, outside := tmp_path / "outside")
     before = _all(outside)
-    result = call("report", folder, "--figures", "png", "--keep-pictures")
-    assert result.exit_code == (2 if name in ("figures", "pictures.json") else 0), result.output
+    result = call("report", folder, "--figures", "png")
+    assert result.exit_code == (2 if name == "figures" else 0), result.output
     assert _all(outside) == before
 
 

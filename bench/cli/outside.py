@@ -143,17 +143,10 @@ def merge(
         import warnings
 
         from bench.harness import merge as merging
-        from bench.harness.store import write_whole
-        from bench.records import to_json
-        from bench.report.pictures import joined
-        from bench.report.publishing import PICTURES
 
         made = merging.merge(folders, out)
         for note in made.notes:
             warnings.warn(note, stacklevel=1)
-        published = [f for f in folders if not (f / "artifacts").is_dir()]
-        if published:  # their pictures are all there is
-            write_whole(out / PICTURES, to_json(joined(published)) + "\n")
         paths = publish(out, ("json", "csv", "md"))
     options.say(
         f"{made.trainings} trainings and {made.cells} cells of {len(folders)} folder(s). "

@@ -19,69 +19,45 @@ if TYPE_CHECKING:
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="A result folder, or one with leaderboard.json and run.json.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="A result folder, or a published one.")],
     format_: Annotated[
         str, typer.Option("--format", help="Files to write: html,md,csv,json (any of them).")
     ] = "html,md,csv,json",
-    keep_pictures: Annotated[
-        bool,
+    out: Annotated[
+        Path | None,
         typer.Option(
-            "--keep-pictures",
-            help="Write pictures.json too, from which a later report without artifacts has them.",
+            "--out",
+            help="Where the files go: by default into a run's own folder, and for a published "
+            "folder into leakbench-runs/NAME-report.",
         ),
-    ] = False,
+    ] = None,
     figures: Annotated[
-        str, typer.Option("--figures", help="Figures for a paper, into DIR/figures: pdf,png,svg.")
+        str, typer.Option("--figures", help="Figures for a paper, into OUT/figures: pdf,png,svg.")
     ] = "",
     publish_: Annotated[
         Path | None,
         typer.Option("--publish", help="Write what can be published and cited into this folder."),
     ] = None,
-    part: Annotated[
-        bool,
-        typer.Option(
-            "--part",
-            help="With --publish: run, records and hashes alone, which merge joins with others; "
-            "with --keep-pictures pictures too.",
-        ),
-    ] = False,
     details: options.Details = False,
     loss: options.Loss = 5.0,
 ) -> None:
-    """Print a result folder's leaderboard and write it as files beside the records."""
+    """Print a result folder's leaderboard and write it as files."""
     with plain_errors():
         from bench.names import did_you_mean
         from bench.records.submitted import read_verified, standing
         from bench.report.files import FILES
 
-        if part and publish_ is None:
-            raise UserError("--part says what --publish OUT writes: give that too.")
         formats = list(dict.fromkeys(f.strip() for f in format_.split(",") if f.strip()))
         for name in formats:
             if name not in FILES:
                 raise UserError(did_you_mean("report format", name, list(FILES)))
-        if keep_pictures and "html" not in formats:
-            raise UserError(
-                f"--keep-pictures needs the format html, got --format {','.join(formats)}."
-            )
         drawn = [f.strip() for f in figures.split(",") if f.strip()]
-        paths = publish(
-            folder,
-            tuple(formats),
-            keep_pictures=keep_pictures,
-            figures=drawn,
-            details=details,
-            loss=loss,
-        )
+        paths = publish(folder, tuple(formats), out=out, figures=drawn, details=details, loss=loss)
         if publish_ is not None:
             from bench.report.publishing import write_published
 
             try:
-                paths += write_published(
-                    folder, publish_, part=part, with_pictures=keep_pictures or not part
-                )
+                paths += write_published(folder, publish_)
             except OSError as error:
                 reason = error.strerror or error
                 raise UserError(f"cannot write to {publish_} ({reason}).") from error
@@ -110,7 +86,7 @@ def publish(
     folder: Path,
     formats: tuple[str, ...],
     *,
-    keep_pictures: bool = False,
+    out: Path | None = None,
     figures: Sequence[str] = (),
     show: bool = True,
     details: bool = False,
@@ -118,24 +94,22 @@ def publish(
 ) -> list[Path]:
     """Write the folder's leaderboard in the given formats, and print its overview (`show`), with
     every row (`details`), for settings that lose at most `loss` points of accuracy; their paths, in
-    that order, then those of the figures. Without records, leaderboard.json is what all is made
-    from, and stays as it is."""
-    from bench.records import to_json
+    that order, then those of the figures."""
+    from bench.records import RUN
     from bench.report import terminal
     from bench.report.files import FILES, Files
     from bench.report.overview import by_protocol, legend
 
     options.check_loss(loss)
     found = Files(folder)
-    if not (folder / "records").is_dir():
-        formats = tuple(f for f in formats if f != "json")
+    if out is None:
+        own = (folder / RUN).is_file()
+        out = folder if own else Path("leakbench-runs") / f"{folder.resolve().name}-report"
     paths = []
     with _without_collections():
         for name in formats:
-            paths.append(folder / FILES[name])
+            paths.append(out / FILES[name])
             _write(paths[-1], found.text(name))
-    if keep_pictures:
-        _write(folder / "pictures.json", to_json(found.pictures) + "\n")
     rows = found.rows
     if show and rows:
         overviews = by_protocol(rows, loss / 100)
@@ -151,7 +125,7 @@ def publish(
     if figures:
         from bench.report.figures import write_figures
 
-        paths += write_figures(rows, folder, figures)
+        paths += write_figures(rows, folder, out, figures)
     return paths
 
 

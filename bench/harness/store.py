@@ -6,7 +6,7 @@ DIR/records/attack/KEY.json   scores per victim, floors
 DIR/artifacts/KEY/            observations and truth, or reconstructions (safetensors)
 DIR/scratch/                  files of jobs that are under way
 
-Published results have all records in DIR/records.jsonl.gz, and no artifacts.
+A published folder has DIR/run.json.gz, all records in DIR/records.jsonl.gz, and no artifacts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from bench.records import (
     TrainOutcome,
     check_attack,
     check_kept,
-    check_sum,
     check_training,
     read_outcome,
     to_json,
@@ -165,22 +164,23 @@ class Store:
             yield
 
     @property
-    def has_records(self) -> bool:
-        """Whether it holds records, be it in one file."""
-        return (self.folder / "records").is_dir() or (self.folder / ARCHIVE).is_file()
+    def names(self) -> set[tuple[Kind, str]]:
+        """Kind and key of every record."""
+        kinds: tuple[Kind, ...] = ("train", "attack")
+        places = ((k, self.folder / "records" / k) for k in kinds)
+        return {(k, p.stem) for k, folder in places for p in folder.glob("*.json")} or {
+            *self._archived
+        }
 
     def keys(self, kind: Kind) -> list[str]:
         """Of all its records of a kind."""
-        if self._archived:
-            return sorted(key for one, key in self._archived if one == kind)
-        return sorted(p.stem for p in (self.folder / "records" / kind).glob("*.json"))
+        return sorted(key for one, key in self.names if one == kind)
 
     @cached_property
     def _archived(self) -> Mapping[tuple[Kind, str], Any]:
         """The records of published results; none of a run's own folder."""
         if (self.folder / "records").is_dir() or not (self.folder / ARCHIVE).is_file():
             return {}
-        check_sum(self.folder, ARCHIVE)
         return unpacked(self.folder / ARCHIVE)
 
     def artifacts(self, key: str) -> Path:

@@ -2,12 +2,12 @@
 """What a run, a training's record, an attack's record, a row and a flag are.
 
 Everything that reads or writes a result folder goes through these types: they are validated when a
-file is read, and written by `to_json`. Older files load through one converter per schema.
+file is read, and written by `to_json`.
 """
 
 from __future__ import annotations
 
-from bench.records.archive import ARCHIVE, SUMS, check_sum, packed, sums, unpacked
+from bench.records.archive import ARCHIVE, packed, unpacked
 from bench.records.contradictions import check_attack, check_together, check_training
 from bench.records.files import RECONSTRUCTION, check_kept, read_json, read_outcome
 from bench.records.flags import Flag, FlagCode
@@ -47,9 +47,17 @@ from bench.records.rows import (
     Row,
     WorstCase,
     data_title,
-    has_rows,
-    read_rows,
     rows_to_json,
 )
-from bench.records.run import RUN, SCHEMA, Cell, PlannedTraining, Run, attack_job, labels
+from bench.records.run import (
+    PACKED_RUN,
+    RUN,
+    RUN_FILES,
+    SCHEMA,
+    Cell,
+    PlannedTraining,
+    Run,
+    attack_job,
+    labels,
+)
 from bench.records.text import plain, sound_text, to_json

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError, problem
-from bench.files import MOST_BYTES, check_plain, read_bytes, sha256
+from bench.files import MOST_BYTES, check_plain, read_bytes, read_gzip, sha256
 from bench.protocols.settings import RECORDED
 from bench.records.outcomes import (
     AttackOutcome,
@@ -30,12 +30,14 @@ T = TypeVar("T")
 
 def read_json(path: Path | str, *, most: int = MOST_BYTES, links: bool = False) -> Any:
     """The value of a JSON file, its texts as UTF-8 can hold them; most, links: see `read_bytes`.
+    A file whose name ends in .gz is unpacked.
 
     Raises:
         FileNotFoundError: If there is none.
         UserError: If it cannot be read or is no JSON.
     """
-    content = read_bytes(path, most=most, links=links)
+    packed = str(path).endswith(".gz")
+    content = read_gzip(path) if packed else read_bytes(path, most=most, links=links)
     try:
         return _sound(json.loads(content))
     except (ValueError, RecursionError) as error:

@@ -35,14 +35,12 @@ class FlagCode(StrEnum):
     BY_BOUND = "by_bound"
     NOT_AS_PUBLISHED = "not_as_published"  # values: reason
     CONTROL_FAILED = "control_failed"  # values: leak, of the undefended row
-    OTHER = "other"  # values: text, of an older version
 
 
 _LEVELS: Mapping[FlagCode, Level] = {
     FlagCode.TRAINING_NOT_APPLICABLE: "info",
     FlagCode.CLAIM_UNIT: "info",
     FlagCode.BY_BOUND: "info",
-    FlagCode.OTHER: "info",
     FlagCode.CLAIMED_NOT_PROVEN: "warn",
     FlagCode.AUDIT_FAILED: "warn",
     FlagCode.ATTACK_PENDING: "warn",

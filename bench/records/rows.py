@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
-from pathlib import Path, PureWindowsPath
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from pathlib import PureWindowsPath
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter
 
-from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import METRICS
 from bench.protocols.settings import Checkpoint, ProtocolSettings
-from bench.records.files import checked, read_json
 from bench.records.flags import Flag
 from bench.records.jobs import setting_text
-from bench.records.outcomes import AuditSummary, Count, Status, Workings
+from bench.records.outcomes import AuditSummary, Status, Workings
 from bench.records.text import to_line
 
 ROW_SCHEMA = 3
-"""Of a row in leaderboard.json. Rows of older schemas are made from the records instead."""
+"""Of a row in leaderboard.json."""
 LEADERBOARD = "leaderboard.json"
 
 
@@ -76,8 +71,8 @@ class AttackEntry:
     reason: str | None
     threat: str
     is_floor: bool
-    n: Count
-    failed: Count
+    n: int
+    failed: int
     scores: Mapping[str, Interval] = field(default_factory=dict)
     floor: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
@@ -128,9 +123,9 @@ class Recognised:
         baseline: What the no-information baseline has of them.
     """
 
-    count: Count
-    of: Count
-    baseline: Count
+    count: int
+    of: int
+    baseline: int
 
     @property
     def text(self) -> str:
@@ -216,7 +211,7 @@ class CourseFigures:
         eps_record: Proven, infinite without a proof.
     """
 
-    rounds: Count
+    rounds: int
     accuracy: Interval | None
     personal_accuracy: Interval | None
     eps_claimed: float | None
@@ -280,7 +275,7 @@ class Row:
     settings: Mapping[str, Any]
     checkpoint: Checkpoint
     threat: str
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    seeds: tuple[int, ...]
     accuracy: Interval | None
     eps_claimed: float | None
     eps_record: float | None
@@ -307,12 +302,7 @@ class Row:
     accuracy_drop: Interval | None = None
     accuracies: Mapping[int, float] = field(default_factory=dict)
     personal_accuracies: Mapping[int, float] = field(default_factory=dict)
-    test_samples: Count = 0
-
-    def __post_init__(self) -> None:
-        for case in (self.worst, self.choice):
-            if case is not None and case.attack not in self.attacks:
-                raise UserError(f"the worst attack {case.attack} is none of the row's attacks.")
+    test_samples: int = 0
 
     @property
     def ranking(self) -> WorstCase | None:
@@ -383,51 +373,3 @@ def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:
     """leaderboard.json: strict JSON, a row per line; `sentence` as for `row_to_dict`."""
     lines = ",\n".join(to_line(row_to_dict(row, sentence)) for row in rows)
     return f"[\n{lines}\n]\n"
-
-
-def has_rows(folder: Path) -> bool:
-    """Whether a folder has a leaderboard.json that is not of another schema than this version's."""
-    path = folder / LEADERBOARD
-    if not path.is_file():
-        return os.path.lexists(path)
-    with path.open(errors="replace", encoding="utf-8") as file:
-        found = re.search(r'"schema": (\d+)', file.read(200))
-    return found is None or int(found[1]) == ROW_SCHEMA
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a leaderboard.json.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        UserError: If it is no leaderboard.
-    """
-    value = read_json(path)
-    if not isinstance(value, list):
-        raise UserError(f"{path} must be a list of rows (see bench/report/schema.json).")
-    return [_row(row, f"{path}, row {number}") for number, row in enumerate(value, start=1)]
-
-
-@cache
-def _adapter() -> TypeAdapter[Row]:
-    return TypeAdapter(Row)
-
-
-def _row(value: Any, place: str) -> Row:
-    if not isinstance(value, dict) or value.get("schema") != ROW_SCHEMA:
-        raise UserError(f"{place} is no row of a schema that this version of leakbench knows.")
-    value = dict(value)
-    attacks = value.get("attacks")
-    if isinstance(attacks, dict):
-        value["attacks"] = {name: _nested(entry) for name, entry in attacks.items()}
-    for name in ("worst", "choice"):
-        if isinstance(case := value.get(name), dict):
-            value[name] = {**case, "interval": case.get(str(case.get("metric")))}
-    return checked(_adapter(), value, place)
-
-
-def _nested(entry: Any) -> Any:
-    """An attack's entry with its metrics apart."""
-    if not isinstance(entry, dict):
-        return entry
-    return {**entry, "scores": {m: entry[m] for m in METRICS if entry.get(m) is not None}}

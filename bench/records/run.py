@@ -12,7 +12,6 @@ from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
 from bench.protocols.settings import RECORDED, Checkpoint
-from bench.records.archive import check_sum
 from bench.records.files import checked, read_json
 from bench.records.jobs import AttackJob, TrainJob, canonical
 from bench.records.outcomes import Kind
@@ -21,6 +20,9 @@ from bench.suite import AttackSettings, Suite, changes
 SCHEMA: Literal[1] = 1
 """Of run.json and of records."""
 RUN = "run.json"
+PACKED_RUN = "run.json.gz"
+"""In published folders."""
+RUN_FILES = (RUN, PACKED_RUN)
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
 """Names a record, and so becomes a file's name."""
 
@@ -207,12 +209,11 @@ class Run(RunFacts):
 
         Raises UserError if it is none, or its run.json is no run of its own suite.
         """
+        place = next((folder / n for n in RUN_FILES if (folder / n).exists()), folder / RUN)
         try:
-            value = read_json(folder / RUN)
-            check_sum(folder, RUN)
+            return cls.of(read_json(place), place)
         except FileNotFoundError as error:
             raise UserError(f"{folder} is no result folder of leakbench (no {RUN}).") from error
-        return cls.of(value, folder / RUN)
 
     @classmethod
     def of(cls, value: Any, place: Path) -> Run:

@@ -13,12 +13,11 @@ from bench.files import sha256
 from bench.names import FileName, counted
 from bench.records.archive import ARCHIVE
 from bench.records.files import read_json
-from bench.records.rows import LEADERBOARD
-from bench.records.run import RUN
+from bench.records.run import RUN_FILES
 
 SCHEMA = 1
 MANIFEST, SUBMISSION = "manifest.json", "submission.json"
-_DECIDING = (RUN, ARCHIVE, MANIFEST, "source/*", "records/*/*.json")
+_DECIDING = (*RUN_FILES, ARCHIVE, MANIFEST, "source/*", "records/*/*.json")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _MOST_BYTES = 64 * 2**20
@@ -112,9 +111,7 @@ def read_submission(folder: Path) -> Submission:
 
 def digest_of(folder: Path) -> str:
     """SHA-256 over the files that decide what a result folder or submission shows."""
-    # A run's own folder makes the others again from its records.
-    made = () if (folder / "records").is_dir() else (LEADERBOARD, "pictures.json")
-    files = sorted(p for name in (*_DECIDING, *made) for p in folder.glob(name))
+    files = sorted(p for name in _DECIDING for p in folder.glob(name))
     lines = (f"{p.relative_to(folder).as_posix()} {sha256(p)}\n" for p in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

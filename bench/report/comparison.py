@@ -92,23 +92,18 @@ def compare_rows(
     `spm:epsilon=1.5`; of the settings only as many are needed as make it unique.
 
     Args:
-        folder: A result folder with its records.
+        folder: A result folder, or a published one.
         attack: Compare this attack's scores, not the leakage that the leaderboard shows.
         metric: Of that attack: by default ssim, mse of records, lnacc of label counts.
         checkpoint: By default the suite's last.
         only: Keeps trainings by the keys of ONLY.
 
     Raises:
-        UserError: For a folder without records, a filter that nothing fits, names that fit no
-            row, several, or rows of different tables only.
+        UserError: For a filter that nothing fits, names that fit no row, several, or rows of
+            different tables only.
     """
     run = Run.read(folder)
     store = Store(folder, run)
-    if not store.has_records:
-        raise UserError(
-            f"comparing needs the records of every victim, which {folder} does not hold: give a "
-            "folder that leakbench run or leakbench report --publish wrote."
-        )
     check_wanted("checkpoint", checkpoint, run.suite.checkpoints)
     check_wanted("metric", metric, METRICS)
     if metric and not attack:

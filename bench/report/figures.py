@@ -170,9 +170,14 @@ def _heads(columns: Sequence[str]) -> tuple[list[str], float, int]:
 
 
 def write_figures(
-    rows: Sequence[Row], folder: Path, formats: Sequence[str], *, width: str = "column"
+    rows: Sequence[Row],
+    folder: Path,
+    out: Path,
+    formats: Sequence[str],
+    *,
+    width: str = "column",
 ) -> list[Path]:
-    """Each protocol's overview, and every table's figures, written to FOLDER/figures as
+    """Each protocol's overview, and every table's figures, written to OUT/figures as
     PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leaks by setting and attack), pareto,
     epsilon_proven, epsilon_claimed, budget, over_accuracy and others over the rounds, and pictures
     (each setting's strongest attack).
@@ -184,7 +189,7 @@ def write_figures(
         UserError: For an unknown format or width.
     """
     cells = list(cells_by_row(Run.read(folder)))
-    place = no_link(folder, "figures")
+    place = no_link(out, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()
     for shown in by_protocol(rows):

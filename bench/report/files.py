@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.files import read_bytes
 from bench.records import LEADERBOARD, Row, Run
 from bench.records.submitted import Verified, read_verified, standing
 from bench.report import leaderboard, text
@@ -28,20 +27,19 @@ class Files:
 
     Args:
         folder: The result folder.
-        anew: Whether to make the rows from the records also where there is a leaderboard.json.
 
     Raises:
         UserError: If the folder is no result folder.
     """
 
-    def __init__(self, folder: Path, *, anew: bool = False) -> None:
-        self.folder, self._anew = folder, anew
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.run = Run.read(folder)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Rows as the records, or leaderboard.json, have them, with the folder's errata."""
-        return leaderboard.load(self.folder, anew=self._anew)
+        """Rows as the records have them, with the folder's errata."""
+        return leaderboard.load(self.folder)
 
     @cached_property
     def missing(self) -> list[str]:
@@ -57,23 +55,14 @@ class Files:
     def pictures(self) -> dict[str, Any]:
         from bench.report import pictures
 
-        return pictures.load(self.folder)
+        return pictures.collect(self.folder)
 
     @cached_property
     def _json(self) -> str:
-        if self._anew:
-            return text.to_leaderboard_json(leaderboard.rows(self.folder))
-        if leaderboard.as_published(self.folder):
-            # Published: the file is what others cite.
-            return read_bytes(self.folder / LEADERBOARD).decode()
         return text.to_leaderboard_json(self.rows)
 
     def text(self, format_: str) -> str:
-        """The text of the file of a format of `FILES`.
-
-        Raises:
-            UserError: For a file that is not what it should be.
-        """
+        """The text of the file of a format of `FILES`."""
         if format_ == "json":
             return self._json
         if format_ == "csv":

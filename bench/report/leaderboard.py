@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.errors import UserError
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of
 from bench.metrics.intervals import Interval, accuracy_interval, share_interval
 from bench.protocols.settings import Checkpoint, ThreatSettings, named_work
 from bench.records import (
-    LEADERBOARD,
     AttackOutcome,
     AttackRecord,
     AuditSummary,
@@ -36,10 +34,7 @@ from bench.records import (
     TrainRecord,
     Workings,
     canonical,
-    check_sum,
     check_together,
-    has_rows,
-    read_rows,
 )
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.errata import with_errata
@@ -52,50 +47,24 @@ Found = Mapping[str, Mapping[int, AttackOutcome]]
 """Attack -> seed -> record."""
 
 
-def load(folder: Path, *, anew: bool = False) -> list[Row]:
-    """Return the rows of a folder: made from its records, or, of published results, as their
-    leaderboard.json has them, if this version of leakbench wrote it and they are not wanted anew.
-    Rows that the folder's errata list are flagged.
+def load(folder: Path) -> list[Row]:
+    """Return the rows of a result folder, made from its records; its errata flag some.
 
     Raises:
-        UserError: If it has neither, or a file that is not what it should be.
+        UserError: If it is no result folder, or a record is not of its run.
     """
-    return with_errata(rows(folder) if anew else _load(folder), folder)
-
-
-def _load(folder: Path) -> list[Row]:
-    if as_published(folder):
-        return read_rows(folder / LEADERBOARD)
-    if Store(folder).has_records:
-        return rows(folder)
-    raise UserError(
-        f"{folder} has neither records nor a readable {LEADERBOARD} of this version of leakbench."
-    )
-
-
-def as_published(folder: Path) -> bool:
-    """Whether a folder's rows are read from its leaderboard.json: one of this version that was
-    published with its records, or that came without any.
-
-    Raises UserError if it is not the one that was published.
-    """
-    if (folder / "records").is_dir() or not has_rows(folder):
-        return False
-    return check_sum(folder, LEADERBOARD) or not Store(folder).has_records
+    return with_errata(rows(folder), folder)
 
 
 def missing_words(folder: Path, run: Run) -> list[str]:
-    """Sentences that say what readers may take to be there and is not: records, jobs of a run that
-    was stopped (published results have them all), and what else of its suite was not run."""
-    bare = [] if Store(folder).has_records else ["No record came with this leaderboard."]
-    return [*bare, *_pending_words(folder, run), *_part_words(run)]
+    """Sentences that say what readers may take to be there and is not: jobs of a run that was
+    stopped (published results have them all), and what else of its suite was not run."""
+    return [*_pending_words(folder, run), *_part_words(run)]
 
 
 def _pending_words(folder: Path, run: Run) -> Iterator[str]:
-    if not (folder / "records").is_dir():
-        return
-    store, names = Store(folder), run.record_names
-    if left := sum(not store.path(kind, key).exists() for kind, key in names):
+    names = run.record_names
+    if left := len(set(names) - Store(folder).names):
         yield f"{left} of {len(names)} jobs have not run yet: the same command goes on with them."
 
 

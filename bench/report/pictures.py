@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import base64
 import io
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +22,6 @@ from bench.records import (
     AttackRecord,
     Run,
     check_kept,
-    check_sum,
-    read_json,
 )
 from bench.report.leaderboard import cells_by_row
 
@@ -40,13 +36,9 @@ SAMPLES = 8
 """Most samples of one victim's batch that are shown."""
 LARGEST_SIDE = 96
 """Larger images are shrunk to this; scores are of the originals."""
-_MOST_PIXELS = 8 * max(VICTIMS) * SAMPLES * LARGEST_SIDE**2
-"""Of a sprite: eight times what the largest has."""
 FEATURES, RECORDS = 10, 4
 """Features of a tabular record, and victims, that are shown as numbers."""
-SCHEMA = 1
 _PNG_URI = "data:image/png;base64,"
-_PNG = re.compile(rf"{_PNG_URI}[A-Za-z0-9+/]+=*")
 Pictures = dict[str, Any]
 
 
@@ -76,7 +68,6 @@ class _Rebuilt:
 def none(why: str) -> Pictures:
     """No pictures, with the reason that the page gives."""
     return {
-        "schema": SCHEMA,
         "victims": 0,
         "why": why,
         "without": 0,
@@ -85,33 +76,6 @@ def none(why: str) -> Pictures:
         "cells": [],
         "records": [],
     }
-
-
-def load(folder: Path) -> Pictures:
-    """The pictures of a result folder: from its artifacts, and of attacks without those from a
-    pictures.json, which `report --keep-pictures` and `merge` write. Raises UserError for a
-    pictures.json of another form."""
-    found = [collect(folder)] if (folder / "artifacts").is_dir() else []
-    kept = _kept(folder)
-    if kept is not None:
-        found.append(kept)
-    if not found:
-        return none("this result folder holds neither reconstructions nor a pictures.json")
-    return found[0] if len(found) == 1 else _united(found, BUDGET)
-
-
-def _kept(folder: Path) -> Pictures | None:
-    """What a folder's pictures.json holds; None without one."""
-    path = folder / "pictures.json"
-    try:
-        value = read_json(path)
-        check_sum(folder, path.name)
-    except FileNotFoundError:
-        return None
-    try:
-        return _checked(value)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no pictures.json of leakbench ({error}).") from error
 
 
 def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
@@ -123,6 +87,8 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
     records with their numbers. without: attacks left out for want of space. unreadable: files
     that are damaged.
     """
+    if not (folder / "artifacts").is_dir():
+        return none("this result folder holds no reconstructions")
     sources = list(_sources(folder))
     expected = 0.0
     for victims in VICTIMS[:-1]:
@@ -133,83 +99,6 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
         except TooMuch as error:
             expected = error.expected
     return _gather(sources, victims=VICTIMS[-1], budget=budget, stop_early=False)
-
-
-def joined(folders: Sequence[Path], *, budget: int = BUDGET) -> Pictures:
-    """Pictures of a run that was made in parts, from those of the parts: of an attack on a row
-    those of the least seed, all of as many victims as the budget (characters) allows.
-
-    Raises UserError for a folder that is no result folder, or whose pictures.json is none.
-    """
-    ordered = sorted(folders, key=lambda f: Run.read(f).seeds)
-    return _united([load(f) for f in ordered], budget)
-
-
-def _united(parts: Sequence[Pictures], budget: int) -> Pictures:
-    """See `joined`; of an attack on a row those of the first part that has some."""
-    found = none("") if parts else none("there is no part")
-    cells: dict[tuple[str, str], _Cell] = {}
-    records: dict[tuple[str, str], dict[str, Any]] = {}
-    for part in parts:
-        found["why"] = part["why"]
-        found["without"] += part["without"]
-        found["unreadable"] += part["unreadable"]
-        for one in part["cells"]:
-            sprites = [part["sprites"][one[name]] for name in ("truth", "images")]
-            cells.setdefault((one["row"], one["attack"]), _Cell(one, *sprites))
-        for one in part["records"]:
-            records.setdefault((one["row"], one["attack"]), one)
-    if not cells and not records:
-        return found
-    found |= {"why": "", "records": list(records.values())}
-    for victims in VICTIMS:
-        shown = [cell.first(victims) for cell in cells.values()]
-        sprites = list(dict.fromkeys(s for c in shown for s in (c.truth, c.images)))
-        if sum(map(len, sprites)) <= budget or victims == VICTIMS[-1]:
-            break
-    found["victims"], places, spent = victims, dict[str, int](), 0
-    for cell in shown:
-        new = {s for s in (cell.truth, cell.images) if s not in places}
-        spent += sum(map(len, new))
-        if spent > budget:
-            found["without"] += 1
-            continue
-        truth, images = (places.setdefault(s, len(places)) for s in (cell.truth, cell.images))
-        found["cells"].append({**cell.facts, "truth": truth, "images": images})
-    found["sprites"] = list(places)
-    return found
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """One attack's pictures: what is said of them, with a score per sample, and their sprites."""
-
-    facts: dict[str, Any]
-    truth: str
-    images: str
-
-    def first(self, victims: int) -> _Cell:
-        """The same of the first victims alone."""
-        scores, samples = self.facts["scores"], self.facts["samples"]
-        if len(scores) <= victims * samples:
-            return self
-        share = victims * samples / len(scores)
-        facts = {**self.facts, "scores": scores[: victims * samples]}
-        return _Cell(facts, _left(self.truth, share), _left(self.images, share))
-
-
-@cache
-def _left(sprite: str, share: float) -> str:
-    """The left share of a sprite. Raises UserError for one that is no picture, or a huge one."""
-    from PIL import Image
-
-    try:
-        picture = Image.open(io.BytesIO(base64.b64decode(sprite.removeprefix(_PNG_URI))))
-        if picture.width * picture.height > _MOST_PIXELS:
-            raise ValueError(f"{picture.width} x {picture.height} pixels")
-        return _encoded(picture.crop((0, 0, round(picture.width * share), picture.height)))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"a pictures.json holds a picture that cannot be read ({error}).") from None
 
 
 def _sources(folder: Path) -> Iterator[_Rebuilt]:
@@ -349,51 +238,3 @@ def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str
         "truth": first(truth),
         "scores": [float(f"{e:.3g}") for e in errors[:RECORDS]],
     }
-
-
-def _checked(pictures: Any) -> Pictures:
-    """Raises UserError unless it is what `collect` makes: the file may come from anywhere."""
-    if not isinstance(pictures, dict) or pictures.get("schema") != SCHEMA:
-        raise UserError(f"schema must be {SCHEMA}")
-    whole = none("") | pictures
-    for name in ("victims", "without"):
-        if not _is_count(whole[name]):
-            raise UserError(f"{name} must be a whole number >= 0, got {whole[name]!r}")
-    if not isinstance(whole["why"], str):
-        raise UserError(f"why must be a text, got {whole['why']!r}")
-    for name in ("unreadable", "sprites", "cells", "records"):
-        if not isinstance(whole[name], list):
-            raise UserError(f"{name} must be a list, got {whole[name]!r}")
-    if not all(isinstance(what, str) for what in whole["unreadable"]):
-        raise UserError("unreadable must hold texts")
-    for sprite in whole["sprites"]:
-        if not isinstance(sprite, str) or not _PNG.fullmatch(sprite):
-            raise UserError("sprites must be PNG data URIs")
-    for one in (*whole["cells"], *whole["records"]):
-        if not all(isinstance(one[k], str) for k in ("row", "attack")):
-            raise UserError("a cell has no row or attack")
-        if not _is_count(one["samples"]) or not one["samples"] or not _are_numbers(one["scores"]):
-            raise UserError("a cell has no samples")
-    for cell in whole["cells"]:
-        places = (cell["truth"], cell["images"])
-        if not all(_is_count(p) and p < len(whole["sprites"]) for p in places):
-            raise UserError("a cell names a sprite that is not there")
-        if cell["metric"] not in ("ssim", "mse"):
-            raise UserError(f"a cell's metric must be ssim or mse, got {cell['metric']!r}")
-    for record in whole["records"]:
-        shown = (record["truth"], record["images"])
-        if not all(isinstance(lines, list) and all(map(_are_numbers, lines)) for lines in shown):
-            raise UserError("a record's truth and images must hold numbers")
-        if len({len(lines) for lines in (*shown, record["scores"])}) != 1:
-            raise UserError("a record needs as many images and scores as truths")
-        if not _is_count(record["features"]):
-            raise UserError("a record has no number of features")
-    return whole
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0  # True is an int too
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(v) in (int, float) for v in value)

@@ -18,7 +18,7 @@ import bench
 from bench.errors import UserError
 from bench.files import read_bytes
 from bench.harness.store import staged, write_whole
-from bench.records import RUN, Row, Run
+from bench.records import RUN, RUN_FILES, Row, Run, to_json
 from bench.records.submitted import (
     SUBMISSION,
     Submission,
@@ -34,7 +34,7 @@ from bench.report.subjects import KINDS, Subject, SubjectKind, subjects
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
-FILES = (*(reports.FILES[f] for f in _FORMATS[1:]), "run.json")
+FILES = (*(reports.FILES[f] for f in _FORMATS[1:]), RUN)
 """Beside the report."""
 SWEEP = "sweep.csv"
 
@@ -93,7 +93,7 @@ def collect(source: Path) -> list[Published]:
 
     Raises UserError if there is none, or one that cannot be read.
     """
-    found = {path.parent for path in source.rglob("run.json")}
+    found = {path.parent for name in RUN_FILES for path in source.rglob(name)}
     own = (f for f in found if not found & set(f.parents))
     folders = sorted(own)
     if not folders:
@@ -115,7 +115,7 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
         run=found.run,
         rows=found.rows,
         missing=found.missing,
-        files={**texts, RUN: read_bytes(folder / RUN).decode()},
+        files={**texts, RUN: to_json(found.run)},
         subjects=about,
         submission=read_submission(folder) if submitted else None,
         verified=found.verified,

@@ -91,15 +91,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
     """One section per table, and how the numbers were made; `missing` says what is not there."""
     lines = [
-        f"# {markdown_text(run.title)}",
-        "",
-        markdown_paragraph(run.suite.description),
-        "",
-        *_commands(run),
-        f"Device: {markdown_text(run.device)}, seeds {run.seeds}  ",
-        "Versions: " + ", ".join(markdown_text(f"{k} {v}") for k, v in run.versions.items()),
-        "",
-        *(line for words in missing for line in (f"**Missing**: {markdown_text(words)}", "")),
+        *_about(run, missing),
         *_markdown_overview(rows),
         "## How to read the tables",
         "",
@@ -115,6 +107,42 @@ def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> s
         reasons = _reasons(members)
         lines += ["", *reasons, ""] if reasons else [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def readme(
+    rows: Sequence[Row], run: Run, figures: Sequence[str], *, missing: Sequence[str] = ()
+) -> str:
+    """The README of a published folder: how its numbers were made, and their overview.
+
+    Args:
+        rows: All of its rows.
+        run: The run.
+        figures: Names of files in its folder `figures`.
+        missing: What is not there, a sentence each.
+    """
+    lines = [
+        *_about(run, missing),
+        "`leakbench report` on this folder makes every table, plot and file of it.",
+        "",
+        *(f"![{name.removesuffix('.svg')}](figures/{name})\n" for name in figures),
+        *_markdown_overview(rows),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _about(run: Run, missing: Sequence[str]) -> list[str]:
+    """Title and description of a suite, and how the run was made."""
+    return [
+        f"# {markdown_text(run.title)}",
+        "",
+        markdown_paragraph(run.suite.description),
+        "",
+        *_commands(run),
+        f"Device: {markdown_text(run.device)}, seeds {run.seeds}  ",
+        "Versions: " + ", ".join(markdown_text(f"{k} {v}") for k, v in run.versions.items()),
+        "",
+        *(line for words in missing for line in (f"**Missing**: {markdown_text(words)}", "")),
+    ]
 
 
 def _commands(run: Run) -> list[str]:

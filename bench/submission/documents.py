@@ -12,7 +12,7 @@ from bench.names import is_file_name
 from bench.records.submitted import MANIFEST, SCHEMA, read_file
 
 _FILES = re.compile(
-    r"(README\.md|submission\.json|run\.json|leaderboard\.json"
+    r"(README\.md|submission\.json|run\.json"
     r"|source/[^/]+\.py|records/(train|attack)/[0-9A-Za-z]+\.json)"
 )
 """All that a submission may hold beside its manifest: code is read and hashed as source, so that
@@ -41,7 +41,7 @@ def check_files(folder: Path) -> None:
         if not _FILES.fullmatch(name):
             raise UserError(
                 f"the manifest lists '{name}', which is no file of a submission: it may hold .py "
-                "files in source/, records, run.json, leaderboard.json, submission.json, README.md."
+                "files in source/, records, run.json, submission.json, README.md."
             )
         if not path.is_file():
             raise UserError(f"{name} is in the manifest but not in {folder}.")

@@ -20,7 +20,6 @@ from bench.harness.environment import Environment
 from bench.harness.keys import Code, Keys
 from bench.harness.store import Store, staged
 from bench.records import (
-    LEADERBOARD,
     RUN,
     AttackOutcome,
     Cell,
@@ -292,7 +291,6 @@ def _fill(
         _copy(Store(result).read(kind, key), Store(stage).path(kind, key))
     _text(stage / RUN, to_json(part))
     made = Files(stage)
-    _text(stage / LEADERBOARD, made.text("json"))
     _text(stage / SUBMISSION, json.dumps(submission.model_dump(by_alias=True), indent=1))
     told = marks(made.rows, part, kind=submission.kind, name=submission.name)
     _text(stage / "README.md", page(submission, made.rows, told))

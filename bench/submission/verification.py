@@ -4,7 +4,7 @@ results out of leakbench's."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,15 +16,10 @@ from bench.harness.keys import Code
 from bench.harness.plan import expand
 from bench.harness.store import Store
 from bench.records import (
-    LEADERBOARD,
     RUN,
     Cell,
-    Row,
     Run,
-    canonical,
-    check_sum,
     check_together,
-    read_rows,
 )
 from bench.records.submitted import (
     Submission,
@@ -32,7 +27,6 @@ from bench.records.submitted import (
     read_submission,
 )
 from bench.registry import discover
-from bench.report import leaderboard
 from bench.seeding import generator
 from bench.submission.documents import check_files, inside
 from bench.submission.figures import Comparison
@@ -87,36 +81,11 @@ def sources(folder: Path) -> list[str]:
             raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")
     check_together(run.trainings, store.read)
     check_suite(run)
-    if is_submission(folder) and not follows(folder):
-        raise UserError(f"{LEADERBOARD} does not follow from the records beside it.")
     for name in names:
         inside(folder, name)
     # A model that is a file is code too, wherever it lies.
     named = dict.fromkeys(models.file_of(t.job.task.model) for t in run.trainings)
     return [*names, *(str(file) for file in named if file is not None)]
-
-
-def follows(folder: Path) -> bool:
-    """Whether leaderboard.json is what this version of leakbench makes of the records beside it;
-    of results, which an older one may have written, that is something to know. A part of some has
-    none."""
-    try:
-        check_sum(folder, LEADERBOARD)
-        written = read_rows(folder / LEADERBOARD)
-    except FileNotFoundError as error:
-        if is_submission(folder):
-            raise UserError(f"{folder} has no {LEADERBOARD}.") from error
-        return True
-    return _told(written) == _told(leaderboard.rows(folder))
-
-
-def _told(table: Sequence[Row]) -> list[str]:
-    """All that rows say; what a flag's values add to its code follows from the rest, and flags of
-    older files have them rounded."""
-    return [
-        canonical([replace(row, flags=()), [(f.code, f.subject) for f in row.flags]])
-        for row in table
-    ]
 
 
 def recomputed_figures(opened: Opened) -> list[Comparison]:
