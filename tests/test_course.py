@@ -10,7 +10,7 @@ import pytest
 import bench
 from bench.errors import UserError
 from bench.protocols.settings import ThreatSettings, evenly, rounds_before
-from bench.report import charts
+from bench.report import figures
 from bench.report.boards import boards
 from bench.report.courses import courses
 from bench.suite import read_suite
@@ -112,11 +112,14 @@ def test_a_report_draws_what_was_measured_beside_the_last_rounds_table(
 ) -> None:
     rows = results._files.rows
     by_checkpoint = {b.first.checkpoint: b for b in boards(rows)}
-    drawn = {c: [v.name for v in charts.course_views(b, rows)] for c, b in by_checkpoint.items()}
+    drawn = {
+        c: [n for n in figures.of_table(b.rows, rows) if n.startswith("over")]
+        for c, b in by_checkpoint.items()
+    }
     assert drawn == {
         "init": [],
         "round-3": [],
-        "final": ["over-accuracy", "over-leak", "over-eps_record", "over-eps_claimed"],
+        "final": ["over_accuracy", "over_leak", "over_eps_record", "over_eps_claimed"],
     }
     figure = results.plot_course("leak", checkpoint="final")
     assert len(figure.axes[0].containers) == 2

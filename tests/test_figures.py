@@ -77,7 +77,7 @@ def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None
     assert list(zip(front.get_xdata(), front.get_ydata(), strict=True))[:2] == [
         (0.3, 0.9), (0.9, 0.95),
     ]  # fmt: skip
-    assert lines_named(axes, "floor: reads nothing")[0].get_xdata()[0] == pytest.approx(0.2)
+    assert lines_named(axes, "baseline: reads nothing")[0].get_xdata()[0] == pytest.approx(0.2)
     text = texts(figure)
     assert "useless (no use)" in text
     assert "not shown, without a figure: silent" in text
@@ -128,7 +128,7 @@ def test_a_budget_figure_joins_an_attacks_budgets() -> None:
     axes = figure.axes[0]
     assert list(axes.containers[0][0].get_ydata()) == [0.4, 0.6]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["100", "200"]
-    assert "floor: told the labels" in texts(figure)
+    assert "baseline: told the labels" in texts(figure)
 
 
 def test_a_map_of_attacks_shows_each_leak_above_its_floor_with_the_choice_first() -> None:

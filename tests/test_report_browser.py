@@ -260,33 +260,6 @@ def test_flags_columns_and_failures_explain_themselves_and_close_by_escape(
     visit.clean()
 
 
-def test_plots_switch_and_tell_their_points_by_keyboard(browser: Any, report: Path) -> None:
-    visit = Visit(browser, report)
-    page = visit.page
-    point = page.locator("#t1 .plot .pt[tabindex='0']").first
-    point.focus()
-    tip = page.locator("#tip")
-    first = tip.inner_text()
-    page.keyboard.press("ArrowRight")
-    second = tip.inner_text()
-    assert second.split("\n")[0] == "alpha"
-    assert first.split("\n") == [
-        "beta(clip=1)", "accuracy 0.800 [0.75, 0.85]",
-        "upper bound SSIM 0.300 [0.25, 0.35] by dlg", "leakage 0.1 [0.0, 0.7]*",
-        "ε claimed 9 per client", "ε proven 2",
-    ]  # fmt: skip
-    page.keyboard.press("Escape")
-    assert not tip.is_visible()
-    view = page.locator("#t1 .view")
-    for name in ("claimed", "proven", "promise", "leak"):
-        view.select_option(name)
-        assert page.locator(f"#t1-plot svg [id='t1-{name}-t']").count() == 1
-        assert page.locator("#t1-plot > figure").count() == 1
-        named = page.locator("#t1-plot .pt[aria-label^='beta(clip=1); ']").count()
-        assert named == 1
-    visit.clean()
-
-
 def test_a_long_table_shows_its_first_rows_as_sorted_and_filtered_until_asked_for_all(
     browser: Any, tmp_path: Path
 ) -> None:
@@ -406,8 +379,6 @@ def test_hostile_names_run_nothing_and_ask_for_nothing(browser: Any, tmp_path: P
     page.locator("#t1 tbody .chip").first.click()
     assert HOSTILE.strip() in page.locator("#note").inner_text()
     page.keyboard.press("Escape")
-    page.locator("#t1 .pt").first.focus()
-    page.wait_for_timeout(100)
     assert page.locator("img[src=x]").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     visit.clean()

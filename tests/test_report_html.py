@@ -292,7 +292,7 @@ def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_aw
 def test_an_infinite_floor_of_a_foreign_file_has_no_band_in_the_plots() -> None:
     floor = {"ssim": 0.2, "ssim_class_mean": math.inf}
     rows = [row(d, n, attacks={"dlg": attack(0.5, floor=floor)}) for n, d in enumerate("ab", 1)]
-    (band,) = plots._floors(rows, "ssim", ("leak", "accuracy"))
+    (band,) = plots._floors(rows, "ssim")
     assert (band.lo, band.hi, band.label) == (0.2, 0.2, "reads nothing")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from bench.metrics.named import leak
 from bench.records import Convergence, FlagCode
-from bench.report import boards, charts, entries, figures, verdicts
+from bench.report import entries, figures, plots, verdicts
 from tests.made_records import attacked
 from tests.made_rows import attack, interval, row, worst
 
@@ -127,39 +126,21 @@ def record(name: str, error: float, accuracy: float, floor: float = 1.0) -> Any:
     return row(name, accuracy=interval(accuracy), attacks={"analytic": entry}, worst=found)
 
 
-def drawing(name: str, *rows: Any) -> tuple[str, charts.View]:
-    (board,) = boards.boards(rows)
-    view = next(v for v in charts.views(board, board.rows) if v.name == name)
-    return str(view.drawing), view
-
-
-def points(text: str) -> list[tuple[float, float]]:
-    found = re.findall(r'class="pt [^"]*"[^>]*transform="translate\(([\d.]+) ([\d.]+)\)', text)
-    return [(float(x), float(y)) for x, y in found]
-
-
 def test_the_front_of_errors_promises_no_accuracy_that_a_safer_setting_lacks() -> None:
     rows = [record("a", 1.0, 0.6), record("b", 0.1, 0.8), record("c", 0.01, 0.9)]
-    text, _ = drawing("leak", *rows)
-    (path,) = re.findall(r'<path class="fr" d="M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H([\d.]+)', text)
-    start, height, then, higher, last = map(float, path)
-    assert start > then > last  # from the safest, at the right, to the left
-    assert height > higher  # and upwards: y grows downwards
+    shown = plots.scatter(rows, "leak")
+    ordered = [shown.spots[i] for i in shown.front]
+    assert [s.x.mean for s in ordered] == [1.0, 0.1, 0.01]  # from the safest
+    assert [s.y.mean for s in ordered] == [0.6, 0.8, 0.9]
 
 
 def test_a_floor_beyond_all_points_has_room_on_the_axis() -> None:
     rows = [record("a", 0.01, 0.9, floor=0.95), record("b", 0.09, 0.9, floor=0.95)]
-    text, _ = drawing("leak", *rows)
-    (floor,) = re.findall(r'<rect class="fl" x="([\d.]+)"', text)
-    assert float(floor) > max(x for x, _ in points(text)) + 20
-    assert ">1</text>" in text  # the axis goes on to the decade of the floor
+    assert plots.scatter(rows, "leak").x.hi == 1.0  # the decade of the floor
 
 
 def test_an_epsilon_of_zero_is_shown_at_the_edge_and_said_so() -> None:
     rows = [row("standalone", eps_record=0.0), row("noise", eps_record=8.0)]
-    text, view = drawing("proven", *rows)
-    assert any("ε = 0 stands at the left edge" in n for n in view.notes)
-    assert len(set(points(text))) == 2
     figure = figures.epsilon(rows)
     axes = figure.axes[0]
     low, high = axes.get_xlim()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +19,9 @@ from bench.records import (
 )
 from bench.report import (
     boards,
-    charts,
     columns,
     plots,
     site,
-    svg,
     terminal,
 )
 from bench.report.text import markdown
@@ -42,15 +39,6 @@ from tests.made_rows import (
 # --- plots ------------------------------------------------------------------------------------
 
 
-def chart(view: str, *rows: Any) -> charts.View:
-    (board,) = boards.boards(rows)
-    return next(v for v in charts.views(board, board.rows) if v.name == view)
-
-
-def labelled(drawing: str) -> list[str]:
-    return re.findall(r'<text class="tg"[^>]*>([^<]*)</text>', drawing)
-
-
 def test_the_front_holds_the_useful_settings_that_none_beats_in_both() -> None:
     rows = [
         row("safe", 0.2, accuracy=interval(0.5)),
@@ -60,42 +48,32 @@ def test_the_front_holds_the_useful_settings_that_none_beats_in_both() -> None:
         row("useless", 0.1, accuracy=interval(0.95), flags=(flag(FlagCode.AT_CHANCE),)),
         row("own", 0.05, accuracy=None, personal_accuracy=interval(0.99), personalised=True),
     ]
-    view = chart("leak", *rows)
-    drawing = str(view.drawing)
-    assert labelled(drawing) == ["safe", "good", "open"]
-    marks = re.findall(r'<g class="pt ([^"]*)"[^>]*aria-label="([^;]*);', drawing)
-    classes = {name: style.split()[1:] for style, name in marks}
-    assert classes["safe"] == ["front"]
-    assert classes["beaten"] == []
-    assert classes["useless"] == ["muted"]
-    assert classes["own"] == ["hollow"]
-    assert len(re.findall(r'tabindex="0"', drawing)) == 1
-    assert len(re.findall(r'tabindex="-1"', drawing)) == 5
-    assert "<title " in drawing
-    assert "<desc " in drawing
-    assert "told the labels" in drawing
+    shown = plots.scatter(rows, "leak")
+    assert front_of(shown) == ["safe", "good", "open"]
+    assert [s.row.defense for s in shown.spots if s.muted] == ["useless"]
+    assert [s.row.defense for s in shown.spots if s.hollow] == ["own"]
+    assert [band.label for band in shown.floors] == ["reads nothing", "told the labels"]
 
 
-def test_points_tell_setting_figures_and_epsilons() -> None:
-    drawing = str(chart("leak", row("spm", settings={"epsilon": 1.5}, eps_claimed=1.5,
-                                    unit="coordinate")).drawing)  # fmt: skip
-    assert (
-        'aria-label="spm(epsilon=1.5); accuracy 0.900 [0.85, 0.95]; upper bound SSIM '
-        "0.500 [0.45, 0.55] by dlg; leakage 0.4 [0.1, 0.8]; "
-        'ε claimed 1.5 per coordinate; ε proven inf"'
-    ) in drawing
+def front_of(shown: plots.Scatter) -> list[str]:
+    return [shown.spots[i].row.defense for i in shown.front]
+
+
+def test_a_page_shows_a_plot_of_each_table_with_words_for_who_cannot_see_it() -> None:
+    text = page(*(row(name, n / 9) for n, name in enumerate(("a", "b", "c"), start=1)))
+    assert 'alt="Accuracy against leakage: ' in text
+    assert "data:image/svg+xml;base64," in text
 
 
 def test_epsilons_without_a_number_stand_in_columns_beside_the_axis() -> None:
     rows = [row("a", eps_claimed=10.0, unit="client", eps_record=100.0),
             row("b", eps_claimed=math.inf, unit="record"), row("c"), row("d")]  # fmt: skip
-    claimed, proven = (str(chart(v, *rows).drawing) for v in ("claimed", "proven"))
-    assert ">no claim</text>" in claimed
-    assert ">inf</text>" in claimed
-    assert ">no claim</text>" not in proven
-    places = re.findall(r"translate\(([\d.]+) ([\d.]+)\)\"><path class=\"ci\"", proven)
-    assert len(set(places)) == 4  # equal heights in one column do not hide each other
-    assert labelled(claimed) == []  # claims of different units have no front
+    claimed, proven = (plots.scatter(rows, v) for v in ("claimed", "proven"))
+    assert claimed.x.sides == ("inf", "none")
+    assert proven.x.sides == ("inf",)
+    places = [s.aside for s in proven.spots if s.side]
+    assert len(set(places)) == 3  # equal heights in one column do not hide each other
+    assert claimed.front == ()  # claims of different units have no front
 
 
 def test_errors_of_records_are_safer_the_larger_they_are() -> None:
@@ -107,9 +85,9 @@ def test_errors_of_records_are_safer_the_larger_they_are() -> None:
 
     rows = [record("safe", 0.5, 0.6), record("beaten", 0.1, 0.5),
             record("open", 1e-8, 0.9)]  # fmt: skip
-    view = chart("leak", *rows)
-    assert labelled(str(view.drawing)) == ["open", "safe"]
-    assert "safer →" in str(view.drawing)
+    shown = plots.scatter(rows, "leak")
+    assert front_of(shown) == ["safe", "open"]
+    assert "safer →" in shown.x.label
     (board,) = boards.boards(rows)
     assert board.lines[2].cells[8].text == "1e-8"
     assert [line.cells[0].text for line in board.lines] == ["0.5", "0.9", "1.0"]
@@ -226,42 +204,14 @@ def test_leakage_is_drawn_against_the_budgets_of_all_suites() -> None:
         return row(suite=f"b{budget} v1", attacks={"dlg": entry, "idlg": attack(0.3)})
 
     rows = [reference(100, 0.5, 0.6), reference(300, 0.7, 0.8)]
-    first, second = boards.boards(rows)
-    view = charts.budget_view(first, rows)
-    assert view is not None
-    assert [line[:3] for line in view.table[1:]] == [
-        ("dlg", "100", "0.500"), ("dlg", "200", "0.600"), ("dlg", "300", "0.700"),
-        ("dlg", "600", "0.800"),
-    ]  # fmt: skip
-    assert "data:image/svg+xml;base64," in view.drawing
-    assert 'alt="leakage against budget: ' in view.drawing
-    assert charts.budget_view(second, rows[1:]) is not None
-    assert charts.budget_view(*(lambda b: (b, b.rows))(boards.boards([row()])[0])) is None
-    assert "Its figures as a table" in page(*rows)
-
-
-def test_labels_never_cover_points_or_each_other() -> None:
-    rows = [row(f"defense_{i}", 0.5 + i / 500, accuracy=interval(0.5 + i / 500))
-            for i in range(30)]  # fmt: skip
-    drawing = str(chart("leak", *rows).drawing)
-    tags = re.findall(r'<text class="tg"[^>]* x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">'
-                      r"([^<]*)<", drawing)  # fmt: skip
-    boxes = []
-    for x, y, anchor, text in tags:
-        length = 5.9 * len(text)
-        left = float(x) - {"start": 0.0, "end": length, "middle": length / 2}[anchor]
-        boxes.append((left, float(y) - 9, left + length, float(y) + 3))
-    assert 1 < len(boxes) < 30
-    assert not any(svg._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
-
-
-def test_floors_that_lie_close_together_have_their_names_apart() -> None:
-    floors = attack(0.9, floor={"ssim": 0.22, "ssim_class_mean": 0.24})
-    drawing = str(chart("leak", row(ssim=0.9, attacks={"dlg": floors})).drawing)
-    names = re.findall(r'<text class="flt" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', drawing)
-    assert [n for *_, n in names] == ["reads nothing", "told the labels"]
-    (x, y, _), (other_x, other_y, _) = names
-    assert abs(float(x) - float(other_x)) > 12 or abs(float(y) - float(other_y)) >= 12
+    shown = plots.budgets(rows, rows[0])
+    assert shown is not None
+    ((name, points),) = shown.lines
+    assert (name, [(n, at.mean) for n, at in points]) == (
+        "dlg", [(100, 0.5), (200, 0.6), (300, 0.7), (600, 0.8)],
+    )  # fmt: skip
+    assert plots.budgets([row()], row()) is None
+    assert 'alt="Leakage against budget: ' in page(*rows)
 
 
 def test_ticks_are_round_numbers_inside_the_axis() -> None:

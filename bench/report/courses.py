@@ -48,7 +48,6 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Lines]:
             found.append(
                 Lines(
                     name=name,
-                    choice=f"{label.partition(' (')[0]} over rounds",
                     x=Scale(label="rounds", lo=0.0, hi=float(max(n for n, _ in every))),
                     y=_axis(name, label, [v for _, v in every]),
                     lines=[(row.setting, some) for row, some in drawn],
@@ -88,7 +87,7 @@ def _epsilon(
 
 _MEASURES: dict[str, tuple[str, Callable[[Row, Sequence[Row]], Points]]] = {
     "accuracy": ("accuracy", _accuracy),
-    "leak": ("leak (safer ↓)", _leak),
+    "leak": ("leakage (safer ↓)", _leak),
     "eps_record": ("ε proven for a record (safer ↓)", _epsilon(lambda p: p.eps_record)),
     "eps_claimed": ("ε claimed (safer ↓)", _epsilon(lambda p: p.eps_claimed)),
 }

@@ -44,6 +44,16 @@ _HEADS = 80
 """Letters that the heads of a map have room for beside each other on a page."""
 _UPRIGHT = 26
 """Letters of a line of a head that stands upright: two lines are as wide as a column."""
+CHOICES = {
+    "trade": "Leakage against accuracy drop, all tables",
+    "pareto": "Accuracy against leakage",
+    "budget": "Leakage against budget",
+    "over_accuracy": "Accuracy over the rounds",
+    "over_leak": "Leakage over the rounds",
+    "over_eps_record": "Proven epsilon over the rounds",
+    "over_eps_claimed": "Claimed epsilon over the rounds",
+}
+"""What the figures on a page show, by their names."""
 EPSILONS = {"eps_record": "proven", "eps_claimed": "claimed"}
 """What epsilons there are, and the plots that show them."""
 
@@ -169,6 +179,33 @@ def _heads(columns: Sequence[str]) -> tuple[list[str], float, int]:
     return upright, longest * _LETTER_WIDTH, 90
 
 
+def of_report(rows: Sequence[Row]) -> dict[str, Figure]:
+    """The figure of all tables of a report, by its name; none where it would tell nothing."""
+    return {} if plots.trade(rows) is None else {"trade": trade(rows)}
+
+
+def of_table(
+    members: Sequence[Row], rows: Sequence[Row], *, width: str = "column"
+) -> dict[str, Figure]:
+    """The figures of one table that stand on its page, by their names.
+
+    Args:
+        members: Its rows.
+        rows: All of the report.
+        width: Of each.
+    """
+    drawn: dict[str, Figure] = {}
+    if any(plots.utility(r) and r.worst for r in members) and (
+        plots.scatter(members, "leak", rows).tells
+    ):
+        drawn["pareto"] = pareto(members, among=rows, width=width)
+    if spent := plots.budgets(members, members[0]):
+        drawn["budget"] = lines(spent, width=width)
+    for over in courses(members, rows):
+        drawn[f"over_{over.name}"] = lines(over, width=width)
+    return drawn
+
+
 def write_figures(
     rows: Sequence[Row],
     folder: Path,
@@ -195,8 +232,8 @@ def write_figures(
     for shown in by_protocol(rows):
         by_table = heat(plots.overview_map(shown))
         paths += write(by_table, place / f"{shown.protocol}-overview", formats)
-    if plots.trade(rows) is not None:
-        paths += write(trade(rows), place / "trade", formats)
+    for what, figure in of_report(rows).items():
+        paths += write(figure, place / what, formats)
     for _, members in tables(rows):
         same = ("protocol", "dataset", "model", "checkpoint")
         name = "-".join(re.sub(r"[^\w.]+", "_", str(getattr(members[0], k))) for k in same)
@@ -211,14 +248,7 @@ def write_figures(
                 plots.scatter(members, what, rows).tells
             ):
                 drawn[f"epsilon_{what}"] = epsilon(members, which=which, among=rows, width=width)
-        if any(plots.utility(r) and r.worst for r in members) and (
-            plots.scatter(members, "leak", rows).tells
-        ):
-            drawn["pareto"] = pareto(members, among=rows, width=width)
-        if spent := plots.budgets(members, members[0]):
-            drawn["budget"] = lines(spent, width=width)
-        for over in courses(members, rows):
-            drawn[f"over_{over.name}"] = lines(over, width=width)
+        drawn |= of_table(members, rows, width=width)
         if strongest := grids.strongest(folder, cells, members):
             drawn["pictures"] = grids.pictures(folder, strongest, width="page")
         for what, figure in drawn.items():
@@ -370,7 +400,7 @@ def _floor(axes: Axes, band: Band) -> Line2D:
 
 
 def _floor_name(band: Band) -> str:
-    return f"floor: {band.label}"
+    return f"baseline: {band.label}"
 
 
 def legend(

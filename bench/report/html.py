@@ -20,13 +20,15 @@ from markupsafe import Markup
 
 import bench
 from bench.records import FlagCode, Row, Run
-from bench.report import charts, explain, gallery, overview, text
+from bench.report import explain, figures, gallery, overview, paper, text
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import seen_in_html, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from bench.report.subjects import Subject
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -102,7 +104,7 @@ def page(
             gaps=_gaps(found),
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
-            trade=charts.trade_view(rows) if overall else None,
+            trade=_images(figures.of_report(rows), "") if overall else [],
             overviews=choices,
             costs=overview.COSTS,
             signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
@@ -116,12 +118,17 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
     own = _own(pictures, board.rows)
     return {
         "board": board,
-        "views": [*charts.telling(board, rows), *charts.course_views(board, rows)],
-        "budget": charts.budget_view(board, rows),
+        "plots": _images(figures.of_table(board.rows, rows), board.title),
         "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,
         "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),
     }
+
+
+def _images(drawn: Mapping[str, Figure], title: str) -> list[tuple[str, Markup]]:
+    """What each figure shows, and the figure as an image element."""
+    named = [(figures.CHOICES[name], figure) for name, figure in drawn.items()]
+    return [(what, Markup(paper.image_of(f, f"{what}: {title}"))) for what, f in named]
 
 
 def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What plots show, computed once: `figures` places it with matplotlib, `charts` on the page."""
+"""What plots show; `figures` draws it."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.errors import UserError
@@ -60,13 +60,6 @@ class Scale:
     log: bool = False
     sides: tuple[str, ...] = ()
 
-    def share(self, value: float) -> float:
-        """Where a value lies between both ends, clipped to [0, 1]."""
-        if self.log:
-            value = math.log10(max(value, self.lo))
-        low, high = (math.log10(v) if self.log else v for v in (self.lo, self.hi))
-        return min(1.0, max(0.0, (value - low) / (high - low)))
-
     def ticks(self) -> list[tuple[float, str]]:
         """Round values inside the axis, with their text."""
         if self.log:
@@ -87,18 +80,14 @@ class Spot:
     """One row as a point.
 
     Attributes:
-        place: Its place in the table.
         group: Number of its defense, which has a colour.
-        front: Whether no other setting beats it in both figures.
         aside: How far from the middle of a side column, as a share of its width.
     """
 
     row: Row
-    place: int
     x: Interval
     y: Interval
     group: int
-    front: bool
     aside: float
 
     @property
@@ -133,13 +122,11 @@ class Scatter:
 
     Attributes:
         name: Key of KINDS.
-        choice: What is against what.
         front: Places in `spots` of the Pareto front, the safest first.
         missing: Rows without one of the two figures.
     """
 
     name: str
-    choice: str
     x: Scale
     y: Scale
     spots: tuple[Spot, ...]
@@ -165,7 +152,6 @@ class Lines:
 
     Attributes:
         name: budget, or the figure over the rounds: accuracy, leak, eps_record or eps_claimed.
-        choice: What is against what.
         lines: The name and the points of each.
         colours: Number of each line's colour; none: in their order.
         ticks: Along x; none: those of the scale.
@@ -173,7 +159,6 @@ class Lines:
     """
 
     name: str
-    choice: str
     x: Scale
     y: Scale
     lines: Sequence[tuple[str, Points]]
@@ -249,24 +234,14 @@ def overview_map(shown: Overview) -> Heat:
 
 # --- rows by two figures ----------------------------------------------------------------------
 
-KINDS = {
-    "leak": ("accuracy against leakage", "leak", "accuracy"),
-    "proven": ("accuracy against ε proven", "eps_record", "accuracy"),
-    "claimed": ("accuracy against ε claimed", "eps_claimed", "accuracy"),
-    "promise": ("leakage against ε claimed", "eps_claimed", "leak"),
-}
-"""Plots by name: what they show, and the measures along x and y."""
+KINDS = {"leak": "leak", "proven": "eps_record", "claimed": "eps_claimed"}
+"""Plots of accuracy by name: the measure along x."""
 
 
 def groups(rows: Sequence[Row]) -> dict[str, int]:
-    """Numbers of defenses, from which colours and shapes follow. With all rows of a report a
-    defense looks alike in each of its plots."""
-    return numbers_of(r.defense for r in rows)
-
-
-def numbers_of(defenses: Iterable[str]) -> dict[str, int]:
-    """The same by their names; undefended rows are grey everywhere."""
-    names = sorted(set(defenses) - {UNDEFENDED})
+    """Numbers of defenses, from which colours and shapes follow; undefended rows are grey
+    everywhere. With all rows of a report a defense looks alike in each of its plots."""
+    names = sorted({r.defense for r in rows} - {UNDEFENDED})
     return {**{d: i + i // GREY for i, d in enumerate(names)}, UNDEFENDED: GREY}
 
 
@@ -287,22 +262,19 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
     spots = tuple(
         Spot(
             row=row,
-            place=place,
             x=exact(worst[same_training(row)]),
             y=exact(lost),
             group=number[row.defense],
-            front=False,
             aside=0.0,
         )
-        for place, (row, lost) in enumerate(found)
+        for row, lost in found
     )
     lost = [s.y.mean for s in spots]
     shown = Scatter(
         name="trade",
-        choice="leak against accuracy lost",
-        x=Scale(label="leak, worst observed round (safer ←)", lo=0.0, hi=1.0),
+        x=Scale(label="leakage, worst observed round (safer ←)", lo=0.0, hi=1.0),
         y=Scale(
-            label="points of accuracy lost (better ↓)",
+            label="accuracy drop, points (better ↓)",
             lo=min([0.0, *lost]) - 0.5,
             hi=max([2.0, *lost]) + 0.5,
         ),
@@ -336,44 +308,27 @@ def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) 
     Raises:
         UserError: If no row has both figures.
     """
-    choice, *keys = KINDS[name]
+    keys = (KINDS[name], "accuracy")
     metric = _metric(rows)
-    placed = [(i, r, [_measured(r, k, metric) for k in keys]) for i, r in enumerate(rows)]
-    found = [(i, r, x, y) for i, r, (x, y) in placed if x is not None and y is not None]
-    if not found:
+    measured = [(r, _measured(r, keys[0], metric), utility(r)) for r in rows]
+    placed = [(r, x, y) for r, x, y in measured if x is not None and y is not None]
+    if not placed:
         raise UserError("no row of this table has both figures: nothing to draw.")
-    kept = {i for i, *_ in found}
-    floors = _floors([r for _, r, *_ in found], metric, keys)
+    floors = _floors([r for r, *_ in placed], metric) if name == "leak" else ()
     edges = [exact(v) for f in floors for v in (f.lo, f.hi)]
-    values = ([x for *_, x, _ in found], [y for *_, y in found])
-    scales = [
-        _scale(key, along + (edges if key == "leak" else []), metric)
-        for key, along in zip(keys, values, strict=True)
-    ]
-    leading = _leading(found, keys, metric)
     number = groups(among or rows)
-    asides = _asides([(x, y) for *_, x, y in found])
-    spots = tuple(
-        Spot(
-            row=r,
-            place=i,
-            x=x,
-            y=y,
-            group=number[r.defense],
-            front=n in leading,
-            aside=asides[n],
-        )
-        for n, (i, r, x, y) in enumerate(found)
-    )
+    asides = _asides([(x, y) for _, x, y in placed])
     return Scatter(
         name=name,
-        choice=choice,
-        x=scales[0],
-        y=scales[1],
-        spots=spots,
-        front=tuple(leading),
+        x=_scale(keys[0], [*(x for _, x, _ in placed), *edges], metric),
+        y=_scale(keys[1], [y for *_, y in placed], metric),
+        spots=tuple(
+            Spot(row=r, x=x, y=y, group=number[r.defense], aside=aside)
+            for (r, x, y), aside in zip(placed, asides, strict=True)
+        ),
+        front=tuple(_leading(placed, keys[0], metric)),
         floors=floors,
-        missing=tuple(r for i, r in enumerate(rows) if i not in kept),
+        missing=tuple(r for r, x, y in measured if x is None or y is None),
     )
 
 
@@ -394,17 +349,15 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return leading
 
 
-def _leading(
-    found: Sequence[tuple[int, Row, Interval, Interval]], keys: Sequence[str], metric: str
-) -> list[int]:
+def _leading(placed: Sequence[tuple[Row, Interval, Interval]], key: str, metric: str) -> list[int]:
     """The front of the useful settings with a common accuracy: that of clients' own networks, on
     their own labels, is no match for it. None where x holds claims, whose units differ."""
-    if keys[0] == "eps_claimed":
+    if key == "eps_claimed":
         return []
-    sign = sign_of(metric) if keys[0] == "leak" else 1.0
-    able = [n for n, (_, r, *_) in enumerate(found) if has_use(r) and r.accuracy is not None]
+    sign = sign_of(metric) if key == "leak" else 1.0
+    able = [n for n, (r, *_) in enumerate(placed) if has_use(r) and r.accuracy is not None]
     points = [
-        (math.inf if side_of(found[n][2].mean) else sign * found[n][2].mean, -found[n][3].mean)
+        (math.inf if side_of(placed[n][1].mean) else sign * placed[n][1].mean, -placed[n][2].mean)
         for n in able
     ]
     return [able[place] for place in front(points)]
@@ -425,19 +378,13 @@ def _asides(found: Sequence[tuple[Interval, Interval]]) -> list[float]:
     return out
 
 
-def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band, ...]:
+def _floors(rows: Sequence[Row], metric: str) -> tuple[Band, ...]:
     """What needs no leak, of the attacks that rank the rows."""
-    if "leak" not in keys:
-        return ()
-    names = {
-        metric: "reads nothing",
-        metric + FLOOR_SUFFIX: TOLD,
-    }
     all_ = [r.attacks[r.ranking.attack].floor for r in rows if r.ranking]
     return tuple(
-        Band(lo=min(found), hi=max(found), label=label, across=keys[1] == "leak")
-        for name, label in names.items()
-        if (found := [f[name] for f in all_ if name in f and math.isfinite(f[name])])
+        Band(lo=min(known), hi=max(known), label=label)
+        for name, label in ((metric, "reads nothing"), (metric + FLOOR_SUFFIX, TOLD))
+        if (known := [f[name] for f in all_ if name in f and math.isfinite(f[name])])
     )
 
 
@@ -446,8 +393,6 @@ def _floors(rows: Sequence[Row], metric: str, keys: Sequence[str]) -> tuple[Band
 
 def _measured(row: Row, key: str, metric: str) -> Interval | None:
     """A row's figure by a key of KINDS; an epsilon that is absent as nan."""
-    if key == "accuracy":
-        return utility(row)
     if key == "leak":
         case = row.ranking
         return case.interval if case and case.metric == metric else None
@@ -518,7 +463,6 @@ def budgets(rows: Sequence[Row], first: Row) -> Lines | None:
     labels = {"ssim": "reads nothing", f"ssim{FLOOR_SUFFIX}": TOLD}
     return Lines(
         name="budget",
-        choice="leakage against budget",
         x=Scale(label="gradient evaluations per start", lo=every[0] * 0.9, hi=every[-1] * 1.1),
         y=Scale(label="SSIM, nothing defends", lo=min(0.0, *lows), hi=1.0),
         lines=[(n, sorted(series[n].items(), key=lambda p: p[0])) for n in sorted(series)],

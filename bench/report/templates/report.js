@@ -422,45 +422,6 @@
     $(".grid", details).replaceWith(album(body, { count, each: cells[0].samples }, `${attack}: all settings of ${$("h2", details.closest(".board")).textContent}`));
   }
 
-  // ---- plots -----------------------------------------------------------------------------------
-  const tip = $("#tip");
-  function tell(point) {
-    const [name, ...rest] = point.getAttribute("aria-label").split("; ");
-    tip.replaceChildren(make("b", { textContent: name }), ...rest.map((t) => make("span", { textContent: t })));
-    tip.hidden = false;
-    const from = $(".mk", point).getBoundingClientRect();
-    const box = tip.getBoundingClientRect();
-    const right = from.right + 8 + box.width < innerWidth;
-    tip.style.left = `${Math.max(8, right ? from.right + 8 : from.left - box.width - 8)}px`;
-    tip.style.top = `${Math.max(8, Math.min(from.top - 8, innerHeight - box.height - 8))}px`;
-  }
-
-  function step(point, by) {
-    const points = $$(".pt", point.closest("svg"));
-    const next = points[(points.indexOf(point) + by + points.length) % points.length];
-    point.setAttribute("tabindex", "-1");
-    next.setAttribute("tabindex", "0");
-    next.focus();
-  }
-
-  function view(select) {
-    const holder = document.getElementById(select.getAttribute("aria-controls"));
-    const figure = $(":scope > figure", holder);
-    const template = $(`template[data-view="${select.value}"]`, holder);
-    if (!template) return;
-    const old = make("template");
-    old.dataset.view = select.dataset.now || select.options[0].value;
-    figure.replaceWith(old);
-    old.content.append(figure);
-    const words = new Map($$("[data-p][aria-label]", old.content).map(
-      (p) => [p.dataset.p, p.getAttribute("aria-label")]));
-    for (const p of $$("[data-p]:not([aria-label])", template.content)) {
-      p.setAttribute("aria-label", words.get(p.dataset.p));
-    }
-    template.replaceWith(template.content);
-    select.dataset.now = select.value;
-  }
-
   // ---- events ----------------------------------------------------------------------------------
   document.addEventListener("click", (event) => {
     const target = event.target.closest?.("button, a");
@@ -494,13 +455,7 @@
   });
 
   document.addEventListener("keydown", (event) => {
-    const point = event.target.closest?.(".pt");
-    if (point && ["ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"].includes(event.key)) {
-      event.preventDefault();
-      step(point, event.key === "ArrowRight" || event.key === "ArrowDown" ? 1 : -1);
-    }
     if (event.key !== "Escape") return;
-    if (!tip.hidden) tip.hidden = true;
     if (note.matches(":popover-open")) {
       note.hidePopover();
       note.from.focus();
@@ -518,16 +473,7 @@
     }
   });
 
-  for (const kind of ["focusin", "pointerover"]) {
-    document.addEventListener(kind, (event) => {
-      const point = event.target.closest?.(".pt");
-      if (point && point.closest(".plot")) tell(point);
-      else tip.hidden = true;
-    });
-  }
-  document.addEventListener("focusout", () => { tip.hidden = true; });
   document.addEventListener("change", (event) => {
-    if (event.target.matches(".view")) view(event.target);
     if (event.target.matches(".attack")) compare(event.target.closest(".compare"));
   });
   document.addEventListener("toggle", (event) => {
