@@ -291,7 +291,7 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     header, body = cells(typed)
     assert header[6:9] == ["accuracy drop", "accuracy", "personal accuracy"]
     line = next(b for b in body if b[1] == "standalone")
-    assert line[7] == "-"
+    assert line[7] == "–"
     assert line[8].startswith(f"{mean:.3f} [")
     assert "own\nacc" in [c.header for c in terminal.shown(typed)[0].columns]
     read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))

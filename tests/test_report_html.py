@@ -152,7 +152,7 @@ def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their
     claim, _, audited, _, dlg, idlg, ridge, decoder = board.lines[0].cells[4:12]
     assert (claim.mark, claim.small) == ("!", "/coordinate")
     assert (audited.text, audited.mark) == ("4.5+", "!")
-    assert dlg.mark == "2 failed"
+    assert dlg.mark == "(2 failed)"
     assert (idlg.text, idlg.reason) == ("failed", "RuntimeError: boom")
     assert (ridge.text, ridge.reason) == ("n/a", "no smashed data")
     assert (dlg.style, decoder.style) == ("h4", "")  # 0.5 over a floor of 0.2; below the floor

@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_leaderboard() -> None:
     assert spm[-1].strip() == "C"
     assert none[0].strip() == ""
     assert none[7].strip() == r"$\infty$"
-    assert r"0.900 {\footnotesize 2 failed}" in "&".join(none)
+    assert r"0.900 {\footnotesize (2 failed)}" in "&".join(none)
     assert "C: accuracy at chance" in to_latex(rows)
     assert "[0.85, 0.95]" not in to_latex(rows)
     assert r"0.900 {\footnotesize [0.85, 0.95]}" in to_latex(rows, intervals=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -32,19 +32,17 @@ class Shown:
         interval: Its ends.
         beside: What else stands there: unit, attack, other floors.
         mark: A warning.
-        full: All of that in one line of text.
-        brief: The figure in a narrow terminal.
+        narrow: What a terminal of 80 columns shows; "": the text.
         value: What the page sorts by, a number or "inf"; "" without a figure, which comes last.
         style: Class of the style sheet.
         reason: Why there is no figure.
     """
 
     text: str
-    full: str
-    brief: str = "-"
     interval: str = ""
     beside: str = ""
     mark: str = ""
+    narrow: str = ""
     value: str = ""
     style: str = ""
     reason: str = ""
@@ -54,10 +52,20 @@ class Shown:
         """What the page sets in small print below the figure."""
         return f"{self.interval} {self.beside}".strip()
 
+    @property
+    def full(self) -> str:
+        """All of it in one line of text."""
+        return " ".join(filter(None, (self.text, self.interval, self.beside, self.mark)))
+
+    @property
+    def brief(self) -> str:
+        """What a narrow terminal shows."""
+        return self.narrow or self.text
+
 
 SPARED = "°"
 """Beside an attack's figure that holds earlier attacks' answers."""
-NOTHING = Shown(text="–", full="-", brief="-", style="none")
+NOTHING = Shown(text="–", style="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +80,6 @@ class Column:
         note: Key of its explanation in `explain.COLUMNS`.
         numeric: Whether it holds figures.
         shown: What it shows of a row; None where it is in files alone.
-        raw: Its figures by their names in CSV and pandas, unrounded.
         attack: Whose figures it holds, "" of all others.
     """
 
@@ -83,7 +90,6 @@ class Column:
     note: str = ""
     numeric: bool = True
     shown: Callable[[Row], Shown] | None = None
-    raw: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)
     attack: str = ""
 
     def of(self, row: Row) -> Shown:
@@ -165,47 +171,35 @@ def shown_interval(value: Interval | None, metric: str = "ssim") -> Shown:
     return Shown(
         text=figure(value.mean, metric),
         interval=bounds(value, metric),
-        full=interval_text(value, metric),
-        brief=two_digits(value.mean, metric),
+        narrow=two_digits(value.mean, metric),
         value=f"{value.mean:.6g}",
     )
 
 
-def _epsilon(value: float | None) -> Shown:
+def _epsilon(value: float | None, **more: str) -> Shown:
     if value is None:
         return NOTHING
-    text = epsilon_text(value)
-    return Shown(
-        text=text,
-        full=short(value),
-        brief=text,
-        value="inf" if value == math.inf else f"{value:.6g}",
-    )
+    return Shown(text=epsilon_text(value), value=f"{value:.6g}", **more)
 
 
 def _marks(row: Row) -> Shown:
-    text = row.marks.text
     order = int(row.marks.best) - int(row.marks.undefended)
-    return Shown(text=text, full=text, brief=text, value=str(order))
+    return Shown(text=row.marks.text, value=str(order))
 
 
 def _defense(row: Row) -> Shown:
     values = (v if isinstance(v, str) else f"{k}={short(v)}" for k, v in row.settings.items())
-    return Shown(text=row.defense, full=row.setting, brief=" ".join([row.defense, *values]))
+    return Shown(text=row.setting, narrow=" ".join([row.defense, *values]))
 
 
 def _claimed(row: Row) -> Shown:
-    found = _epsilon(row.eps_claimed)
     if not row.unit:
-        return replace(found, full="-", brief="-")
-    mark = "!" if row.audit and row.audit.verdict_claim == "violated" else ""
-    return replace(
-        found,
-        beside=f"/{row.unit}",
-        mark=mark,
-        full=f"{found.full} /{row.unit}",
-        brief=f"{found.brief}/{row.unit[:2]}{'!' if refuted(row) else ''}",
-    )
+        return _epsilon(row.eps_claimed)
+    violated = row.audit is not None and row.audit.verdict_claim == "violated"
+    text = epsilon_text(row.eps_claimed)
+    narrow = f"{text}/{row.unit[:2]}{'!' if refuted(row) else ''}"
+    shown = _epsilon(row.eps_claimed, narrow=narrow)
+    return replace(shown, beside=f"/{row.unit}", mark="!" if violated else "")
 
 
 def _audited(row: Row) -> Shown:
@@ -213,9 +207,7 @@ def _audited(row: Row) -> Shown:
     if not row.audit:
         return NOTHING
     text = f"{row.audit.eps_audited:.2g}{'+' if row.audit.eps_at_least else ''}"
-    mark = "!" if refuted(row) else ""
-    value = f"{row.audit.eps_audited:.6g}"
-    return Shown(text=text, full=text + mark, brief=text + mark, mark=mark, value=value)
+    return Shown(text=text, mark="!" if refuted(row) else "", value=f"{row.audit.eps_audited:.6g}")
 
 
 def refuted(row: Row) -> bool:
@@ -231,33 +223,28 @@ def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
             return NOTHING
         if metric in entry.scores:
             return _scored(entry, metric)
-        status = "n/a" if entry.status == "not_applicable" else entry.status
         if entry.status == "done":  # it answers with something else
-            return replace(NOTHING, full=status, brief=status)
+            return NOTHING
         style = "none" if entry.status in ("not_applicable", "pending") else "bad"
-        return Shown(text=status, full=status, brief=status, style=style, reason=str(entry.reason))
+        status = "n/a" if entry.status == "not_applicable" else entry.status
+        return Shown(text=status, style=style, reason=str(entry.reason))
 
     return shown
 
 
 def _scored(entry: AttackEntry, metric: str) -> Shown:
-    found = replace(
-        shown_interval(entry.scores[metric], metric),
-        style=_shade(entry, entry.scores[metric], metric),
-    )
-    if entry.status == "pending":
-        return replace(
-            found, mark="pending", full=f"{found.full} (pending)", brief=f"{found.brief}…"
-        )
-    if spared(entry):
-        found = replace(
-            found, mark=SPARED, full=f"{found.full} {SPARED}", brief=found.brief + SPARED
-        )
-    if not entry.failed:
-        return found
-    lost = f"{entry.failed} failed"
+    score = entry.scores[metric]
+    marks = [
+        (entry.status == "pending", "(pending)", "…"),
+        (spared(entry), SPARED, SPARED),
+        (bool(entry.failed), f"({entry.failed} failed)", f" ({entry.failed}!)"),
+    ]
+    shown = shown_interval(score, metric)
     return replace(
-        found, mark=lost, full=f"{found.full} ({lost})", brief=f"{found.brief} ({entry.failed}!)"
+        shown,
+        style=_shade(entry, score, metric),
+        mark=" ".join(mark for holds, mark, _ in marks if holds),
+        narrow=shown.brief + "".join(sign for holds, _, sign in marks if holds),
     )
 
 
@@ -292,8 +279,7 @@ def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
         return Shown(
             text=("" if first == "ssim" else f"{TITLES[first]} ") + text,
             beside=", ".join(f"{TITLES[m]} {t}" for m, t in others),
-            full=", ".join(f"{TITLES[m]} {t}" for m, t in texts.items()),
-            brief=text,
+            narrow=text,
             value=text.split("/")[0],
         )
 
@@ -325,7 +311,6 @@ def _case(name: str) -> Callable[[Row], Shown]:
             found,
             text=label + found.text,
             beside=case.attack,
-            full=f"{label}{found.full} {case.attack}",
             style=_shade(row.attacks[case.attack], case.interval, case.metric),
         )
 
@@ -337,32 +322,20 @@ def _supported(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
     if value is None:
         return NOTHING
     text, ends = supported_parts(value, row.seeds, unit)
-    return Shown(
-        text=text,
-        interval=ends,
-        full=f"{text} {ends}",
-        brief=text,
-        value=f"{value.mean:.6g}",
-    )
+    return Shown(text=text, interval=ends, value=f"{value.mean:.6g}")
 
 
 def _recognised(row: Row) -> Shown:
     found = None if row.leaks is None else row.leaks.recognised
-    if found is None:
-        return NOTHING
-    return Shown(text=found.text, full=found.text, brief=found.text, value=f"{found.count}")
+    return NOTHING if found is None else Shown(text=found.text, value=f"{found.count}")
 
 
 def _flags(row: Row) -> Shown:
     text = "; ".join(map(explain.sentence, row.flags))
-    return Shown(text=text, full=text, brief=explain.letters(row.flags))
+    return Shown(text=text, narrow=explain.letters(row.flags))
 
 
 # --- the columns ------------------------------------------------------------------------------
-
-
-AUDIT = ("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
-"""What CSV and pandas have of an audit."""
 
 
 def ends(name: str) -> tuple[str, str, str]:
@@ -416,10 +389,6 @@ _BEFORE = (
         note="marks",
         numeric=False,
         shown=_marks,
-        raw={
-            "tied_for_best": attrgetter("marks.best"),
-            "like_undefended": attrgetter("marks.undefended"),
-        },
     ),
     Column(
         name="defense",
@@ -427,7 +396,6 @@ _BEFORE = (
         heading="defense",
         numeric=False,
         shown=_defense,
-        raw=_plain("defense"),
     ),
 )
 _ACCURACY = Column(
@@ -436,7 +404,6 @@ _ACCURACY = Column(
     heading="acc",
     note="accuracy",
     shown=lambda row: shown_interval(row.accuracy),
-    raw=three("accuracy", lambda row: row.accuracy),
 )
 _OWN = Column(
     name="personal accuracy",
@@ -444,7 +411,6 @@ _OWN = Column(
     heading="own\nacc",
     note="own",
     shown=lambda row: shown_interval(row.personal_accuracy),
-    raw=three("personal_accuracy", lambda row: row.personal_accuracy),
 )
 _EPSILONS = (
     Column(
@@ -453,7 +419,6 @@ _EPSILONS = (
         heading="eps\nclaim",
         note="claimed",
         shown=_claimed,
-        raw=_plain("eps_claimed", "unit"),
     ),
     Column(
         name="eps proven",
@@ -461,14 +426,12 @@ _EPSILONS = (
         heading="eps\nproven",
         note="proven",
         shown=lambda row: _epsilon(row.eps_record),
-        raw=_plain("eps_record", "delta"),
     ),
     Column(
         name="eps audited",
         title="ε audited",
         note="audited",
         shown=_audited,
-        raw={name: _inside(attrgetter("audit"), name) for name in AUDIT},
     ),
 )
 _CHOICE = Column(
@@ -477,7 +440,6 @@ _CHOICE = Column(
     heading="selected",
     note="choice",
     shown=_case("choice"),
-    raw=_of_case("choice"),
 )
 _LEAK = Column(
     name="leakage",
@@ -485,7 +447,6 @@ _LEAK = Column(
     heading="leakage",
     note="leak",
     shown=lambda row: _supported(row, row.leak_interval),
-    raw=three("leakage", attrgetter("leak_interval")),
 )
 _RECOGNISED = Column(
     name="recognised",
@@ -493,11 +454,6 @@ _RECOGNISED = Column(
     heading="recog-\nnised",
     note="recognised",
     shown=_recognised,
-    raw={
-        "recognised": _of_recognised("count"),
-        "recognised_of": _of_recognised("of"),
-        "recognised_by_baseline": _of_recognised("baseline"),
-    },
 )
 _DROP = Column(
     name="accuracy drop",
@@ -505,7 +461,6 @@ _DROP = Column(
     heading="drop",
     note="lost",
     shown=lambda row: _supported(row, row.accuracy_drop, unit=100),
-    raw=three("accuracy_drop", attrgetter("accuracy_drop")),
 )
 _BOUND = Column(
     name="upper bound",
@@ -513,7 +468,6 @@ _BOUND = Column(
     heading="upper\nbound",
     note="bound",
     shown=_case("worst"),
-    raw=_of_case("worst"),
 )
 _FLAGS = Column(
     name="flags",
@@ -521,32 +475,33 @@ _FLAGS = Column(
     heading="",
     note="flags",
     shown=_flags,
-    raw={"flags": lambda row: _flags(row).text},
 )
-_FILES = (
-    *(
-        Column(name=n, raw=_plain(n))
-        for n in ("suite", "protocol", "dataset", "model", "variant", "checkpoint", "threat")
-    ),
-    Column(name="setting", raw=_plain("setting")),
-    Column(name="seeds", raw={"seeds": lambda row: " ".join(map(str, row.seeds))}),
-    Column(name="interval over", raw=_plain("interval_over")),
-    Column(
-        name="work",
-        raw={"observed": attrgetter("observed"), "trained": attrgetter("protocol_settings.work")},
-    ),
-    Column(name="cost", raw=_plain("bytes_up", "bytes_down", "client_seconds")),
-)
-"""In CSV and pandas alone."""
-RAW: Mapping[str, Callable[[Row], Any]] = {
-    name: read
-    for column in (
-        *(*_FILES, *_BEFORE, _ACCURACY, _DROP, _OWN),
-        *(_CHOICE, _LEAK, _RECOGNISED, _BOUND, *_EPSILONS, _FLAGS),
-    )
-    for name, read in column.raw.items()
+ROW: Mapping[str, Callable[[Row], Any]] = {
+    **_plain("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting"),
+    **three("leakage", attrgetter("leak_interval")),
+    "tied_for_best": attrgetter("marks.best"),
+    "like_undefended": attrgetter("marks.undefended"),
+    "recognised": _of_recognised("count"),
+    "recognised_of": _of_recognised("of"),
+    "recognised_by_baseline": _of_recognised("baseline"),
+    **three("accuracy_drop", attrgetter("accuracy_drop")),
+    **three("accuracy", attrgetter("accuracy")),
+    **three("personal_accuracy", attrgetter("personal_accuracy")),
+    **_plain("eps_claimed", "unit", "eps_record", "delta"),
+    **{
+        name: _inside(attrgetter("audit"), name)
+        for name in ("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
+    },
+    **_plain("bytes_up", "bytes_down", "client_seconds"),
+    **_of_case("choice"),
+    **_of_case("worst"),
+    **_plain("threat", "observed"),
+    "trained": attrgetter("protocol_settings.work"),
+    "seeds": lambda row: " ".join(map(str, row.seeds)),
+    **_plain("interval_over", "suite"),
+    "flags": lambda row: "; ".join(map(explain.sentence, row.flags)),
 }
-"""Every figure of a row that CSV and pandas have, by its name there."""
+"""Every figure of a row that CSV and pandas have, by its name there, unrounded."""
 
 
 def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:

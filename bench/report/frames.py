@@ -11,21 +11,14 @@ from bench.metrics.named import FLOOR_SUFFIX
 from bench.protocols.settings import rounds_before
 from bench.records import AttackRecord, Cell, Row
 from bench.report import overview as overviews
-from bench.report.columns import AUDIT, ENTRY, RAW, ends, three
+from bench.report.columns import ENTRY, three
 from bench.report.plots import same_training
+from bench.report.text import figures_of, lines_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
-_FIGURES = (
-    *(*ends("leakage"), "tied_for_best", "like_undefended", *ends("accuracy_drop")),
-    *("recognised", "recognised_of", "recognised_by_baseline"),
-    *(*ends("accuracy"), *ends("personal_accuracy"), "eps_claimed", "unit", "eps_record", "delta"),
-    *(*AUDIT, "bytes_up", "bytes_down", "client_seconds"),
-    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse")),
-    *("worst_attack", *ends("worst_ssim"), *ends("worst_mse")),
-)
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
 _COURSE: dict[str, Callable[[Any], Any]] = {
     **three("accuracy", attrgetter("accuracy")),
@@ -34,28 +27,23 @@ _COURSE: dict[str, Callable[[Any], Any]] = {
     "eps_record": attrgetter("eps_record"),
 }
 _LEAK = three("leakage", attrgetter("leak_interval"))
-_LAST = ("threat", "observed", "trained", "seeds", "interval_over", "suite", "flags")
 
 
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
-    """One line per row, flat: utility, both epsilons, the audit, costs, the attacker's choice, the
-    leak, the upper bound, and each attack's means as ATTACK_METRIC; intervals end in _lo, _hi."""
+    """One line per row, flat: all of `columns.ROW`, then each attack's means as ATTACK_METRIC;
+    intervals end in _lo, _hi."""
     from pandas import DataFrame
 
-    lines = [line_of(row) for row in rows]
-    names = dict.fromkeys(n for line in lines for n in line if n not in _LAST)
-    return DataFrame(lines, columns=[*names, *_LAST] if lines else None)
+    return DataFrame([line_of(row) for row in rows])
 
 
 def line_of(row: Row) -> dict[str, Any]:
     """A row's figures by their columns in `leaderboard`."""
-    line = _of_row(row, (*_SAME, *_FIGURES))
-    line |= {
+    return figures_of(row) | {
         f"{name}_{metric}": score.mean
         for name, entry in row.attacks.items()
         for metric, score in entry.scores.items()
     }
-    return line | _of_row(row, _LAST)
 
 
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:
@@ -138,14 +126,8 @@ def attacks(rows: Sequence[Row]) -> DataFrame:
     """One line per row and attack: every metric with interval and floors, status and reason."""
     from pandas import DataFrame
 
-    lines = []
-    for row in rows:
-        for name, entry in row.attacks.items():
-            line = {**_of_row(row, _SAME), "attack": name}
-            found = {key: read(entry) for key, read in ENTRY.items()}
-            given = [k for k in found if k.endswith(FLOOR_SUFFIX)]
-            lines.append(line | {k: v for k, v in found.items() if k not in given or v is not None})
-    return DataFrame(lines)
+    kept = [*_SAME, "attack", *ENTRY]
+    return DataFrame([line for row in rows for line in lines_of(row)], columns=kept)
 
 
 def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:
@@ -173,7 +155,3 @@ def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:
                 line["judged"] = record.judged[victim]
             lines.append(line | {"key": cell.key})
     return DataFrame(lines)
-
-
-def _of_row(row: Row, names: Sequence[str]) -> dict[str, Any]:
-    return {name: RAW[name](row) for name in names}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from typing import Any
 
-from bench.metrics.named import METRICS
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain
 from bench.report import overview as overviews
-from bench.report.columns import AUDIT, ENTRY, RAW, SPARED, Shown, board_columns, ends, spared
+from bench.report.columns import ENTRY, ROW, SPARED, Shown, board_columns, spared
 from bench.report.escaping import csv_cell, latex, latex_row, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
@@ -193,48 +193,30 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 
 # --- CSV and JSON -----------------------------------------------------------------------------
 
-_FIRST = (
-    *("suite", "protocol", "dataset", "model", "defense", "variant", "checkpoint"),
-    *(
-        "setting",
-        "seeds",
-        "interval_over",
-        "threat",
-        "observed",
-        "trained",
-        *ends("leakage"),
-        *("tied_for_best", "like_undefended"),
-        *("recognised", "recognised_of", "recognised_by_baseline"),
-        *ends("accuracy"),
-        *ends("accuracy_drop"),
-        *ends("personal_accuracy"),
-        "eps_claimed",
-    ),
-    *("unit", "eps_record", "delta", "bytes_up", "bytes_down", "client_seconds", *AUDIT),
-    *("choice_attack", *ends("choice_ssim"), *ends("choice_mse")),
-    *("worst_attack", *ends("worst_ssim"), *ends("worst_mse")),
-)
-_OF_ATTACK = (
-    *("status", "reason", "n", "failed"),
-    *(name for m in METRICS for name in (*ends(m), f"{m}_floor")),
-    *("seconds", "gradient_evaluations", "gain_at_twice_budget"),
-)
-
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """One line per row and attack, every figure with its interval and floor."""
+    """Return a line per row and attack, with every figure, its interval and its baseline."""
+    lines = [line for row in rows for line in lines_of(row) or [figures_of(row)]]
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    first = ["settings" if name == "setting" else name for name in _FIRST]
-    writer.writerow([*first, "attack", *_OF_ATTACK, "flags"])
-    for row in rows:
-        base, flags = [RAW[name](row) for name in _FIRST], RAW["flags"](row)
-        for name, entry in row.attacks.items():
-            line = [*base, name, *(ENTRY[key](entry) for key in _OF_ATTACK), flags]
-            writer.writerow(map(csv_cell, line))
-        if not row.attacks:
-            writer.writerow(map(csv_cell, [*base, "", *([None] * len(_OF_ATTACK)), flags]))
+    writer = csv.DictWriter(
+        buffer, [*ROW, "attack", *(n for n in ENTRY if n not in ROW)], lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in lines)
     return buffer.getvalue()
+
+
+def figures_of(row: Row) -> dict[str, Any]:
+    """Return a row's figures by their names in CSV and pandas."""
+    return {name: read(row) for name, read in ROW.items()}
+
+
+def lines_of(row: Row) -> list[dict[str, Any]]:
+    """Return the same for each attack, with its own figures."""
+    return [
+        {**figures_of(row), "attack": name, **{key: read(entry) for key, read in ENTRY.items()}}
+        for name, entry in row.attacks.items()
+    ]
 
 
 def to_leaderboard_json(rows: Sequence[Row]) -> str:
