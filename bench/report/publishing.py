@@ -55,5 +55,6 @@ def write_published(folder: Path, out: Path) -> list[Path]:
 def readme(folder: Path) -> str:
     """Return the README of a published folder, as it follows from its records and errata."""
     files = Files(folder)
-    figures = sorted(p.name for p in (folder / "figures").glob("*.svg"))
+    place = folder / "figures"
+    figures = sorted(p.name for p in place.iterdir()) if place.is_dir() else []
     return text.readme(files.rows, files.run, figures, missing=files.missing)

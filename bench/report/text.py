@@ -124,7 +124,7 @@ def readme(
         *_about(run, missing),
         "`leakbench report` on this folder makes every table, plot and file of it.",
         "",
-        *(f"![{name.removesuffix('.svg')}](figures/{name})\n" for name in figures),
+        *(f"![{name.rpartition('.')[0]}](figures/{name})\n" for name in figures),
         *_markdown_overview(rows),
     ]
     return "\n".join(lines).rstrip() + "\n"
