@@ -41,8 +41,9 @@ def sweep(
     with options.plain_errors():
         from bench.harness import launch
         from bench.harness.store import write_whole
+        from bench.report import leaderboard
+        from bench.report import sweep as sweeps
         from bench.report.paper import check_format
-        from bench.report.sweep import Sweep
         from bench.suite import parse_value
 
         key, texts = options.values_over(over)
@@ -57,7 +58,7 @@ def sweep(
         }
         name = next(iter(plans.values()))[0].suite.name
         base = out or Path("leakbench-runs") / f"{name}-over-{re.sub(r'[^A-Za-z0-9.]', '_', key)}"
-        folders: dict[Any, Path] = {}
+        swept: dict[Any, Any] = {}
         failed = 0
         for text, (plan, keys) in plans.items():
             folder = base / re.sub(r"[^A-Za-z0-9.=+-]", "_", f"{key}={text}")
@@ -68,26 +69,19 @@ def sweep(
             command = recorded(sys.argv[1:])
             report = carry_out(plan, keys, store, chosen, command=command, show=False)
             failed += len(report.failures)
-            folders[parse_value(text)] = folder
-        made = Sweep.read(key, folders)
-        write_whole(base / "sweep.csv", made.csv())
-        drawn = made.write_figures(base, formats)
-        for table in _tables(made):
+            swept[parse_value(text)] = leaderboard.load(folder)
+        write_whole(base / "sweep.csv", sweeps.to_csv(key, swept))
+        drawn = sweeps.write_figures(key, swept, base, formats)
+        for title, settings in sweeps.curves(key, swept).items():
+            table = options.open_table(f"{title}: leakage")
+            table.add_column("setting", overflow="fold")
+            for value in swept:
+                table.add_column(str(value), justify="right")
+            for setting, points in settings.items():
+                shown = {value: f"{leakage.mean:.2f}" for value, leakage in points}
+                table.add_row(setting, *(shown.get(value, "-") for value in swept))
             options.console.print()
             options.console.print(table)
         options.say(f"Written: {base / 'sweep.csv'} and {len(drawn)} figures beside it.")
     if failed:
         raise typer.Exit(1)
-
-
-def _tables(made: Any) -> Any:
-    """Leakage by setting and value, a table for every table of the leaderboard."""
-    for title, curves in made.curves():
-        table = options.open_table(f"{title}: attacker's choice")
-        table.add_column("setting", overflow="fold")
-        for value in made.rows:
-            table.add_column(str(value), justify="right")
-        for setting, points in curves.items():
-            by_value = {value: f"{case.interval.mean:.3f}" for value, _, case in points}
-            table.add_row(setting, *(by_value.get(v, "-") for v in made.rows))
-        yield table

@@ -124,7 +124,7 @@ def lines(shown: Lines | None, *, width: str = "column") -> Figure:
         _scaled(axes, shown.x, "x")
         _scaled(axes, shown.y, "y")
         if shown.ticks:
-            axes.set_xticks(shown.ticks)
+            axes.set_xticks([*shown.ticks], [*shown.ticks.values()])
         handles += [_floor(axes, band) for band in shown.floors]
         legend(figure, handles, names, width, missing)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
@@ -142,7 +142,7 @@ class Scatter:
         return len(self.spots) >= LEAST_SPOTS and finite
 
 
-Points = Sequence[tuple[int, Interval]]
+Points = Sequence[tuple[float, Interval]]
 """Where each figure was measured, in ascending order, and the figure."""
 
 
@@ -154,7 +154,7 @@ class Lines:
         name: budget, or the figure over the rounds: accuracy, leak, eps_record or eps_claimed.
         lines: The name and the points of each.
         colours: Number of each line's colour; none: in their order.
-        ticks: Along x; none: those of the scale.
+        ticks: Texts by their places along x; none: those of the scale.
         missing: Names without enough points.
     """
 
@@ -164,7 +164,7 @@ class Lines:
     lines: Sequence[tuple[str, Points]]
     colours: Sequence[int] = ()
     floors: tuple[Band, ...] = ()
-    ticks: tuple[int, ...] = ()
+    ticks: Mapping[float, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
 
@@ -466,7 +466,7 @@ def budgets(rows: Sequence[Row], first: Row) -> Lines | None:
         x=Scale(label="gradient evaluations per start", lo=every[0] * 0.9, hi=every[-1] * 1.1),
         y=Scale(label="SSIM, nothing defends", lo=min(0.0, *lows), hi=1.0),
         lines=[(n, sorted(series[n].items(), key=lambda p: p[0])) for n in sorted(series)],
-        ticks=tuple(every),
+        ticks={budget: str(budget) for budget in every},
         floors=tuple(
             Band(lo=floors[k], hi=floors[k], label=label, across=True)
             for k, label in labels.items()
