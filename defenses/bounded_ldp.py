@@ -24,7 +24,6 @@ from bench.api import (
     Defense,
     Event,
     Facts,
-    Formula,
     Kind,
     Local,
     Mechanism,
@@ -460,22 +459,6 @@ class SunAdaptive(Duchi):
                 self.epsilon, clients=facts.sampled, delta=facts.delta
             )
         return found
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        if not self.shuffled:
-            return ()
-        return (
-            Formula(
-                name="epsilon of an upload that is split and shuffled",
-                equation="Abstract",
-                value=self.epsilon,
-                really=self.epsilon * facts.parameters * facts.releases,
-                holds='That splitting and shuffling "bypasses the curse of dimensionality" does '
-                "not follow: the server reads the counts of all coordinates, and one record moves "
-                "all of them. It holds for one value; all values of the run add up to the other "
-                "number, less what Theorem 3.1 of Feldman et al. saves with very many clients.",
-            ),
-        )
 
 
 def _mean(same: Sequence[Message]) -> Message:

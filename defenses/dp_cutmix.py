@@ -51,12 +51,6 @@ class DPCutMix(GroupMixing):
 
     strength: Strength | None = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Algorithm 1"
-    equation = "Eq. 6"
-    holds = (
-        "The smashed part holds with lambda = the largest share of patches sent. The label part "
-        "does not: a client uploads its label unscaled, and what the server does later amplifies "
-        "nothing."
-    )
 
     def __init__(
         self,

@@ -19,8 +19,6 @@ class DPSL(NoisedSmashed):
 
     strength: Strength | None = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Appendix B.1 (DP-SL)"
-    equation = "Eq. 4"
-    holds = "It holds, loosely: two one-hot labels differ by 2 in squared L2 norm, not by D_y."
 
     def bound(self, *, smashed: float, label: float) -> float:
         return (smashed + label) / 2
@@ -43,11 +41,6 @@ class DPMixSL(GroupMixing):
 
     strength: Strength | None = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Appendix B.2 (DP-MixSL)"
-    equation = "Eq. 5"
-    holds = (
-        "It does not hold: the server sees every upload before it is mixed, and the mixture's "
-        "noise is scaled with its signal. Nor does Theorem 1's order, Mix below CutMix."
-    )
 
     def __init__(
         self,

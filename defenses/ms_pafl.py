@@ -28,7 +28,6 @@ from bench.api import (
     Defense,
     Event,
     Facts,
-    Formula,
     Gaussian,
     GaussianNoise,
     Local,
@@ -279,67 +278,6 @@ class MSPAFL(Defense):
             "eps_client_claimed": self._one_client(facts),
             "expected_uploads": self._most() * facts.rounds,
         }
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        """Theorems 2 to 4 are held against the exact Gaussian of all uploads: nothing less is
-        proven, since the server sees who uploads and the private half remembers records."""
-        printed, exact = theorems.amplified(self.epsilon, q=self._rate(facts))
-        one, one_delta = self._one_round(facts)
-        total, total_delta = self._global_model(facts)
-        mu = 2 * self.clip_norm / self.std
-        run = exact_gaussian_epsilon(mu=mu * math.sqrt(facts.releases), delta=facts.delta)
-        late = theorems.linear_from(one, delta_tilde=self.delta_tilde) if one > 0 else math.inf
-        return (
-            Formula(
-                name="std of the noise per public coordinate",
-                equation="Eq. 6 (Lemma 1)",
-                value=self._std("lemma1"),
-                really=self._std("analytic"),
-                holds="Proven for epsilon <= 1. It is not the smallest, which is the other number.",
-            ),
-            Formula(
-                name="epsilon of an upload, amplified by its subsample",
-                equation="Theorem 1",
-                value=printed,
-                really=exact,
-                holds="It holds for one round without memory and epsilon <= 1. The private half "
-                "remembers a record once sampled, so no later round is amplified.",
-            ),
-            Formula(
-                name="probability that check-ins deviate (delta')",
-                equation="Theorem 2",
-                value=theorems.deviation_probability(beta=self.beta, clients=facts.clients),
-                holds="From 1 on the theorem says nothing.",
-            ),
-            Formula(
-                name="epsilon of one round's global model",
-                equation="Eq. 20 (Corollary 1)",
-                value=one,
-                delta=one_delta,
-                really=self.local_epsilon,
-                holds="It does not hold for small p against the server, which sees who takes part.",
-            ),
-            Formula(
-                name="epsilon of one client over the run",
-                equation="Eq. 22 (Theorem 3)",
-                value=self._one_client(facts),
-                delta=self.delta,
-                really=run,
-                holds="It does not hold; its constant c_0 by Eq. C.8 depends on the unit of the "
-                "weights. Proven is the other number, without amplification, at delta "
-                f"{facts.delta:g}.",
-            ),
-            Formula(
-                name="epsilon of the global models of the run",
-                equation="Eq. 23 (Theorem 4)",
-                value=total,
-                delta=total_delta,
-                really=run,
-                holds="As composition it is right and loose; with Corollary 1 it does not hold for "
-                f"rare check-ins. It grows linearly from round {late:.3g} on. The other number is "
-                f"at delta {facts.delta:g}.",
-            ),
-        )
 
 
 def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:

@@ -15,11 +15,6 @@ def sampling_rate(*, records: int, draws: int, replacement: bool) -> float:
     return 1 - (1 - 1 / records) ** draws if replacement else min(1.0, draws / records)
 
 
-def amplified(epsilon: float, *, q: float) -> tuple[float, float]:
-    """Theorem 1's 2 q epsilon, and the exact ln(1 + q (e^epsilon - 1)) of a stateless round."""
-    return 2 * q * epsilon, _log_mix(q, epsilon)
-
-
 def deviation_probability(*, beta: float, clients: int) -> float:
     """Theorem 2's delta' = 2 exp(-2 beta^2 N). From 1 on, the theorem says nothing."""
     return 2 * math.exp(-2 * beta**2 * clients)
@@ -62,11 +57,6 @@ def composed(
         return 0.0, rounds * delta_c + delta_tilde
     root = math.sqrt(2 * rounds * math.log(1 / delta_tilde)) * epsilon_c
     return root + rounds * epsilon_c * _expm1(epsilon_c), rounds * delta_c + delta_tilde
-
-
-def linear_from(epsilon_c: float, *, delta_tilde: float) -> float:
-    """Rounds beyond which Eq. 23's linear term exceeds its sqrt(T) term."""
-    return 2 * math.log(1 / delta_tilde) / _expm1(epsilon_c) ** 2
 
 
 def correction(p: Sequence[float]) -> float:

@@ -22,7 +22,6 @@ from bench.api import (
     Event,
     Facts,
     FloatOrInf,
-    Formula,
     Gaussian,
     LabelNoise,
     Mechanism,
@@ -57,10 +56,6 @@ class NoisedSmashed(Defense):
         {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
     )
     group = 1
-    equation: str
-    """The paper's bound on the Renyi divergence."""
-    holds: str
-    """What holds of it."""
 
     def __init__(
         self,
@@ -220,34 +215,6 @@ class NoisedSmashed(Defense):
             out["eps_server_one_upload"] = best_renyi_epsilon(slope, facts.delta)[0]
             out["eps_server_all_uploads"] = best_renyi_epsilon(slope * count, facts.delta)[0]
         return out
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        """The other numbers are the server's: one-hot labels, and the share of values sent."""
-        if self.claim(facts) is None:
-            return ()
-        found = []
-        for size in dict.fromkeys((PAPER_SMASHED_SIZE, self.smashed_size or PAPER_SMASHED_SIZE)):
-            printed, server = self.printed_slope(size), self.server_slope(size, facts)
-            of = f"of an upload, D_s = {size}"
-            found += [
-                Formula(
-                    name=f"Renyi divergence of order 2 {of}",
-                    equation=self.equation,
-                    value=2 * printed,
-                    really=2 * server,
-                    holds=self.holds,
-                ),
-                Formula(
-                    name=f"epsilon at the best order {of}",
-                    equation=self.equation,
-                    value=best_renyi_epsilon(printed, facts.delta)[0],
-                    delta=facts.delta,
-                    really=best_renyi_epsilon(server, facts.delta)[0],
-                    holds="The paper does not compose over the uploads of one record, here "
-                    f"{record_uploads(facts)}.",
-                ),
-            ]
-        return tuple(found)
 
 
 def _signal(square: float, std: float) -> float:

@@ -38,7 +38,6 @@ from bench.api import (
     Defense,
     Event,
     Facts,
-    Formula,
     Local,
     Mechanism,
     Message,
@@ -343,24 +342,6 @@ class PMSFL(Defense):
             "masks": "no DP",
             "smashed_data": "no DP where sent",
         }
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        return (
-            Formula(
-                name="factor of the score gradient at theta = .5",
-                equation="Eq. 4, 17",
-                value=0.125,
-                really=0.25,
-                holds="Too small by the factor sigma(s): the straight-through derivative is "
-                "sigma'(s). Every sign is right, the scale is not.",
-            ),
-            Formula(
-                name="bound on the squared error of the mean mask",
-                equation="Eq. 6",
-                value=self.masked(facts) / (4 * facts.sampled),
-                holds="It holds.",
-            ),
-        )
 
 
 def kaiming_normal(like: Tensor, *, rng: torch.Generator) -> Tensor:

@@ -18,7 +18,6 @@ from bench.api import (
     Clip,
     Event,
     Facts,
-    Formula,
     Gaussian,
     Laplace,
     LaplaceNoise,
@@ -320,69 +319,6 @@ class NoisedPMSFL(PMSFL):
         """Exact epsilon of the noise on one round's theta."""
         noise = self._theta_noise(facts)
         return exact_gaussian_epsilon(mu=noise.sensitivity / noise.std, delta=self.delta)
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        closing = Formula(
-            name="epsilon of the sampled bits alone",
-            equation="Sec. 5, closing bound",
-            value=self._closing_bound(facts),
-            holds="It is the pure epsilon of a mask. As a Renyi divergence the bound is no "
-            "(epsilon, delta) bound.",
-        )
-        found: tuple[Formula, ...] = ()
-        match self.noise:
-            case "smashed":
-                gain = amplification_gain(self.epsilon, c=self.clip, d=self.masked(facts))
-                found = (
-                    Formula(
-                        name="epsilon of one sample's smashed data, amplified",
-                        equation="Theorem 2",
-                        value=self.epsilon - gain,
-                        really=facts.releases * facts.local_steps * self.epsilon,
-                        holds="It holds for one release, scalar outputs and L1 sensitivity. The "
-                        f"amplification gains {gain:.3g}; all releases of the run add up to the "
-                        "other number.",
-                    ),
-                )
-            case "local":
-                found = (
-                    Formula(
-                        name="std of the noise on a mean score gradient",
-                        equation="Eq. 63",
-                        value=self._step_multiplier() * self.clip_norm / facts.batch,
-                        holds="Appendix E.3 prints c^2 for Gamma^2.",
-                    ),
-                    Formula(
-                        name="epsilon of a round",
-                        equation="Theorem 3a",
-                        value=self.epsilon,
-                        really=self._step_epsilons()[1],
-                        holds="It holds for adding or removing a record, not for replacing one, "
-                        "and does not count rounds.",
-                    ),
-                    closing,
-                )
-            case "mask":
-                found = (
-                    Formula(
-                        name="std of the noise on theta",
-                        equation="Eq. 69",
-                        value=self._mask_std(1),
-                        really=self._mask_std(self.masked(facts)),
-                        holds="Its sensitivity 1 - 2c is that of one coordinate; the other number "
-                        "is the std in use.",
-                    ),
-                    Formula(
-                        name="epsilon of an upload",
-                        equation="Theorem 3b",
-                        value=self.epsilon,
-                        really=self._mask_epsilon(facts),
-                        holds="As printed it holds at one parameter only, with the noise after "
-                        "the clip. `corrected` makes both so.",
-                    ),
-                    closing,
-                )
-        return super().paper_formulas(facts) + found
 
 
 def amplification_gain(epsilon: float, *, c: float, d: int) -> float:

@@ -29,7 +29,6 @@ from bench.api import (
     Encrypted,
     Event,
     Facts,
-    Formula,
     Gaussian,
     GaussianNoise,
     Local,
@@ -276,48 +275,6 @@ class SelectiveShield(EncryptedZone):
             "ckks_security_bits": float(self._ckks.security_bits),
             "ckks_resolution": self._ckks.resolution / GAIN,
         }
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        clients, sigma = facts.sampled, self.noise_multiplier
-        if sigma == 0:
-            return ()
-        return (
-            Formula(
-                name=f"std of the noise per coordinate, |K| = {clients}",
-                equation="Eq. 21",
-                value=self._norm * sigma * math.sqrt(clients),
-                really=self.std(clients, self._norm),
-                holds="The other number is the std in use, by `noise_scale`.",
-            ),
-            Formula(
-                name="std of the mean update's noise per coordinate",
-                equation="Eq. 26",
-                value=self._norm * sigma,
-                really=self.std(clients, self._norm) / math.sqrt(clients),
-                holds="With eta_g = 1, which is FedAvg; the paper says |K|.",
-            ),
-            Formula(
-                name="Renyi divergence of order 2 of an upload",
-                equation="Eq. 22",
-                value=1 / sigma**2,
-                really=self.upload_rdp(2.0, clients=clients),
-                holds="The other number is that of the noise in use when a record is replaced, "
-                "which moves the values by 2C; with Eq. 21 as printed Eq. 22 holds from |K| = 4 "
-                "on, otherwise it does not.",
-            ),
-            Formula(
-                name=f"epsilon of {facts.releases} rounds",
-                equation="Lemma 2, 3",
-                value=self._claimed(facts),
-                holds="The accounting holds for Eq. 22, and so for the noised values given the "
-                "masks. The masks have no DP, and the encrypted zone's sum is published.",
-            ),
-        )
-
-    def upload_rdp(self, alpha: float, *, clients: int, moved: float = 2.0) -> float:
-        """Renyi divergence of order alpha of one upload as the server gets it; moved: by how
-        many C a record moves it, 2 when it is replaced and 1 when it is added or removed."""
-        return alpha * (moved * self._norm / self.std(clients, self._norm)) ** 2 / 2
 
 
 def fisher_scores(sums: State, *, samples: int, score: Score) -> dict[str, Tensor]:

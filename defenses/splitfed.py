@@ -15,7 +15,6 @@ from bench.api import (
     Defense,
     Event,
     Facts,
-    Formula,
     Laplace,
     LaplaceNoise,
     Local,
@@ -221,7 +220,3 @@ class SplitFedPM(PMSFL):
         about_bits = ("eq6_bound", "collapse_probability_at_0.9")
         bits = self.sends == "bits"
         return {k: v for k, v in super().constants(facts).items() if bits or k not in about_bits}
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        gradient, mean_of_bits = super().paper_formulas(facts)
-        return (gradient, mean_of_bits) if self.sends == "bits" else (gradient,)

@@ -20,7 +20,6 @@ from bench.api import (
     Defense,
     Event,
     Facts,
-    Formula,
     Kind,
     Local,
     Mechanism,
@@ -150,67 +149,6 @@ class SPM(Defense):
             "magnitude": "no DP",
         }
 
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        """Variances and errors are of a weight of magnitude 1."""
-        e = self.epsilon
-        mean, variance = moments(e, self._variant)
-        unbiased = self._variant != "printed"
-        rivals = rival_variances(e, 1.0)
-        signs = e * facts.parameters * facts.releases
-        return (
-            Formula(
-                name="mass of t's density",
-                equation="Eq. 4",
-                value=1.0,
-                really=1 + math.exp(-e),
-                holds="It does not normalise. Algorithm 2's threshold E/(E+1) does.",
-            ),
-            Formula(
-                name="mean of t",
-                equation="Theorem 1",
-                value=1.0,
-                really=mean,
-                holds=f"Zero bias {'holds for this variant.' if unbiased else _BIASED}",
-            ),
-            Formula(
-                name="variance of an upload",
-                equation="Eq. A17",
-                value=printed_variance(e),
-                really=variance,
-                holds="It is the variance of no law: E[t] = 1 was taken under Eq. 4's mass.",
-            ),
-            *(
-                Formula(
-                    name=f"variance of {name}, which SPM's is said to be below",
-                    equation="Lemma 1",
-                    value=rivals[key],
-                    holds=f"SPM's real variance is {'' if variance < rivals[key] else 'not '}below "
-                    f"it. {note}",
-                )
-                for key, name, note in (
-                    ("pm", "PM", "PM hides magnitudes too."),
-                    ("pnpm_quoted", "PNPM", "The unbiased variant's is equal to it."),
-                    ("laplace", "Laplace noise", "Laplace noise hides magnitudes too."),
-                )
-            ),
-            Formula(
-                name="epsilon of the uploaded parameters",
-                equation="Theorem 2",
-                value=e,
-                really=signs,
-                holds="It holds for one sign, given its magnitude. All signs of the run add up to "
-                "the other number, and magnitudes have no DP at any.",
-            ),
-            Formula(
-                name=f"error of the mean of {facts.sampled} uploads, with probability .95",
-                equation="Theorem 3",
-                value=theorem3_radius(e, uploads=facts.sampled, beta=0.05),
-                holds="It holds for this variant up to the printed variance."
-                if unbiased
-                else f"It does not hold: the error tends to 1/(E+1) = {1 - mean:.6g}, not to 0.",
-            ),
-        )
-
 
 def moments(epsilon: float, variant: Variant) -> tuple[float, float]:
     """Mean and variance of the factor that multiplies a value (sign and magnitude)."""
@@ -246,33 +184,3 @@ def signs_alone(epsilon: float, facts: Facts, *, range_: str) -> tuple[Event, ..
             "overlap are told apart with certainty",
         ),
     )
-
-
-_BIASED = "does not hold for Algorithm 2, whose mean is E/(E+1)."
-
-
-def printed_variance(epsilon: float) -> float:
-    """Eq. A17's (3E + 1/(3E) - 2/3) / (E-1)^2."""
-    e = math.exp(-epsilon)
-    return (3 * e + e**3 / 3 - 2 * e * e / 3) / math.expm1(-epsilon) ** 2
-
-
-def rival_variances(epsilon: float, w: float) -> dict[str, float]:
-    """Variance of a released w in [-1, 1] under SPM's rivals (Lemma 1, Fig. 2): PM of Wang et al.
-    2019, PNPM as the paper quotes it, Duchi et al. 2018, Laplace noise on [-1, 1]."""
-    e, half = math.exp(-epsilon), math.exp(-epsilon / 2)
-    rest = -math.expm1(-epsilon / 2)
-    return {
-        "pm": w * w * half / rest + half * (1 + 3 * half) / (3 * rest * rest),
-        "pnpm_quoted": 4 * e * (1 + e / 3) / math.expm1(-epsilon) ** 2 * w * w,
-        "duchi": scale_range(epsilon, "printed")[1] ** 2 - w * w,
-        "laplace": 8 / epsilon**2,
-    }
-
-
-def theorem3_radius(epsilon: float, *, uploads: int, beta: float) -> float:
-    """Theorem 3's Bernstein radius for a weight of magnitude 1, with the printed variance."""
-    log = math.log(2 / beta)
-    linear = log * 2 / 3 * (scale_range(epsilon, "printed")[1] + 1)
-    root = math.sqrt(linear**2 + 8 * uploads * log * printed_variance(epsilon))
-    return (linear + root) / (2 * uploads)

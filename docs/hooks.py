@@ -8,7 +8,8 @@ fact that has no line, or a line that belongs to none, ends the build.
     keys MODEL           table of a suite's table; lines `name | meaning`
     facts                what `leakbench ledger --facts` takes; lines `name | meaning`
     flags                letters of the terminal's last column; lines `letter | meaning`
-    ledger               the command in its line, run while the site is built, with what it printed
+    ledger               the command in its line (leakbench ledger, or python docs/formulas.py), run
+                         while the site is built, with what it printed
     results SUITE NAME.. rows of a reference run's last round, beside the undefended one
     scores SUITE         columns of its tables, one in each line, of all its rows
     tasks SUITE          the same of each table's first row, all in one table
@@ -27,7 +28,7 @@ fact that has no line, or a line that belongs to none, ends the build.
 from __future__ import annotations
 
 import html
-import importlib.util
+import importlib
 import inspect
 import io
 import json
@@ -247,6 +248,8 @@ def ledger(_: Sequence[str], body: str) -> str:
 
     command = body.strip()
     name, *arguments = shlex.split(command)
+    if [name, *arguments[:1]] == ["python", "docs/formulas.py"]:
+        return f"```sh\n{command}\n```\n\n{code(beside('formulas').main(arguments[1:]))}"
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
     if name != "leakbench" or done.exit_code:
         raise ValueError(f"'{command}' ended with {done.exit_code}: {done.output.strip()}")
@@ -474,7 +477,7 @@ def board(names: Sequence[str], _: str) -> str:
 
 
 def printed(names: Sequence[str], _: str) -> str:
-    printed_ = tables_of_papers()
+    printed_ = beside("printed")
     paper, name = names
     found = printed_.read_paper(paper).table(name)
     suite = f"papers/{paper}"
@@ -482,15 +485,12 @@ def printed(names: Sequence[str], _: str) -> str:
     return "\n".join(printed_.markdown(printed_.compared(found, rows, registry())))
 
 
-@cache
-def tables_of_papers() -> Any:
-    """The module beside this one, which no package holds."""
-    spec = importlib.util.spec_from_file_location("printed", Path(__file__).with_name("printed.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["printed"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def beside(name: str) -> Any:
+    """A module beside this one, which no package holds: printed or formulas."""
+    folder = str(Path(__file__).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 def cuts(_: Sequence[str], __: str) -> str:

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from formulas import columns
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError
@@ -110,7 +111,7 @@ class PrintedTable(BaseModel):
             `leak`, `choice` and `worst` (SSIM of the attacker's choice and of the best answers),
             `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`, `attacks.COLUMN.METRIC`;
             `course.NAME` after the part `course.share` of all rounds; or of the ledger
-            `ledger.COLUMN`, by the columns of `leakbench ledger --over`.
+            `ledger.COLUMN`, by the columns of `python docs/formulas.py`.
         factor: Measured figures are multiplied by it, 100 for percent.
         digits: Shown behind the point.
         columns: Its columns.
@@ -416,8 +417,8 @@ def _accounted(pick: Mapping[str, Any], column: str, registry: Registry) -> floa
         room, dot, key = name.partition(".")
         if dot:
             rooms[room][key] = value
-    table = accounts_over(registry, pick["defense"], **rooms, over={}, paper=True)
-    by_head = {c.head: c.values[0] for c in table.columns()}
+    table = accounts_over(registry, pick["defense"], **rooms, over={})
+    by_head = {c.head: c.values[0] for c in columns(table)}
     if column not in by_head:
         raise ValueError(f"the ledger of {pick['defense']} has no '{column}', but {list(by_head)}.")
     return by_head[column]

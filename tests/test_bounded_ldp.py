@@ -45,6 +45,7 @@ from defenses.bounded_ldp import (
 )
 from defenses.shuffled import shuffled_epsilon
 from tests.conftest import federation_of, network_for, seen_under
+from tests.docs_modules import formulas
 from tests.oracle import spm as spm_oracle
 
 DRAWS = 200_000
@@ -498,7 +499,7 @@ def test_shuffling_proves_nothing_more_for_a_record() -> None:
     many = account(shuffled(), replace(facts, clients=10**6))
     assert float(many.constants["eps_one_value_shuffled"]) < 0.1
     assert many.eps_record == plain.eps_record
-    (formula,) = shuffled().paper_formulas(facts)
+    (formula,) = formulas.formulas(shuffled(), facts)
     assert (formula.value, formula.really) == (2.0, 2.0 * 1000 * 12)
 
 

@@ -22,6 +22,7 @@ from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.privacy.ledger import account, computable, gaussian_epsilon, subsampled_gaussian_epsilon
 from bench.registry import discover
+from tests.docs_modules import formulas
 
 REGISTRY = discover()
 FLOATS = (0.0, 5e-324, 1e-300, 1e-30, 1e-6, 0.25, 0.999999, 1.0, 50.0, 1e6, 1e30, 1e300, math.inf)
@@ -82,13 +83,13 @@ def test_every_defense_ends_in_a_number_or_a_sentence_within_a_second(
             defense = REGISTRY.defense(name, chosen)
             entry = account(defense, facts)
             with computable(defense, facts):
-                formulas = defense.paper_formulas(facts)
+                found = formulas.formulas(defense, facts)
         except UserError as error:
             sentence = str(error)
         else:
             sentence = ""
             numbers = [entry.eps_record, entry.eps_claimed, *entry.constants.values()]
-            numbers += [v for f in formulas for v in (f.value, f.really)]
+            numbers += [v for f in found for v in (f.value, f.really)]
             assert not any(isinstance(v, float) and math.isnan(v) for v in numbers), entry
             assert entry.eps_record >= 0
     assert time.process_time() - began < 1

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.registry import Registry
 from bench.report.accounts import AccountTable, accounts_over
+from tests.docs_modules import formulas
 
 PAPER = {"parameters": 14, "clients": 100, "records": 325, "batch": 13, "local_steps": 5}
 """MS-PAFL's experiment: N = 100, Q = 5, and q = 13 * 5 / 325 = .2."""
@@ -24,13 +25,11 @@ FACTS = ",".join(f"{k}={v}" for k, v in PAPER.items())
 
 
 def ms_pafl(registry: Registry, **over: list[Any]) -> AccountTable:
-    return accounts_over(
-        registry, "ms_pafl", settings={"epsilon": 1.0}, facts=PAPER, over=over, paper=True
-    )
+    return accounts_over(registry, "ms_pafl", settings={"epsilon": 1.0}, facts=PAPER, over=over)
 
 
 def column(table: AccountTable, head: str) -> list[float | None]:
-    return list(next(c.values for c in table.columns() if c.head == head))
+    return list(next(c.values for c in formulas.columns(table) if c.head == head))
 
 
 def leakbench(*arguments: str, columns: int = 80) -> tuple[int, str]:
@@ -63,7 +62,7 @@ def test_several_keys_make_every_combination_the_last_running_fastest(registry: 
 
 
 def test_each_line_is_what_the_command_says_at_that_place() -> None:
-    given = ("ms_pafl", "--set", "epsilon=0.5", "--paper", "--json")
+    given = ("ms_pafl", "--set", "epsilon=0.5", "--json")
     lines = json.loads(leakbench(*given, "--facts", FACTS, "--over", "rounds=1,10")[1])["lines"]
     assert [line.pop("over") for line in lines] == [{"rounds": 1}, {"rounds": 10}]
     for rounds, line in zip((1, 10), lines, strict=True):
@@ -76,9 +75,7 @@ def test_a_terminal_of_80_columns_shows_all_numbers_and_a_file_has_them_whole(
 ) -> None:
     file = tmp_path / "table.csv"
     over = ("--over", "epsilon=0.25,0.5,1", "--over", "check_in=0.1,0.5")
-    code, text = leakbench(
-        "ms_pafl", "--facts", FACTS, "--paper", "--csv", str(file), *over, columns=80
-    )
+    code, text = leakbench("ms_pafl", "--facts", FACTS, "--csv", str(file), *over, columns=80)
     assert code == 0
     shown = text.split("claimed epsilon:")[0].splitlines()
     assert max(map(len, shown)) <= 80
@@ -89,7 +86,7 @@ def test_a_terminal_of_80_columns_shows_all_numbers_and_a_file_has_them_whole(
     for line in lines:
         for number in line[2:]:
             assert f"{float(number):.4g}" in words
-    assert "Eq. 22 (Theorem 3): epsilon of one client over the run" in text
+    assert "claimed epsilon: the paper's formula, per record" in text
 
 
 def test_a_pipe_or_a_link_is_written_to_and_not_replaced(tmp_path: Path) -> None:
@@ -118,7 +115,7 @@ def test_output_on_a_full_device_ends_with_one_sentence(json: tuple[str, ...]) -
 
 
 def test_what_no_place_has_is_no_column(registry: Registry) -> None:
-    heads = [c.head for c in ms_pafl(registry, rounds=[1, 2]).columns()]
+    heads = [c.head for c in formulas.columns(ms_pafl(registry, rounds=[1, 2]))]
     assert heads[:3] == ["claimed epsilon", "claimed delta", "proven epsilon"]
     assert "Theorem 2 really" not in heads
     code, text = leakbench("none", "--over", "rounds=1,2")
@@ -134,12 +131,11 @@ def test_a_formula_whose_name_has_the_fact_in_it_stays_one_column(registry: Regi
         settings={"noise_multiplier": 2.0},
         facts={"parameters": 1},
         over={"clients": [2, 9]},
-        paper=True,
     )
-    meanings = [c.meaning for c in found.columns()]
+    meanings = [c.meaning for c in formulas.columns(found)]
     first, last = (f"std of the noise per coordinate, |K| = {n}" for n in (2, 9))
     assert f"{first} ... {last}" in meanings
-    assert all(None not in c.values for c in found.columns())
+    assert all(None not in c.values for c in formulas.columns(found))
 
 
 def test_a_name_of_a_setting_and_a_fact_says_which(registry: Registry) -> None:

@@ -15,6 +15,7 @@ from bench.contract.events import Facts
 from bench.privacy.gaussian import gaussian_delta
 from defenses import ms_pafl_theorems as theorems
 from defenses.ms_pafl import MSPAFL
+from tests.docs_modules import formulas
 from tests.oracle import ms_pafl as oracle
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "ms_pafl.json").read_text())["cases"]
@@ -39,7 +40,7 @@ def _q(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def _amplified(i: dict[str, Any]) -> dict[str, Any]:
-    printed, exact = theorems.amplified(i["eps_l"], q=i["q"])
+    printed, exact = formulas.amplified(i["eps_l"], q=i["q"])
     return {"printed": printed, "exact": exact, "holds": printed >= exact}
 
 
@@ -289,7 +290,7 @@ def test_claims_do_not_overflow_at_large_budgets(epsilon: float) -> None:
     total, summed = oracle.claimed(p=0.5, q=1.0, epsilon=epsilon, rounds=10)
     assert total >= 10 * one * min(one, 1.0)
     assert summed == pytest.approx(10 * delta + 1e-4)
-    assert theorems.amplified(epsilon, q=0.2)[1] <= epsilon
+    assert formulas.amplified(epsilon, q=0.2)[1] <= epsilon
 
 
 def test_claims_grow_with_everything_that_leaks() -> None:

@@ -1,4 +1,4 @@
-"""`leakbench ledger --paper`: what the five papers print, and what holds of it."""
+"""`docs/formulas.py`: what the five papers print, and what holds of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.contract.events import Facts, Formula
+from bench.contract.events import Facts
 from bench.registry import Registry
+from tests.docs_modules import formulas as module
 
 FACTS = Facts(parameters=1000, rounds=10, clients=10, batch=5, records=50, local_steps=2)
 NOISED: dict[str, Any] = {"clip": 0.2, "smashed_std": 0.25, "label_std": 0.25}
@@ -25,11 +26,11 @@ PAPERS: dict[str, dict[str, Any]] = {
 }
 
 
-def formulas(registry: Registry, name: str, facts: Facts = FACTS, **more: Any) -> list[Formula]:
-    return list(registry.defense(name, PAPERS[name] | more).paper_formulas(facts))
+def formulas(registry: Registry, name: str, facts: Facts = FACTS, **more: Any) -> list[Any]:
+    return list(module.formulas(registry.defense(name, PAPERS[name] | more), facts))
 
 
-def by_equation(found: list[Formula], equation: str) -> Formula:
+def by_equation(found: list[Any], equation: str) -> Any:
     return next(f for f in found if f.equation == equation)
 
 
@@ -91,37 +92,29 @@ def test_formulas_neither_overflow_nor_fail_at_extreme_budgets(
 
 
 def test_settings_of_which_the_paper_says_nothing_have_no_formula(registry: Registry) -> None:
-    assert registry.defense("none", {}).paper_formulas(FACTS) == ()
+    assert module.formulas(registry.defense("none", {}), FACTS) == ()
     quiet = formulas(registry, "dp_cutmix", smashed_std=0.0, label_std=0.0)
     assert quiet == []
     assert formulas(registry, "selective_shield", noise_multiplier=0.0) == []
     probabilities = registry.defense("splitfed_pm", {"sends": "probabilities"})
-    assert [f.equation for f in probabilities.paper_formulas(FACTS)] == ["Eq. 4, 17"]
+    assert [f.equation for f in module.formulas(probabilities, FACTS)] == ["Eq. 4, 17"]
 
 
 def test_a_composed_defense_prints_all_members_formulas_by_name(registry: Registry) -> None:
     both = registry.defense("spm+selective_shield", {"spm.epsilon": 1.0})
-    names = [f.name for f in both.paper_formulas(FACTS)]
+    names = [f.name for f in module.formulas(both, FACTS)]
     assert len(names) == len(formulas(registry, "spm")) + len(
         formulas(registry, "selective_shield")
     )
     assert {n.split(":")[0] for n in names} == {"spm", "selective_shield"}
 
 
-def leakbench(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-    return result.exit_code, " ".join((result.stdout + result.stderr).split())
-
-
-def test_the_command_prints_formulas_as_text_and_json() -> None:
-    arguments = ("ledger", "spm", "--set", "epsilon=1.9", "--facts", "parameters=1000", "--paper")
-    code, text = leakbench(*arguments)
-    assert code == 0
+def test_the_script_prints_formulas_as_text_and_json() -> None:
+    arguments = ("spm", "--set", "epsilon=1.9", "--facts", "parameters=1000")
+    text = module.main(arguments)
     assert "Eq. A17, variance of an upload: 0.601337 (really 0.636279)" in text
     assert "It is the variance of no law" in text
-    document = json.loads(leakbench(*arguments, "--json")[1])
-    assert document["eps_claimed"] == 1.9
-    found = {f["equation"]: f for f in document["paper"]}
+    found = {f["equation"]: f for f in json.loads(module.main([*arguments, "--json"]))}
     assert found["Theorem 2"] == {
         "name": "epsilon of the uploaded parameters",
         "equation": "Theorem 2",
@@ -130,8 +123,15 @@ def test_the_command_prints_formulas_as_text_and_json() -> None:
         "holds": found["Theorem 2"]["holds"],
         "delta": None,
     }
-    assert "paper" not in json.loads(leakbench(*arguments[:-1], "--json")[1])
-    assert "no formula at this setting" in leakbench("ledger", "none", "--paper")[1]
+    assert module.main(["none"]) == "The paper has no formula at this setting."
+    over = module.main(["ms_pafl", "--set", "epsilon=1", "--over", "rounds=1,2"]).splitlines()
+    assert over[0].startswith("rounds | claimed epsilon")
+    assert [line.split(" | ")[0] for line in over[1:]] == ["1", "2"]
+
+
+def leakbench(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    return result.exit_code, " ".join((result.stdout + result.stderr).split())
 
 
 def test_facts_that_a_plugin_refuses_are_one_sentence(tmp_path: Path) -> None:

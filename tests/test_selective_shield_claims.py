@@ -13,6 +13,7 @@ from bench.contract.events import Facts
 from bench.privacy.gaussian import renyi_epsilon
 from defenses import ckks
 from defenses.selective_shield import NoiseScale, SelectiveShield
+from tests.docs_modules import formulas
 from tests.oracle import selective_shield as oracle
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "selective_shield.json").read_text())[
@@ -45,7 +46,7 @@ def _eq22(i: dict[str, Any]) -> dict[str, Any]:
     """Eq. 22 as the ledger prints it, at order 2: a Renyi divergence is proportional to alpha."""
     alpha, of = i["alpha"], {"sigma": i["sigma"], "clients": i["K"]}
     defense = SelectiveShield(noise_multiplier=i["sigma"])
-    printed = {f.equation: f.value for f in defense.paper_formulas(Facts(parameters=1))}
+    printed = {f.equation: f.value for f in formulas.formulas(defense, Facts(parameters=1))}
     out = {"eq22": printed["Eq. 22"] * alpha / 2}
     for name, scale in SCALES:
         one, two = (oracle.upload_rdp(alpha, **of, noise_scale=scale, moved=m) for m in (1.0, 2.0))
@@ -112,8 +113,8 @@ def test_the_exact_epsilon_is_below_every_renyi_bound() -> None:
 def _replaced(clients: int, scale: NoiseScale) -> tuple[float, float]:
     """Eq. 22 and the Renyi divergence of an upload, of order 2, as the ledger prints them."""
     defense = SelectiveShield(noise_multiplier=3.0, noise_scale=scale)
-    formulas = defense.paper_formulas(Facts(parameters=1, clients=clients))
-    (found,) = [f for f in formulas if f.equation == "Eq. 22"]
+    found_all = formulas.formulas(defense, Facts(parameters=1, clients=clients))
+    (found,) = [f for f in found_all if f.equation == "Eq. 22"]
     assert found.really is not None
     return found.value, found.really
 

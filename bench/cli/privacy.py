@@ -13,7 +13,6 @@ from bench.cli import options
 from bench.errors import UserError
 
 if TYPE_CHECKING:
-    from bench.contract.events import Formula
     from bench.privacy.ledger import Entry
     from bench.report.accounts import Account, AccountTable
 
@@ -28,9 +27,6 @@ def ledger(
             help="parameters=N,rounds=T,clients=n,participation=p,batch=b,records=m,delta=d",
         ),
     ] = "parameters=1",
-    paper: Annotated[
-        bool, typer.Option("--paper", help="The paper's own formulas, and what holds of them.")
-    ] = False,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,20 +54,20 @@ def ledger(
             if csv is not None:
                 raise UserError("--csv writes the table of --over; give --over key=value,value,...")
             built, checked = registry.defense(defense, settings), accounts.checked_facts(known)
-            found = accounts.account_of(built, checked, name=defense, paper=paper)
+            found = accounts.account_of(built, checked, name=defense)
         else:
             table = accounts.accounts_over(
-                registry, defense, settings=settings, facts=known, over=_varied(over), paper=paper
+                registry, defense, settings=settings, facts=known, over=_varied(over)
             )
             if csv is not None:
                 options.write_out(csv, table.csv())
     if as_json:
-        document = _documents(table, paper) if over else _document(found, paper)
+        document = _documents(table) if over else _document(found)
         typer.echo(to_json({"defense": defense, **document}))
     elif over:
         _print_table(table)
     else:
-        for line in _formula_lines(found.formulas) if paper else _entry_lines(found.entry):
+        for line in _entry_lines(found.entry):
             options.say(line)
 
 
@@ -88,14 +84,17 @@ def _varied(over: Sequence[str]) -> dict[str, list[Any]]:
     return varied
 
 
-def _document(account: Account, paper: bool) -> dict[str, Any]:
-    found = {"variant": account.variant, "facts": asdict(account.facts)} | asdict(account.entry)
-    return found | ({"paper": [asdict(f) for f in account.formulas]} if paper else {})
+def _document(account: Account) -> dict[str, Any]:
+    return {
+        "variant": account.defense.variant,
+        "facts": asdict(account.facts),
+        **asdict(account.entry),
+    }
 
 
-def _documents(made: AccountTable, paper: bool) -> dict[str, Any]:
+def _documents(made: AccountTable) -> dict[str, Any]:
     lines = [
-        {"over": dict(zip(made.over, place, strict=True)), **_document(account, paper)}
+        {"over": dict(zip(made.over, place, strict=True)), **_document(account)}
         for place, account in zip(made.places, made.accounts, strict=True)
     ]
     return {"lines": lines}
@@ -118,8 +117,7 @@ def _print_table(made: AccountTable) -> None:
         options.console.print(part, highlight=False, markup=False)
         options.console.print()
     for column in columns:
-        if not column.head.endswith((" really", " delta")):
-            options.say(f"{column.head}: {column.meaning}")
+        options.say(f"{column.head}: {column.meaning}")
 
 
 def _fitting(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
@@ -151,16 +149,6 @@ def _entry_lines(entry: Entry) -> Iterator[str]:
     yield from (f"- {reason}" for reason in entry.reasons)
     for key, value in entry.constants.items():
         yield f"{key} = {value:.6g}" if isinstance(value, float) else f"{key} = {value}"
-
-
-def _formula_lines(formulas: Sequence[Formula]) -> Iterator[str]:
-    if not formulas:
-        yield "The paper has no formula at this setting."
-    for formula in formulas:
-        really = "" if formula.really is None else f" (really {formula.really:.6g})"
-        delta = "" if formula.delta is None else f" at delta {formula.delta:.3g}"
-        yield f"{formula.equation}, {formula.name}{delta}: {formula.value:.6g}{really}"
-        yield f"    {formula.holds}"
 
 
 def audit(

@@ -15,7 +15,7 @@ import torch
 from pydantic import AfterValidator, AllowInfNan
 from torch import Tensor
 
-from bench.contract.events import Event, Facts, Formula, Round
+from bench.contract.events import Event, Facts, Round
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import Message, Part, Stage, State
 from bench.contract.network import NetworkView
@@ -409,10 +409,6 @@ class Defense:
     def constants(self, facts: Facts) -> dict[str, float | str]:
         """Constants worth printing: factors of bias and variance, the noise's std."""
         return {}
-
-    def paper_formulas(self, facts: Facts) -> tuple[Formula, ...]:
-        """The paper's own formulas at these settings and facts, and what holds of them."""
-        return ()
 
 
 def unmet(defense: Defense, *, cut: bool) -> str | None:

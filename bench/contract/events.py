@@ -212,27 +212,6 @@ class Unprotected(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Formula:
-    """A formula that a paper prints, at a defense's settings and a run's facts.
-
-    Attributes:
-        name: What it gives, a noun phrase.
-        equation: Where the paper has it, e.g. "Eq. 22".
-        value: What it says.
-        holds: Sentences on what of it holds for the mechanism, against the server.
-        really: What is so in its place, where that is a number.
-        delta: At which an epsilon is told.
-    """
-
-    name: str
-    equation: str
-    value: float
-    holds: str
-    really: float | None = None
-    delta: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Round:
     """What everybody knows of an observed round.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from bench.contract import returns
 from bench.contract.defense import Defense
-from bench.contract.events import Event, Formula, Gaussian, Summed
+from bench.contract.events import Event, Gaussian, Summed
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part
 from bench.contract.returns import Check
@@ -130,15 +130,6 @@ def prefixed(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[st
     }
 
 
-def formulas(members: Members, hook: str, arguments: tuple[Any, ...]) -> tuple[Formula, ...]:
-    """All members' formulas, each with its member's name before it."""
-    return tuple(
-        replace(formula, name=f"{name}: {formula.name}")
-        for name, member in members.items()
-        for formula in getattr(member, hook)(*arguments)
-    )
-
-
 def client_by_client(members: Members, hook: str, arguments: tuple[Any, ...]) -> list[Any]:
     """Each client's plans by all members; a member with fewer gives them in turn."""
     found: list[Sequence[Mapping[str, Any]]] = list(
@@ -216,7 +207,6 @@ HOOKS: tuple[Hook, ...] = (
     Hook("guarantee", "proven", "everybody", events, returns.all_of(Event)),
     Hook("claim", "proven", "everybody", none, returns.claim),
     Hook("constants", "proven", "everybody", prefixed, returns.constants),
-    Hook("paper_formulas", "proven", "everybody", formulas, returns.all_of(Formula)),
 )
 """In the order of `Defense`."""
 BY_NAME: Mapping[str, Hook] = {hook.name: hook for hook in HOOKS}

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from bench.contract.defense import Defense
-from bench.contract.events import Facts, Formula
+from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.names import did_you_mean
 from bench.privacy.entry import Entry
@@ -30,16 +30,11 @@ _KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What the ledger says of a defense setting over a run with some facts.
+    """What the ledger says of a defense setting over a run with some facts."""
 
-    Attributes:
-        formulas: The paper's own, none unless they were asked for.
-    """
-
-    variant: str
+    defense: Defense
     facts: Facts
     entry: Entry
-    formulas: tuple[Formula, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +66,7 @@ class AccountTable:
     accounts: tuple[Account, ...]
 
     def columns(self) -> list[LedgerColumn]:
-        """Claimed and proven epsilon, and of every formula what the paper prints, what is so in its
-        place and at which delta; without those that no place has."""
+        """Claimed and proven epsilon; without those that no place has."""
         entries = [a.entry for a in self.accounts]
         units = dict.fromkeys(e.unit for e in entries if e.unit)
         found = [
@@ -92,28 +86,6 @@ class AccountTable:
                 values=tuple(e.eps_record for e in entries),
             ),
         ]
-        by_place = [_by_head(a.formulas) for a in self.accounts]
-        for head in dict.fromkeys(h for formulas in by_place for h in formulas):
-            ours = [formulas.get(head) for formulas in by_place]
-            names = list(dict.fromkeys(f.name for f in ours if f))
-            name = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-            found += [
-                LedgerColumn(
-                    head=head,
-                    meaning=name,
-                    values=tuple(f.value if f else None for f in ours),
-                ),
-                LedgerColumn(
-                    head=f"{head} really",
-                    meaning="what is so in its place",
-                    values=tuple(f.really if f else None for f in ours),
-                ),
-                LedgerColumn(
-                    head=f"{head} delta",
-                    meaning="at which the paper tells it",
-                    values=tuple(f.delta if f else None for f in ours),
-                ),
-            ]
         return [c for c in found if any(v is not None for v in c.values)]
 
     def csv(self) -> str:
@@ -127,21 +99,19 @@ class AccountTable:
         return text.getvalue()
 
 
-def account_of(defense: Defense, facts: Facts, *, name: str, paper: bool = False) -> Account:
+def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:
     """What the ledger says of a defense setting.
 
     Args:
         name: What an error should call the defense.
-        paper: Whether to ask for the formulas of its paper.
 
     Raises:
         UserError: For facts that the defense refuses, or numbers that floating point cannot hold.
     """
     with computable(defense, facts), _refused_facts(name):
         defense.guarantee(facts)
-        formulas = defense.paper_formulas(facts) if paper else ()
     entry = account(defense, facts)
-    return Account(variant=defense.variant, facts=facts, entry=entry, formulas=formulas)
+    return Account(defense=defense, facts=facts, entry=entry)
 
 
 def accounts_over(
@@ -151,7 +121,6 @@ def accounts_over(
     settings: Mapping[str, Any],
     facts: Mapping[str, Any],
     over: Mapping[str, Sequence[Any]],
-    paper: bool = False,
 ) -> AccountTable:
     """What the ledger says at every combination of some values, the last key's running fastest.
 
@@ -161,7 +130,6 @@ def accounts_over(
         facts: By name, as `checked_facts` takes them; likewise.
         over: Values by key: the name of a setting or of a fact, or `settings.NAME` and `facts.NAME`
             where both have it.
-        paper: Whether to ask for the formulas of the defense's paper.
 
     Raises:
         UserError: For an unknown key or one that is not clear, and as `account_of` does.
@@ -176,7 +144,7 @@ def accounts_over(
             rooms[room][name] = value
         built = registry.defense(defense, rooms["settings"])
         known = checked_facts(rooms["facts"])
-        accounts.append(account_of(built, known, name=defense, paper=paper))
+        accounts.append(account_of(built, known, name=defense))
     return AccountTable(over=tuple(over), places=places, accounts=tuple(accounts))
 
 
@@ -231,15 +199,6 @@ def _class(registry: Registry, defense: str) -> type:
     cls = registry.get("defense", defense).cls
     assert cls is not None
     return cls
-
-
-def _by_head(formulas: Sequence[Formula]) -> dict[str, Formula]:
-    """Formulas by the equation that has them, numbered where it has several."""
-    found: dict[str, Formula] = {}
-    for formula in formulas:
-        same = sum(f.equation == formula.equation for f in found.values())
-        found[f"{formula.equation} ({same + 1})" if same else formula.equation] = formula
-    return found
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from bench.privacy.gaussian import (
 )
 from defenses import ms_pafl_theorems as theorems
 from defenses.ms_pafl import MSPAFL
+from tests.docs_modules import formulas
 
 PAPER_CLIENTS, PAPER_BETA, PAPER_DELTA, PAPER_CLIP = 100, 0.25, 1e-4, 1.0
 """Sec. V-A: N, beta, delta and C. delta_tilde is not stated; PAPER_DELTA is used for it too."""
@@ -48,7 +49,7 @@ def composed(
 
 
 def linear_from(epsilon_c: float) -> float:
-    return theorems.linear_from(epsilon_c, delta_tilde=PAPER_DELTA)
+    return formulas.linear_from(epsilon_c, delta_tilde=PAPER_DELTA)
 
 
 def local_total(**given: Any) -> float:

@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 from bench.contract.events import Facts
 from bench.privacy.gaussian import best_renyi_epsilon, exact_gaussian_epsilon, renyi_epsilon
 from defenses.selective_shield import NoiseScale, SelectiveShield
+from tests.docs_modules import formulas
 
 OPACUS_ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
 """Default Renyi orders of the paper's accountant."""
@@ -74,4 +75,5 @@ def upload_rdp(
 ) -> float:
     """The defense's Renyi divergence of one upload."""
     defense = SelectiveShield(noise_multiplier=sigma, noise_scale=noise_scale)
-    return defense.upload_rdp(alpha, clients=clients, moved=moved)
+    rdp: float = formulas.upload_rdp(defense, alpha, clients=clients, moved=moved)
+    return rdp

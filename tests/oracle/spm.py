@@ -11,11 +11,9 @@ from defenses.spm import (
     growth,
     keep_probability,
     moments,
-    printed_variance,
-    rival_variances,
     scale_range,
-    theorem3_radius,
 )
+from tests.docs_modules import formulas
 
 
 def mechanism_constants(epsilon: float) -> dict[str, float]:
@@ -33,7 +31,7 @@ def mechanism_constants(epsilon: float) -> dict[str, float]:
         "pdf_normalised_keep": keep / (c - 1),
         "pdf_normalised_flip": (1 - keep) / (c - 1),
         "bias_factor_alg2": mean,
-        "var_printed": printed_variance(epsilon),
+        "var_printed": formulas.printed_variance(epsilon),
         "var_alg2_uniform": variance,
         "mse_alg2_uniform": variance + (1 - mean) ** 2,
         "var_alg2_endpoints_1_or_C": (1 + c * c) / 2 - mean * mean,
@@ -46,8 +44,8 @@ def mechanism_constants(epsilon: float) -> dict[str, float]:
 
 def variances(epsilon: float, w: float) -> dict[str, float]:
     """Variance of the released w in [-1, 1] under SPM and its rivals."""
-    return rival_variances(epsilon, w) | {
-        "spm_printed": printed_variance(epsilon) * w * w,
+    return formulas.rival_variances(epsilon, w) | {
+        "spm_printed": formulas.printed_variance(epsilon) * w * w,
         "spm_alg2": moments(epsilon, "printed")[1] * w * w,
         "spm_unbiased": moments(epsilon, "unbiased")[1] * w * w,
         "spm_sign_rr": moments(epsilon, "sign_rr")[1] * w * w,
@@ -92,7 +90,7 @@ def majority_sign_error(epsilon: float, uploads: int) -> float:
 
 def theorem3(epsilon: float, *, uploads: int, beta: float, w: float) -> dict[str, float | bool]:
     """Theorem 3's radius beside the bias that stays."""
-    radius = w * theorem3_radius(epsilon, uploads=uploads, beta=beta)
+    radius = w * formulas.theorem3_radius(epsilon, uploads=uploads, beta=beta)
     bias = w * (1 - moments(epsilon, "printed")[0])
     return {"lambda_": radius, "bias_floor": bias, "claim_violated_by_bias_alone": bias > radius}
 

@@ -1,0 +1,13 @@
+"""Modules of `docs/`, which no package holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "docs"))
+
+import formulas
+import printed
+
+__all__ = ["formulas", "printed"]
