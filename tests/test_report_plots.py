@@ -150,6 +150,14 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
     assert texts == ["0", "1e-2", "0.01", "99.00", "1.2e3", "1e-100"]
 
 
+def test_a_flag_without_a_letter_is_left_to_the_files() -> None:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(*terminal.shown([row(flags=(flag(FlagCode.CLAIMED_NOT_PROVEN),))]), sep="\n")
+    text = console.export_text()
+    assert "…" not in text
+    assert "claimed" not in text
+
+
 def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
     jobs = expand(SUITE.model_copy(update={"seeds": [0, 1, 2]})).trainings
     planned = {j.seed: PlannedTraining(key="0" * 24, job=j, cells=()) for j in jobs}

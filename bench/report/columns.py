@@ -32,7 +32,7 @@ class Shown:
         interval: Its ends.
         beside: What else stands there: unit, attack, other floors.
         mark: A warning.
-        narrow: What a terminal of 80 columns shows; "": the text.
+        narrow: What a terminal of 80 columns shows; None: the text.
         value: What the page sorts by, a number or "inf"; "" without a figure, which comes last.
         style: Class of the style sheet.
         reason: Why there is no figure.
@@ -42,7 +42,7 @@ class Shown:
     interval: str = ""
     beside: str = ""
     mark: str = ""
-    narrow: str = ""
+    narrow: str | None = None
     value: str = ""
     style: str = ""
     reason: str = ""
@@ -60,7 +60,7 @@ class Shown:
     @property
     def brief(self) -> str:
         """What a narrow terminal shows."""
-        return self.narrow or self.text
+        return self.text if self.narrow is None else self.narrow
 
 
 SPARED = "°"
