@@ -24,7 +24,7 @@ from bench.harness.store import Store, write_whole
 from bench.records import FlagCode, NoResult, read_json, to_json
 from bench.report import leaderboard, terminal
 from bench.report.text import cells, to_csv
-from bench.report.verdicts import Trained, at_chance, flags_of
+from bench.report.verdicts import at_chance, flags_of
 from tests import made_rows as made_up
 from tests.board import SCHEMA_FILE, board, written
 from tests.broken_plugins import DEADLY
@@ -329,15 +329,15 @@ def test_a_personalised_row_is_at_chance_if_its_clients_networks_are_too(
         personal_accuracies=(own, own),
         personal_chance=0.4,
     )
-    assert at_chance(made, [Trained.of(record)]) == flagged
+    assert at_chance(made, [record]) == flagged
 
 
 def test_seeds_together_beat_a_guess_that_one_alone_may_not() -> None:
     """Of 100 samples 15 are right: the 95 % interval of one seed holds 1/10, that of four does
     not, though seeds as far apart as 8 and 22 say little by themselves."""
     made = made_up.row(accuracy=made_up.interval(0.15))
-    of = [Trained.of(trained(correct=n, test_samples=100, class_chance=0.1)) for n in (8, 22)]
-    assert at_chance(made, [Trained.of(trained(correct=15, test_samples=100, class_chance=0.1))])
+    of = [trained(correct=n, test_samples=100, class_chance=0.1) for n in (8, 22)]
+    assert at_chance(made, [trained(correct=15, test_samples=100, class_chance=0.1)])
     assert at_chance(made, of[:1])
     assert not at_chance(made, [*of, *of])
 

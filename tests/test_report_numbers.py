@@ -11,7 +11,7 @@ import pytest
 from bench.metrics.named import leak
 from bench.records import Convergence, FlagCode
 from bench.report import entries, figures, plots, verdicts
-from tests.made_records import attacked
+from tests.made_records import attacked, trained
 from tests.made_rows import attack, interval, row, worst
 
 
@@ -113,7 +113,7 @@ def test_an_attack_was_cut_short_where_its_gain_leaks_more_than_the_row(
     grown = Convergence(gain=gain, budget=5, converged=False)
     slow = attack(score, convergence=grown, floor={"ssim": floor})
     shown = row(attacks={"dlg": attack(0.5), "slow": slow})
-    able = verdicts.Trained(status="done", correct=90, test_samples=100, class_chance=0.1)
+    able = trained(correct=90, test_samples=100, class_chance=0.1)
     codes = [f.code for f in verdicts.flags_of(shown, [able])]
     assert (FlagCode.CUT_SHORT in codes) == cut
 

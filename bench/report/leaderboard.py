@@ -39,7 +39,7 @@ from bench.records import (
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.errata import with_errata
 from bench.report.marks import with_marks
-from bench.report.verdicts import Trained, flags_of, ordered, with_first_round
+from bench.report.verdicts import flags_of, ordered, with_first_round
 
 Read = Callable[[Any, str], Any]
 """A store's way to read a record of a kind by its key."""
@@ -212,7 +212,7 @@ def _table(
         if found and (not cells or any(c.checkpoint == checkpoint for c in cells)):
             row = _trained_row(run, members, checkpoint, found)
             row = _attacked(row, members, read)
-            drafts.append((row, [Trained.of(r) for r in found.values()]))
+            drafts.append((row, [*found.values()]))
     measured = _measured([row for row, _ in drafts])
     return ordered([_finished(row, trained, measured) for row, trained in drafts])
 
@@ -320,7 +320,9 @@ def _measured(rows: Sequence[Row]) -> dict[str, Convergence]:
     }
 
 
-def _finished(row: Row, trained: Sequence[Trained], measured: Mapping[str, Convergence]) -> Row:
+def _finished(
+    row: Row, trained: Sequence[TrainOutcome], measured: Mapping[str, Convergence]
+) -> Row:
     """The row with what its table tells of its attacks, and its flags."""
     entries = {
         name: replace(entry, convergence=measured.get(name)) for name, entry in row.attacks.items()

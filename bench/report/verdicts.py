@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from bench.protocols.settings import ThreatSettings
 from bench.records import (
     AttackEntry,
     AuditFailure,
-    AuditSummary,
     Flag,
     FlagCode,
     Row,
     TrainOutcome,
+    TrainRecord,
     canonical,
 )
 
@@ -41,55 +41,24 @@ _REFUTES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What flags are made from, of a training's record, which would be too much to keep."""
-
-    status: str
-    reason: str | None = None
-    diverged: str | None = None
-    audit: AuditSummary | AuditFailure | None = None
-    correct: int | None = None
-    test_samples: int = 0
-    class_chance: float = 0.0
-    personal: tuple[float, ...] = ()
-    personal_chance: float = 0.0
-    undeclared: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, record: TrainOutcome) -> Trained:
-        """What is kept of a record."""
-        if record.status != "done":
-            return cls(status=record.status, reason=record.reason)
-        return cls(
-            status="done",
-            diverged=record.diverged,
-            audit=record.audit,
-            correct=record.correct,
-            test_samples=record.test_samples,
-            class_chance=record.class_chance,
-            personal=tuple(a for a in record.personal_accuracies if a is not None),
-            personal_chance=record.personal_chance or 0.0,
-            undeclared=record.undeclared,
-        )
-
-
-def flags_of(row: Row, trained: Sequence[Trained]) -> tuple[Flag, ...]:
+def flags_of(row: Row, trained: Sequence[TrainOutcome]) -> tuple[Flag, ...]:
     """The flags, each once, of a row that has none yet, from its trainings of every seed."""
     # Not a set: the order is part of the files.
     return tuple(dict.fromkeys(_flags(row, trained)))
 
 
-def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
-    for found in trained:
-        if found.status != "done":
-            code = FlagCode(f"training_{found.status}")
-            yield Flag(code=code, values={"reason": str(found.reason)})
-        elif found.diverged:
-            yield Flag(code=FlagCode.DIVERGED, values={"reason": found.diverged})
-        for reason in found.undeclared[:1]:
+def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
+    done = [record for record in trained if isinstance(record, TrainRecord)]
+    for record in trained:
+        if not isinstance(record, TrainRecord):
+            code = FlagCode(f"training_{record.status}")
+            yield Flag(code=code, values={"reason": str(record.reason)})
+            continue
+        if record.diverged:
+            yield Flag(code=FlagCode.DIVERGED, values={"reason": record.diverged})
+        for reason in record.undeclared[:1]:
             yield Flag(code=FlagCode.UNDECLARED, values={"reason": reason})
-    if at_chance(row, [t for t in trained if t.status == "done"]):
+    if at_chance(row, done):
         yield Flag(code=FlagCode.AT_CHANCE)
     if row.eps_claimed is not None and row.eps_record == float("inf"):
         yield Flag(code=FlagCode.CLAIMED_NOT_PROVEN)
@@ -98,9 +67,9 @@ def _flags(row: Row, trained: Sequence[Trained]) -> Iterator[Flag]:
     for code, verdict in _REFUTES:
         if row.audit and getattr(row.audit, verdict) == "violated":
             yield Flag(code=code, values={"epsilon": row.audit.eps_audited})
-    for found in trained:
-        if isinstance(found.audit, AuditFailure):
-            yield Flag(code=FlagCode.AUDIT_FAILED, values={"reason": found.audit.reason})
+    for record in done:
+        if isinstance(record.audit, AuditFailure):
+            yield Flag(code=FlagCode.AUDIT_FAILED, values={"reason": record.audit.reason})
     for name, entry in row.attacks.items():
         if entry.status in ("failed", "timeout", "pending"):
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
@@ -202,7 +171,7 @@ def _work_and_grants(threat: ThreatSettings) -> dict[str, Any]:
     return threat.model_dump(exclude={"name", "victims", "rounds"})
 
 
-def at_chance(row: Row, done: Sequence[Trained]) -> bool:
+def at_chance(row: Row, done: Sequence[TrainRecord]) -> bool:
     """Whether neither the one model nor, where clients keep something, their own networks beat
     a guess, on the test samples, or the clients, of all seeds together; a method whose clients keep
     the first stages has no use for the one model."""
@@ -212,8 +181,9 @@ def at_chance(row: Row, done: Sequence[Trained]) -> bool:
         right, of = sum(t.correct or 0 for t in known), sum(t.test_samples for t in known)
         judged.append((share_interval([right], [of]), max(t.class_chance for t in done)))
     if row.personalised and row.personal_accuracy:
-        own = np.concatenate([t.personal for t in done])
-        judged.append((accuracy_interval([own]), max(t.personal_chance for t in done)))
+        own = [a for t in done for a in t.personal_accuracies if a is not None]
+        chance = max(t.personal_chance or 0.0 for t in done)
+        judged.append((accuracy_interval([np.array(own)]), chance))
     return bool(judged) and all(a is not None and a.lo <= chance for a, chance in judged)
 
 
