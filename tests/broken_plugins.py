@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.sandbox.conformance.findings import Conformance, Finding
 from bench.sandbox.conformance.plugins import check_plugins
+from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
+
+
+def outcome_of(check: Callable[[], str]) -> tuple[str, str]:
+    """Status and reason of a case."""
+    try:
+        return "passed", check()
+    except NotChecked as error:
+        return "skipped", str(error)
+    except Broken as error:
+        return "failed", error.reason
 
 
 def failures(conformance: Conformance) -> dict[str, Finding]:

@@ -34,14 +34,15 @@ from bench.api import (
     squared_distance,
     without_law,
 )
-from bench.sandbox.conformance.defenses import check_mechanisms
 from bench.sandbox.conformance.playground import Ground
 from bench.sandbox.conformance.probes import Probes
+from bench.sandbox.noise import checks_of
 from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise, SunAdaptive
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.pm_sfl_noised import NoisedPMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from defenses.spm import SPM
+from tests.broken_plugins import outcome_of
 
 F64 = torch.float64
 DRAWS = 20_000
@@ -358,11 +359,11 @@ def test_a_defenses_own_output_follows_its_declared_mechanism(name: str) -> None
     split = Ground(protocol="splitfed", cut="block1", labels="shared")
     probes = Probes(defense=DECLARED[name], split=split, whole=Ground(protocol="fedavg"))
     told = probes.mechanisms()
-    found = check_mechanisms(told, probes.pairs)
     assert told
-    for mechanism, finding in zip(told, found, strict=True):
+    for mechanism, (_, check) in zip(told, checks_of(told, probes.pairs), strict=True):
         scales = mechanism.shrinkage(torch.zeros(1, 1)) is not None
-        assert finding.status == "passed" or (scales and finding.status == "skipped"), finding
+        outcome = outcome_of(check)
+        assert outcome[0] == "passed" or (scales and outcome[0] == "skipped"), outcome
 
 
 def test_another_budget_than_the_declared_one_is_found() -> None:
@@ -372,7 +373,7 @@ def test_another_budget_than_the_declared_one_is_found() -> None:
     def findings(drawing: Any, telling: Any) -> list[str]:
         probes = Probes(defense=drawing, split=split, whole=Ground(protocol="fedavg"))
         told = telling.mechanisms_in(probes.known)
-        return [f.status for f in check_mechanisms(told, probes.pairs)]
+        return [outcome_of(check)[0] for _, check in checks_of(told, probes.pairs)]
 
     pairs = (
         (Duchi(epsilon=1.0, bound=0.1), Duchi(epsilon=1.2, bound=0.1)),
@@ -430,8 +431,8 @@ def test_a_random_mechanism_of_a_plugin_without_law_is_named_as_such() -> None:
     assert "Unlawful gives no likelihood" in reason
     with pytest.raises(NotImplementedError, match="Unlawful gives no likelihood"):
         unknown.misfit(torch.zeros(1), torch.zeros(1))
-    (found,) = check_mechanisms([unknown], lambda of: ())
-    assert found.reason == "it does not say what it samples"
+    ((_, check),) = checks_of([unknown], lambda of: ())
+    assert outcome_of(check) == ("skipped", "it does not say what it samples")
 
 
 def test_a_plugins_misfit_is_enough_for_a_law() -> None:

@@ -295,10 +295,10 @@ def test_a_submission_without_source_of_its_own_has_no_empty_folder(
 def test_every_setting_is_checked_and_a_failure_refuses(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench.sandbox.conformance.findings import failed
+    from bench.sandbox.findings import Finding
 
     class Failed:
-        findings = (failed("arguments untouched", "upload changed x.", "Do not."),)
+        findings = (Finding(name="arguments untouched", status="failed", reason="x moved."),)
 
     monkeypatch.setattr("bench.submission.packing.check", lambda *a: Failed())
     with pytest.raises(ValueError, match=r"does not pass `leakbench check`: arguments untouched"):

@@ -10,7 +10,7 @@ import typer
 from bench.cli import options
 
 if TYPE_CHECKING:
-    from bench.sandbox.conformance.findings import Conformance
+    from bench.sandbox.findings import Conformance
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 
@@ -53,19 +53,20 @@ def check(
     with options.plain_errors():
         from bench import suite
         from bench.records import to_json
-        from bench.sandbox.conformance.apart import Check, check_apart
+        from bench.sandbox.conformance.apart import check_apart
 
-        found = []
+        conformances = []
         settings = suite.parse_pairs(set_ or (), "--set")
         options.announce(options.file_in(target))
-        request = Check(target=target, settings=settings, fast=fast, dataset=dataset)
-        for conformance in check_apart(request, timeout_s=timeout):
-            found.append(conformance)
+        for conformance in check_apart(
+            target, settings, fast=fast, dataset=dataset, timeout_s=timeout
+        ):
+            conformances.append(conformance)
             if not as_json:
                 _show(conformance)
         if as_json:
-            typer.echo(to_json([c.to_dict() for c in found]))
-    if not all(c.passed for c in found):
+            typer.echo(to_json([c.to_dict() for c in conformances]))
+    if not all(c.passed for c in conformances):
         raise typer.Exit(1)
 
 

@@ -25,7 +25,7 @@ from bench.contract.mechanisms import Clip, GaussianNoise, LaplaceNoise, Mechani
 from bench.contract.messages import UPLOAD_KINDS, Message
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.observe import READ_BY_AGGREGATION, Victims, round_of
-from bench.sandbox.broken import Broken, NotChecked
+from bench.sandbox.findings import Broken, NotChecked
 from bench.sandbox.noise import TOLERANCE, Pair, checks_of, noise_of, upload_pair
 from bench.seeding import generator
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
-from bench.sandbox.broken import Broken, NotChecked
+from bench.sandbox.findings import Broken, NotChecked
 
 FALSE_ALARM = 1e-6
 """Chance that an honest plugin fails any test of this file."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bench.contract.defense import Client
 from bench.contract.messages import UPLOAD_KINDS, Message, Sealed
-from bench.sandbox.conformance.findings import Broken
 from bench.sandbox.conformance.playground import CLASSES, Ground, Played
-from bench.sandbox.conformance.watching import tensors_in
+from bench.sandbox.conformance.watching import leaves
+from bench.sandbox.findings import require
 
 _COPIES = 16
 """Different values equal to private ones that a message may have by chance; a sample has 256."""
@@ -37,25 +37,27 @@ def check_leaks(ground: Ground, played: Played) -> str:
         Broken: For the first that does.
     """
     for client in played.clients:
-        for name, value in tensors_in(client.plan, "plan"):
-            if _copies(value, client):
-                raise Broken(
-                    f"client.plan holds private samples at {name}.",
-                    "Make plans from messages alone; notes belong in client.memory.",
-                    "hear",
-                )
-    for round_number, messages in enumerate(played.seen):
-        for message in messages:
-            if problem := _header(message, round_number):
-                raise Broken(problem, "Put values into parts and nothing into headers.", "say")
-            for client in played.clients:
-                if problem := _body(message, client, ground, played.used.get(client.id)):
-                    raise Broken(
-                        f"the message '{message.kind}' of {message.sender} {problem}.",
-                        "Send nothing that was not made private; what a client keeps to itself "
-                        "belongs in client.memory.",
-                        "upload" if message.kind in UPLOAD_KINDS else "say",
-                    )
+        for name, value in leaves(client.plan, "plan"):
+            require(
+                not _copies(value, client),
+                f"client.plan holds private samples at {name}.",
+                "Make plans from messages alone; notes belong in client.memory.",
+                "hear",
+            )
+    for number, message in ((n, m) for n, messages in enumerate(played.seen) for m in messages):
+        wrong = _header(message, number)
+        require(
+            wrong is None, wrong or "", "Put values into parts and nothing into headers.", "say"
+        )
+        for client in played.clients:
+            problem = _body(message, client, ground, played.used.get(client.id))
+            require(
+                problem is None,
+                f"the message '{message.kind}' of {message.sender} {problem}.",
+                "Send nothing that was not made private; what a client keeps to itself "
+                "belongs in client.memory.",
+                "upload" if message.kind in UPLOAD_KINDS else "say",
+            )
     return (
         f"{sum(len(m) for m in played.seen)} messages hold no plain or scaled copy of samples or "
         "labels (other encodings are not looked for)"
@@ -69,54 +71,48 @@ def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
         Broken: For a box that shows its client's values.
     """
     for box, values in boxes:
-        for found in _insides(box.box):
-            if any(_shows(found, v) for v in values.values()):
-                raise Broken(
-                    "a sealed box holds the client's values in the clear.",
-                    "Encrypt them: the box travels through the server.",
-                    "upload",
-                )
+        require(
+            not any(_shows(inner, v) for inner in _insides(box.box) for v in values.values()),
+            "a sealed box holds the client's values in the clear.",
+            "Encrypt them: the box travels through the server.",
+            "upload",
+        )
     return f"{len(boxes)} boxes"
 
 
-def _insides(box: Any, depth: int = 6) -> Iterator[Any]:
+def _insides(box: Any, depth: int = 6) -> Iterator[Tensor | bytes | bytearray]:
+    is_list = isinstance(box, (list, tuple))
     if isinstance(box, (Tensor, bytes, bytearray)):
         yield box
-    elif depth and isinstance(box, Mapping):
-        for value in box.values():
+    elif is_list and box and all(isinstance(v, float) for v in box):
+        yield torch.tensor(box)
+    elif depth:
+        by_name = box if isinstance(box, Mapping) else getattr(box, "__dict__", {})
+        for value in box if is_list else by_name.values():
             yield from _insides(value, depth - 1)
-    elif depth and isinstance(box, (list, tuple)):
-        if box and all(isinstance(v, float) for v in box):
-            yield torch.tensor(box)
-        else:
-            for value in box:
-                yield from _insides(value, depth - 1)
-    elif depth and hasattr(box, "__dict__"):
-        yield from _insides(vars(box), depth - 1)
 
 
-def _shows(found: Tensor | bytes | bytearray, values: Tensor) -> bool:
+def _shows(inner: Tensor | bytes | bytearray, values: Tensor) -> bool:
     plain = values.detach().float().flatten()
     plain = plain[plain != 0]
-    if isinstance(found, Tensor):
-        hits = torch.isin(found.detach().float().flatten(), plain)
+    if isinstance(inner, Tensor):
+        hits = torch.isin(inner.detach().float().flatten(), plain)
         return int(hits.sum()) >= min(_COPIES, max(1, len(plain)))
     pieces = plain[: 4 * (len(plain) // 4)].view(-1, 4)[:8]
-    return any(piece.numpy().tobytes() in bytes(found) for piece in pieces)
+    return any(piece.numpy().tobytes() in bytes(inner) for piece in pieces)
 
 
-def _header(message: Message, round_number: int) -> str | None:
-    if message.round != round_number:
+def _header(message: Message, number: int) -> str | None:
+    if message.round != number:
         return (
             f"the message '{message.kind}' of {message.sender} says round {message.round} in "
-            f"round {round_number}"
+            f"round {number}"
         )
-    for name in ("kind", "sender", "receiver"):
-        if type(getattr(message, name)) is not str:
-            return f"a message's {name} is no text"
-    for name in ("round", "step", "local_steps"):
-        if type(getattr(message, name)) is not int:
-            return f"the {name} of message '{message.kind}' is no whole number"
+    texts, numbers = ("kind", "sender", "receiver"), ("round", "step", "local_steps")
+    for name in (*texts, *numbers):
+        kind = str if name in texts else int
+        if type(getattr(message, name)) is not kind:
+            return f"the {name} of message '{message.kind}' is no {kind.__name__}"
     return None
 
 
@@ -135,8 +131,8 @@ def _body(message: Message, client: Client, ground: Ground, used: Tensor | None)
     return None
 
 
-def _copies(value: Tensor, client: Client) -> bool:
-    if not value.is_floating_point():
+def _copies(value: Any, client: Client) -> bool:
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
         return False
     values = value.detach().float().flatten()
     # Of values on a grid of few, one that coincides stands in many places.

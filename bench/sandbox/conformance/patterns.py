@@ -3,7 +3,7 @@ hide: a proof has to count that choice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from bench.contract.defense import Defense
 from bench.contract.messages import UPLOAD_KINDS, Message, as_kind
-from bench.sandbox.conformance.findings import Broken
 from bench.sandbox.conformance.playground import Ground, play
+from bench.sandbox.conformance.probes import SHAPES
 from bench.sandbox.conformance.watching import Watch, watched
+from bench.sandbox.findings import Broken
 from bench.sandbox.stage import Uploader, client_alone
 from bench.seeding import generator
 
-_SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
 _UPDATES, _DRAWS = 4, 16
 """Made-up updates, and draws of the client's stream for each."""
 
@@ -36,31 +36,26 @@ def check_patterns(defense: Defense, ground: Ground, epsilon: float, *, alone: b
     groups = _of_rounds(defense, ground)
     if alone:
         groups.append([_of_update(defense, n) for n in range(_UPDATES)])
-    for patterns in groups:
-        for one, other in combinations(patterns, 2):
-            fixed = _constant(one) & _constant(other)
-            chosen = int((fixed & (one[0] != other[0])).sum())
-            if chosen:
-                raise Broken(
-                    f"guarantee() proves an epsilon of {epsilon:.4g} for a record, but which "
-                    f"values are sent follows from the data without noise: {chosen} of "
-                    f"{len(fixed)} values are always sent for one input and never for another.",
-                    "Add an Unprotected event for which values are sent to guarantee(), or choose "
-                    "them without looking at the data.",
-                    "guarantee",
-                )
+    for one, other in (pair for patterns in groups for pair in combinations(patterns, 2)):
+        # What is sent in all draws of an input, or in none.
+        fixed = (one == one[0]).all(dim=0) & (other == other[0]).all(dim=0)
+        chosen = int((fixed & (one[0] != other[0])).sum())
+        if chosen:
+            raise Broken(
+                f"guarantee() proves an epsilon of {epsilon:.4g} for a record, but which "
+                f"values are sent follows from the data without noise: {chosen} of "
+                f"{len(fixed)} values are always sent for one input and never for another.",
+                "Add an Unprotected event for which values are sent to guarantee(), or choose "
+                "them without looking at the data.",
+                "guarantee",
+            )
     return "which values are sent does not follow from the data"
-
-
-def _constant(draws: Tensor) -> Tensor:
-    """Which values were sent in all draws [D, N] or in none; nothing, without draws of one size."""
-    return (draws == draws[0]).all(dim=0)
 
 
 def _of_update(defense: Defense, number: int) -> Tensor:
     """Bool [draws, N] of one made-up update, whose magnitudes cover many powers of ten."""
     rng = generator(number, "conformance patterns")
-    broadcast = {n: 0.1 * torch.randn(s, generator=rng) for n, s in _SHAPES.items()}
+    broadcast = {n: 0.1 * torch.randn(s, generator=rng) for n, s in SHAPES.items()}
     uploader = Uploader.of(watched(defense, Watch()), broadcast, 0)
     update = {
         n: torch.randn(v.shape, generator=rng).sign()
@@ -107,15 +102,12 @@ def _of_rounds(defense: Defense, ground: Ground) -> list[list[Tensor]]:
 def _sent(messages: Sequence[Message], like: Mapping[str, Tensor]) -> Tensor:
     """Bool [N]: which values were sent. An exact zero among values that hardly repeat was not."""
     parts = {n: p for m in messages for n, p in m.parts.items()}
-    values = _flat(parts[n].values if n in parts else torch.zeros_like(v) for n, v in like.items())
-    present = _flat(
-        parts[n].presence() if n in parts else torch.zeros_like(v, dtype=torch.bool)
-        for n, v in like.items()
-    )
-    others = values[present & (values != 0)]
-    spread = 2 * len(others.unique()) > len(others)
-    return present & (values != 0) if spread else present
-
-
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([t.flatten() for t in tensors])
+    present, values = [], []
+    for name, value in like.items():
+        part = parts.get(name)
+        values.append((torch.zeros_like(value) if part is None else part.values).flatten())
+        there = torch.zeros_like(value, dtype=torch.bool) if part is None else part.presence()
+        present.append(there.flatten())
+    sent, nonzero = torch.cat(present), torch.cat(values) != 0
+    others = torch.cat(values)[sent & nonzero]
+    return sent & nonzero if 2 * len(others.unique()) > len(others) else sent

@@ -23,8 +23,9 @@ from bench.sandbox.noise import Pair, upload_pair
 from bench.sandbox.stage import CPU, Uploader, client_alone
 from bench.seeding import generator
 
-_SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
-_COUNT = sum(math.prod(shape) for shape in _SHAPES.values())
+SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
+"""Of made-up updates."""
+_COUNT = sum(math.prod(shape) for shape in SHAPES.values())
 _SPREAD = 0.5
 """Of the broadcast weights: ranges that follow it are at their widest."""
 _SIZE = 1e-3
@@ -85,7 +86,7 @@ class Probes:
     # --- a client alone -----------------------------------------------------------------------
     def _alone(self, kind: str) -> list[Pair]:
         rng = generator(0, "conformance uploads", kind)
-        broadcast = {n: _SPREAD * _alternating(shape) for n, shape in _SHAPES.items()}
+        broadcast = {n: _SPREAD * _alternating(shape) for n, shape in SHAPES.items()}
         uploader = Uploader.of(watched(self.defense, Watch()), broadcast, 0)
         received = uploader.received
         acting = [m for m in self.defense.mechanisms() if m.of in UPLOAD_KINDS]
