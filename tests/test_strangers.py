@@ -26,7 +26,7 @@ from bench.submission import isolation as isolating
 from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
 from bench.submission.isolation import Isolation, isolation
-from bench.submission.packing import Request, submit
+from bench.submission.packing import submit
 from bench.submission.staged import OverDeadline, deadline
 
 APP = typer.Typer()
@@ -93,7 +93,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.submission.packing.check", lambda *a: Passed())
-        return submit(Request(target=str(plugin), run=folder / "run", out=folder / "subs"))
+        return submit(str(plugin), folder / "run", out=folder / "subs")
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
 from bench.submission.figures import Comparison, compare
 from bench.submission.marks import marks
-from bench.submission.packing import Request, _check_data, _without_paths, submit
+from bench.submission.packing import _check_data, _without_paths, submit
 from bench.submission.rerunning import load_plugins
 from bench.submission.staged import Rerun, trainings_of
-from bench.submission.verification import candidates, open_folder, sample, sources
+from bench.submission.verification import candidates, open_folder, sample
 from tests import made_rows as made_up
 from tests.made_records import attacked, trained
 
@@ -121,19 +121,19 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def request(workshop: Path, out: Path, **more: object) -> Request:
-    given: dict[str, object] = {
-        "target": str(workshop / "my_defense.py"), "run": workshop / "run",
+def submit_mine(workshop: Path, out: Path, **more: Any) -> Path:
+    given: dict[str, Any] = {
+        "target": str(workshop / "my_defense.py"), "run_folder": workshop / "run",
         "attacks": (workshop / "my_attack.py",), "author": "A. Author", "out": out,
         "date": "2026-01-02",
     }  # fmt: skip
-    return Request(**{**given, **more})  # type: ignore[arg-type]
+    return submit(**{**given, **more})
 
 
 @pytest.fixture
 def submitted(workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     quick_check(monkeypatch)
-    return submit(request(workshop, tmp_path / "subs"))
+    return submit_mine(workshop, tmp_path / "subs")
 
 
 # --- new ------------------------------------------------------------------------------------------
@@ -234,12 +234,12 @@ def test_an_attack_is_submitted_with_the_rows_that_it_attacked(
 ) -> None:
     asked = quick_check(monkeypatch)
     mine = {"target": str(workshop / "my_attack.py"), "attacks": ()}
-    folder = submit(request(workshop, tmp_path, **mine))
+    folder = submit_mine(workshop, tmp_path, **mine)
     assert asked == ["my_attack"]
     assert folder.name == "my_attack"
     rows = json.loads((folder / "leaderboard.json").read_text())
     assert [r["defense"] for r in rows] == ["none"]
-    assert sources(folder) == ["source/my_attack.py"]
+    assert open_folder(folder).code == ["source/my_attack.py"]
     code, text = verify(folder)
     assert code == 0, text
     assert "my_attack at final" in text
@@ -251,12 +251,12 @@ def test_the_files_of_own_attacks_must_be_given(
 ) -> None:
     quick_check(monkeypatch)
     with pytest.raises(ValueError, match="the attack 'my_attack'; give its file by --attack FILE"):
-        submit(request(workshop, tmp_path, attacks=()))
+        submit_mine(workshop, tmp_path, attacks=())
     stranger = tmp_path / "stranger.py"
     stranger.write_text((workshop / "my_attack.py").read_text().replace("MyAttack", "Stranger"))
     files = (workshop / "my_attack.py", stranger)
     with pytest.raises(ValueError, match=r"no column of an attack from stranger\.py"):
-        submit(request(workshop, tmp_path, attacks=files))
+        submit_mine(workshop, tmp_path, attacks=files)
 
 
 def test_a_shipped_plugin_is_submitted_by_its_name_and_needs_no_source(
@@ -264,7 +264,7 @@ def test_a_shipped_plugin_is_submitted_by_its_name_and_needs_no_source(
 ) -> None:
     quick_check(monkeypatch)
     mine = {"target": "prior_only", "attacks": (workshop / "my_attack.py",)}
-    folder = submit(request(workshop, tmp_path, **mine))
+    folder = submit_mine(workshop, tmp_path, **mine)
     (entry,) = [
         p for p in json.loads((folder / "submission.json").read_text())["plugins"]
         if p["name"] == "prior_only"
@@ -287,8 +287,8 @@ def test_a_submission_without_source_of_its_own_has_no_empty_folder(
         "run", tmp_path / "shipped.toml", "--out", out, "--jobs", "0", "--device", "cpu"
     )
     assert code == 0, text
-    folder = submit(Request(target="prior_only", run=out, out=tmp_path / "subs"))
-    assert sources(folder) == []
+    folder = submit("prior_only", out, out=tmp_path / "subs")
+    assert open_folder(folder).code == []
     assert not (folder / "source").exists()
 
 
@@ -302,7 +302,7 @@ def test_every_setting_is_checked_and_a_failure_refuses(
 
     monkeypatch.setattr("bench.submission.packing.check", lambda *a: Failed())
     with pytest.raises(ValueError, match=r"does not pass `leakbench check`: arguments untouched"):
-        submit(request(workshop, tmp_path / "subs"))
+        submit_mine(workshop, tmp_path / "subs")
     assert not (tmp_path / "subs").exists()
 
 
@@ -310,9 +310,9 @@ def test_submit_refuses_to_overwrite_unless_asked(
     workshop: Path, submitted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="exists already"):
-        submit(request(workshop, submitted.parent))
+        submit_mine(workshop, submitted.parent)
     (submitted / "stale.txt").write_text("old")
-    submit(request(workshop, submitted.parent, replace=True))
+    submit_mine(workshop, submitted.parent, replaces=True)
     assert not (submitted / "stale.txt").exists()
     assert [p.name for p in submitted.parent.iterdir()] == ["my_defense"]
 
@@ -331,7 +331,7 @@ def test_a_submission_on_a_full_disk_leaves_nothing(
 
     monkeypatch.setattr("bench.submission.packing._text", full)
     with pytest.raises(OSError, match="No space left"):  # as `main` tells
-        submit(request(workshop, tmp_path / "subs"))
+        submit_mine(workshop, tmp_path / "subs")
     assert not list((tmp_path / "subs").iterdir())
 
 
@@ -341,7 +341,7 @@ def test_a_submission_on_a_full_disk_leaves_nothing(
         ({"target": "spm"}, "the run has no row of defense 'spm'"),
         ({"target": "spmm"}, "Did you mean 'spm'"),
         ({"date": "yesterday"}, "--date must be a day"),
-        ({"run": Path("/no/such")}, "is no result folder"),
+        ({"run_folder": Path("/no/such")}, "is no result folder"),
     ],
 )
 def test_submit_refuses_with_one_sentence(
@@ -350,7 +350,7 @@ def test_submit_refuses_with_one_sentence(
 ) -> None:  # fmt: skip
     quick_check(monkeypatch)
     with pytest.raises(ValueError, match=message):
-        submit(request(workshop, tmp_path, **change))
+        submit_mine(workshop, tmp_path, **change)
     assert not list(tmp_path.iterdir())
 
 
@@ -369,9 +369,9 @@ def test_a_source_that_changed_since_the_run_is_refused(
         before = path.read_text()
         path.write_text(before + "\nCHANGED = True\n")
         with pytest.raises(ValueError, match=f"source of '{name}' has changed since the run"):
-            submit(request(copy, tmp_path / "subs"))
+            submit_mine(copy, tmp_path / "subs")
         path.write_text(before)
-    assert submit(request(copy, tmp_path / "subs")).is_dir()
+    assert submit_mine(copy, tmp_path / "subs").is_dir()
 
 
 def rewritten(path: Path, change: Callable[[dict[str, object]], None]) -> None:
@@ -392,11 +392,11 @@ def test_an_unfinished_run_and_one_without_reference_are_refused(
     whole = (copy / "run" / "run.json").read_text()
     rewritten(copy / "run" / "run.json", no_reference)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no undefended row"):
-        submit(request(copy, tmp_path / "subs"))
+        submit_mine(copy, tmp_path / "subs")
     (copy / "run" / "run.json").write_text(whole)
     next((copy / "run" / "records" / "attack").iterdir()).unlink()
     with pytest.raises(ValueError, match="is not finished"):
-        submit(request(copy, tmp_path / "subs"))
+        submit_mine(copy, tmp_path / "subs")
 
 
 def test_failed_cells_are_listed_in_sight(
@@ -406,7 +406,7 @@ def test_failed_cells_are_listed_in_sight(
     copy = copied(workshop, tmp_path)
     path = next((copy / "run" / "records" / "attack").iterdir())
     rewritten(path, lambda r: r.update(status="failed", reason="RuntimeError: boom"))
-    folder = submit(request(copy, tmp_path / "subs"))
+    folder = submit_mine(copy, tmp_path / "subs")
     assert "Cells without a result" in (folder / "README.md").read_text()
     (label,) = json.loads((folder / "submission.json").read_text())["failed_cells"]
     assert label.endswith("failed")
@@ -488,24 +488,24 @@ def test_one_changed_byte_is_named(submitted: Path, name: str) -> None:
 def test_missing_extra_and_linked_files_are_refused(submitted: Path, tmp_path: Path) -> None:
     (submitted / "extra.py").write_text("x = 1")
     with pytest.raises(ValueError, match=r"extra\.py is in .* but not in the manifest"):
-        sources(submitted)
+        open_folder(submitted)
     (submitted / "extra.py").unlink()
     readme = submitted / "README.md"
     text = readme.read_text()
     readme.unlink()
     with pytest.raises(ValueError, match=r"README\.md is in the manifest but not in"):
-        sources(submitted)
+        open_folder(submitted)
     (tmp_path / "elsewhere.md").write_text(text)
     readme.symlink_to(tmp_path / "elsewhere.md")
     with pytest.raises(ValueError, match="leaves the submission's folder"):
-        sources(submitted)
+        open_folder(submitted)
 
 
 @pytest.mark.parametrize("name", ["../outside.py", "/etc/hostname", "source/../../x", "a\\b"])
 def test_a_manifest_that_leaves_the_folder_is_refused(submitted: Path, name: str) -> None:
     rewritten(submitted / "manifest.json", lambda m: m["files"].update({name: "0"}))  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="leaves the submission's folder"):
-        sources(submitted)
+        open_folder(submitted)
 
 
 @pytest.mark.parametrize("name", ["/../../../x", "..", "/etc/x", "a/b", "a\\b", "x\0", "x" * 300])
@@ -559,7 +559,7 @@ def test_a_source_of_a_submission_outside_of_it_is_never_loaded(
 
     rewritten(submitted / "submission.json", point_outside)
     (submitted / "manifest.json").write_text(write_manifest(submitted))
-    for read in (sources, load_plugins):
+    for read in (open_folder, load_plugins):
         with pytest.raises(ValueError, match="leaves the submission's folder"):
             read(submitted)
     assert not marker.exists()
@@ -570,7 +570,7 @@ def test_reading_a_submission_runs_nothing_of_it(submitted: Path, tmp_path: Path
     source = submitted / "source" / "my_defense.py"
     source.write_text(source.read_text() + f"\nopen({str(marker)!r}, 'w')\n")
     (submitted / "manifest.json").write_text(write_manifest(submitted))
-    assert sources(submitted) == ["source/my_defense.py", "source/my_attack.py"]
+    assert open_folder(submitted).code == ["source/my_defense.py", "source/my_attack.py"]
     sample(open_folder(submitted), count=1, seed=0)
     assert not marker.exists()
     with pytest.raises(ValueError, match="other source than the submission was run with"):
@@ -585,7 +585,7 @@ def test_a_submission_whose_hashes_are_of_files_as_before_still_opens(submitted:
 
     rewritten(submitted / "submission.json", as_before)
     (submitted / "manifest.json").write_text(write_manifest(submitted))
-    assert ("defense", "my_defense") in load_plugins(submitted).usable
+    assert ("defense", "my_defense") in load_plugins(submitted)[0].usable
 
 
 def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitted: Path) -> None:
@@ -654,7 +654,7 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
 ) -> None:
     quick_check(monkeypatch)
     copy = copied(workshop, tmp_path)
-    folder = submit(request(copy, tmp_path / "subs"))
+    folder = submit_mine(copy, tmp_path / "subs")
     labels = [cell_label(c.job) for c in sample(open_folder(folder), count=2, seed=0)]
     statuses = [
         Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
@@ -763,14 +763,14 @@ def test_a_merged_runs_commands_and_tracebacks_stay_at_home(
     rewritten(path, lambda r: r.update(
         status="failed", reason="RuntimeError: boom", traceback=f"File {copy}/my_attack.py",
     ))  # fmt: skip
-    folder = submit(request(copy, tmp_path / "subs", target=str(copy / "my_defense.py"),
-                            attacks=(copy / "my_attack.py",)))  # fmt: skip
+    folder = submit_mine(copy, tmp_path / "subs", target=str(copy / "my_defense.py"),
+                            attacks=(copy / "my_attack.py",))  # fmt: skip
     for path in folder.rglob("*.json"):
         assert "alice" not in path.read_text()
         assert str(copy) not in path.read_text()
     run = json.loads((folder / "run.json").read_text())
     assert run["command"] == "leakbench run a.toml --out x && leakbench run a.toml"
-    assert sources(folder)
+    assert open_folder(folder).code
 
 
 @pytest.mark.parametrize("place", ["plugin", "command", "jörg"])
@@ -791,7 +791,7 @@ def test_a_reason_that_names_a_folder_of_the_author_is_refused(
     path.write_text(to_json(record | {"status": "failed", "reason": reason}))
     mine = {"target": str(copy / "my_defense.py"), "attacks": (copy / "my_attack.py",)}
     with pytest.raises(ValueError, match="would name a folder of your machine"):
-        submit(request(workshop, tmp_path / "subs", run=copy / "run", **mine))
+        submit_mine(workshop, tmp_path / "subs", run_folder=copy / "run", **mine)
     assert not any((tmp_path / "subs").iterdir())
 
 
@@ -820,21 +820,21 @@ def test_a_manifest_may_list_nothing_but_sources_and_records(submitted: Path, na
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     rewritten(submitted / "manifest.json", lambda m: m["files"].update({name: digest}))  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"no file of a submission|leaves the submission's folder"):
-        sources(submitted)
+        open_folder(submitted)
 
 
 def test_what_the_manifest_does_not_list_is_refused_folders_too(submitted: Path) -> None:
     folder = submitted / "source" / "__pycache__"
     folder.mkdir()
     with pytest.raises(ValueError, match=r"the folder source/__pycache__ in .* holds no file"):
-        sources(submitted)
+        open_folder(submitted)
     (folder / "my_defense.cpython-311.pyc").write_bytes(b"x")
     with pytest.raises(ValueError, match="__pycache__"):
-        sources(submitted)
+        open_folder(submitted)
     shutil.rmtree(folder)
     os.mkfifo(submitted / "source" / "pipe.py")
     with pytest.raises(ValueError, match=r"pipe\.py is in .* but not in the manifest"):
-        sources(submitted)
+        open_folder(submitted)
 
 
 def test_a_folder_that_is_none_is_bad_input() -> None:
@@ -901,6 +901,6 @@ def test_a_run_on_what_nobody_else_has_is_not_packed(
     dataset: str, model: str, sentence: str
 ) -> None:
     task = SimpleNamespace(dataset=dataset, model=model)
-    choice: Any = SimpleNamespace(own=[SimpleNamespace(job=SimpleNamespace(task=task))])
+    training: Any = SimpleNamespace(job=SimpleNamespace(task=task))
     with pytest.raises(UserError, match=sentence):
-        _check_data(choice)
+        _check_data(training)

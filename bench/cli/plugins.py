@@ -109,21 +109,21 @@ def submit(
 ) -> None:
     """Pack a plugin's source, rows and records into a folder that others can verify."""
     with options.plain_errors():
+        from bench.submission import packing
         from bench.submission.marks import marks_of
-        from bench.submission.packing import Request, submit
 
         options.announce([*options.file_in(target), *(attack or ())])
-        request = Request(
-            target=target,
-            run=run,
+        folder = packing.submit(
+            target,
+            run,
             attacks=tuple(attack or ()),
             author=author,
             out=out,
             date=date,
             data_dir=data_dir.resolve() if data_dir else None,
-            replace=replace,
+            replaces=replace,
+            tell=options.say,
         )
-        folder = submit(request, tell=options.say)
         options.say(f"Written: {folder}")
         for mark in marks_of(folder):
             options.say(f"Mark: {mark}", style="yellow")
