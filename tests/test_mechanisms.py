@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from bench.api import (
     without_law,
 )
 from bench.sandbox.conformance.playground import Ground
-from bench.sandbox.conformance.probes import Probes
+from bench.sandbox.conformance.probes import mechanisms_on, pairs_of
 from bench.sandbox.noise import checks_of
 from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise, SunAdaptive
 from defenses.noise import GaussianUpdate, LaplaceUpdate
@@ -354,13 +355,18 @@ DECLARED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+GROUNDS = {
+    "split": Ground(protocol="splitfed", cut="block1", labels="shared"),
+    "whole": Ground(protocol="fedsgd"),
+}
+
+
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_defenses_own_output_follows_its_declared_mechanism(name: str) -> None:
-    split = Ground(protocol="splitfed", cut="block1", labels="shared")
-    probes = Probes(defense=DECLARED[name], split=split, whole=Ground(protocol="fedavg"))
-    told = probes.mechanisms()
+    told = mechanisms_on(GROUNDS["whole"], DECLARED[name])
     assert told
-    for mechanism, (_, check) in zip(told, checks_of(told, probes.pairs), strict=True):
+    pairs = cache(partial(pairs_of, DECLARED[name], **GROUNDS))
+    for mechanism, (_, check) in zip(told, checks_of(told, pairs), strict=True):
         scales = mechanism.shrinkage(torch.zeros(1, 1)) is not None
         outcome = outcome_of(check)
         assert outcome[0] == "passed" or (scales and outcome[0] == "skipped"), outcome
@@ -368,12 +374,11 @@ def test_a_defenses_own_output_follows_its_declared_mechanism(name: str) -> None
 
 def test_another_budget_than_the_declared_one_is_found() -> None:
     """Half the budget, a wider range, noise before bits: each by the same test."""
-    split = Ground(protocol="splitfed", cut="block1", labels="shared")
 
     def findings(drawing: Any, telling: Any) -> list[str]:
-        probes = Probes(defense=drawing, split=split, whole=Ground(protocol="fedavg"))
-        told = telling.mechanisms_in(probes.known)
-        return [outcome_of(check)[0] for _, check in checks_of(told, probes.pairs)]
+        told = mechanisms_on(GROUNDS["whole"], telling)
+        checks = checks_of(told, partial(pairs_of, drawing, **GROUNDS))
+        return [outcome_of(check)[0] for _, check in checks]
 
     pairs = (
         (Duchi(epsilon=1.0, bound=0.1), Duchi(epsilon=1.2, bound=0.1)),

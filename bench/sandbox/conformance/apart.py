@@ -141,11 +141,11 @@ def _serve(pipe: Connection, folder: Path, asked: dict[str, Any]) -> None:
     place.mkdir()
     os.chdir(place)
     os.environ["TMPDIR"], tempfile.tempdir = str(place), None
-    from bench.sandbox.conformance.plugins import progress_of_all
+    from bench.sandbox.conformance.plugins import progress
 
     pipe.send(_READY)
     try:
-        for news in progress_of_all(**asked):
+        for news in progress(**asked):
             pipe.send(news)
     except UserError as error:
         pipe.send(UserError(str(error)))

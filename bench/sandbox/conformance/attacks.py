@@ -107,12 +107,12 @@ class Trial:
 
 
 def attack_cases(
-    build: Callable[[], Attack], settings: Mapping[str, Any], *, fast: bool = False
+    build: Callable[[Mapping[str, Any]], Attack], settings: Mapping[str, Any], *, fast: bool
 ) -> Iterator[Case]:
-    """All checks of an attack, which `build` makes anew with the settings. fast: on the first round
+    """All checks of an attack, which `build` makes anew from settings. fast: on the first round
     alone to which it applies, with fewer public samples."""
-    trial = Trial(build=build, auxiliary=FEW if fast else AUXILIARY)
-    yield from class_cases(type(build()), settings)
+    trial = Trial(build=partial(build, settings), auxiliary=FEW if fast else AUXILIARY)
+    yield from class_cases(type(trial.build()), settings)
     for scene in scenes():
         left_out = fast and trial.ran
         check = partial(skip, LEFT_OUT) if left_out else partial(check_run, trial, scene)

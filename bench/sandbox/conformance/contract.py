@@ -16,6 +16,8 @@ from bench.sandbox.hooked import HookError, named
 
 Case = tuple[str, Callable[[], Any]]
 """A check by name; see `bench.sandbox.conformance.plugins`."""
+Rebuild = Callable[[Mapping[str, Any]], Defense]
+"""Makes a defense from settings."""
 LEFT_OUT = "left out by --fast"
 """Why a check is skipped by who asked for a fast examination."""
 _DECLARED = {"requires": ("smashed",), "owns": ROLES, "recovers": ("images", "labels", "counts")}
@@ -192,9 +194,7 @@ def _may_own(cls: type, role: str) -> bool:
     return f'"{role}"' in source or f"'{role}'" in source
 
 
-def check_strength(
-    defense: Defense, settings: Mapping[str, Any], rebuild: Callable[[Mapping[str, Any]], Defense]
-) -> str:
+def check_strength(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild) -> str:
     """Whether a defense with settings says which of them `leakbench tune` searches, and whether
     that can be set to both ends."""
     cls, strength = type(defense), defense.strength

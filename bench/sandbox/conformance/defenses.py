@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from bench.contract.messages import EVERYONE, UPLOAD_KINDS, Message, Sealed, as_
 from bench.protocols.export import load_seen, save_seen
 from bench.sandbox.conformance.contract import (
     Case,
+    Rebuild,
     check_roles,
     check_strength,
     class_cases,
@@ -65,26 +66,15 @@ class Rounds:
         return next((g for g in self.played if g.protocol == "fedavg"), list(self.played)[-1])
 
 
-def defense_cases(
-    defense: Defense,
-    settings: Mapping[str, Any],
-    rebuild: Callable[[Mapping[str, Any]], Defense],
-    *,
-    fast: bool = False,
-) -> Iterator[Case]:
-    """All checks of a defense.
-
-    Args:
-        defense: With these settings.
-        settings: Of its constructor.
-        rebuild: Builds it from other settings.
-        fast: Without those that draw often.
-    """
+def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) -> Iterator[Case]:
+    """All checks of a defense, which `build` makes from settings. fast: without those that draw
+    often."""
+    defense = fresh(build(settings))
     rounds = Rounds(defense=defense)
     if not isinstance(defense, Composed):
         yield from class_cases(type(defense), settings)
         yield "roles", partial(check_roles, defense)
-        yield "strength", partial(check_strength, defense, settings, rebuild)
+        yield "strength", partial(check_strength, defense, settings, build)
     yield "first rounds", partial(first_rounds, rounds)
     yield from rounds.watch.cases()
     if not rounds.played:
@@ -96,11 +86,10 @@ def defense_cases(
     yield "values that are not present", partial(check_presence, rounds)
     yield "sealed boxes", partial(check_boxes, rounds)
     yield "private data in messages", partial(check_messages, rounds)
-    weak = partial(check_zero_strength, rounds, settings, rebuild)
-    yield "zero strength is no defense", weak
+    yield "zero strength is no defense", partial(check_zero_strength, rounds, settings, build)
     yield "composed with the identity", partial(check_composed, rounds)
     yield "observed and attacked", partial(check_observed, rounds)
-    yield from proof_cases(defense, settings, rebuild, list(rounds.played), fast=fast)
+    yield from proof_cases(defense, settings, build, list(rounds.played), fast=fast)
 
 
 def first_rounds(rounds: Rounds) -> list[Case]:
@@ -243,9 +232,7 @@ def check_messages(rounds: Rounds) -> str:
     return [check_leaks(ground, played) for ground, played in rounds.played.items()][-1]
 
 
-def check_zero_strength(
-    rounds: Rounds, settings: Mapping[str, Any], rebuild: Callable[[Mapping[str, Any]], Defense]
-) -> str:
+def check_zero_strength(rounds: Rounds, settings: Mapping[str, Any], build: Rebuild) -> str:
     """Whether the settings that should make it the identity do."""
     declared = getattr(rounds.defense, "zero_strength", None)
     if isinstance(rounds.defense, Composed):
@@ -256,7 +243,7 @@ def check_zero_strength(
             "identity, if there are any"
         )
     try:
-        weak = rebuild({**settings, **declared})
+        weak = build({**settings, **declared})
     except ValueError as error:
         why = f"the settings of zero_strength are refused: {error}"
         change = "Declare settings that the constructor takes."

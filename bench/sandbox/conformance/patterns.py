@@ -10,31 +10,33 @@ import torch
 from torch import Tensor
 
 from bench.contract.defense import Defense
+from bench.contract.hooks import overrides
 from bench.contract.messages import UPLOAD_KINDS, Message, as_kind
 from bench.sandbox.conformance.playground import Ground, play
-from bench.sandbox.conformance.probes import SHAPES
 from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.findings import Broken
 from bench.sandbox.stage import Uploader, client_alone
 from bench.seeding import generator
 
+_SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
+_COORDINATION = ("say", "inspect", "third_parties")
+"""Hooks without which an upload can be made without a round."""
 _UPDATES, _DRAWS = 4, 16
 """Made-up updates, and draws of the client's stream for each."""
 
 
-def check_patterns(defense: Defense, ground: Ground, epsilon: float, *, alone: bool) -> str:
+def check_patterns(defense: Defense, ground: Ground, epsilon: float) -> str:
     """Compare which values are sent of different updates and data, over several draws.
 
     Args:
         ground: Of the whole rounds.
         epsilon: The finite proof.
-        alone: Whether uploads can be made without a round.
 
     Raises:
         Broken: If data, without any noise, decides which values are sent.
     """
     groups = _of_rounds(defense, ground)
-    if alone:
+    if not any(overrides(defense, hook) for hook in _COORDINATION):
         groups.append([_of_update(defense, n) for n in range(_UPDATES)])
     for one, other in (pair for patterns in groups for pair in combinations(patterns, 2)):
         # What is sent in all draws of an input, or in none.
@@ -55,7 +57,7 @@ def check_patterns(defense: Defense, ground: Ground, epsilon: float, *, alone: b
 def _of_update(defense: Defense, number: int) -> Tensor:
     """Bool [draws, N] of one made-up update, whose magnitudes cover many powers of ten."""
     rng = generator(number, "conformance patterns")
-    broadcast = {n: 0.1 * torch.randn(s, generator=rng) for n, s in SHAPES.items()}
+    broadcast = {n: 0.1 * torch.randn(s, generator=rng) for n, s in _SHAPES.items()}
     uploader = Uploader.of(watched(defense, Watch()), broadcast, 0)
     update = {
         n: torch.randn(v.shape, generator=rng).sign()

@@ -117,6 +117,7 @@ def play(
     rounds: int = ROUNDS,
     draws: int = 0,
     shift: int = 0,
+    lr: float = LR,
 ) -> Played:
     """Play a few rounds with a watched copy of the defense.
 
@@ -134,7 +135,7 @@ def play(
         mine = generator(0, "other draws", draws, client.id)
         client.rng = {**client.rng, "defense": mine}
     steps = 1 if ground.protocol == "fedsgd" else 2
-    work = LocalWork(protocol=ground.protocol, batch=BATCH, lr=LR, local_steps=steps)
+    work = LocalWork(protocol=ground.protocol, batch=BATCH, lr=lr, local_steps=steps)
     results = [play_round(federation, work) for _ in range(rounds)]
     for name, value in federation.state.items():
         if not bool(torch.isfinite(value).all()):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import models
-from bench.contract.defense import Defense, fresh
-from bench.contract.hooks import members_of
 from bench.errors import UserError
 from bench.foreign import foreign_code
 from bench.names import did_you_mean
@@ -26,33 +25,37 @@ from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
 from bench.sandbox.hooked import HookError, WrongAnswer, named
 
 KINDS: tuple[PluginKind, ...] = ("defense", "attack")
+Progress = Iterator[tuple[str, Conformance]]
+"""Before each check what it is and the findings so far, at last "" and all findings."""
 
 
 def run_cases(
-    blank: Conformance, cases: Iterable[Case], *plugins: object
-) -> Iterator[tuple[str, Conformance]]:
+    kind: str, name: str, settings: Mapping[str, Any], cases: Iterable[Case], *plugins: object
+) -> Progress:
     """Run the cases of a plugin in turn.
 
     Args:
-        blank: The plugin, without findings.
         cases: They may follow from what earlier ones did.
         plugins: Whose lines are named where their code raises outside of a hook.
-
-    Yields:
-        Before each check what it is and the findings so far, at last "" and all findings.
     """
     began, findings = time.perf_counter(), list[Finding]()
 
     def so_far() -> Conformance:
-        about: dict[str, Any] = vars(blank) | {"findings": tuple(findings)}
-        return Conformance(**about | {"seconds": time.perf_counter() - began})
+        return Conformance(
+            kind=kind,
+            name=name,
+            settings=dict(settings),
+            findings=tuple(findings),
+            seconds=time.perf_counter() - began,
+        )
 
+    yield "its constructor", so_far()
     for case in cases:
         waiting = [case]
         while waiting:
-            name, check = waiting.pop(0)
-            yield f"the check '{name}'", so_far()
-            outcome = _outcome(name, check, plugins)
+            what, check = waiting.pop(0)
+            yield f"the check '{what}'", so_far()
+            outcome = _outcome(what, check, plugins)
             if isinstance(outcome, Finding):
                 findings.append(outcome)
             else:
@@ -80,30 +83,16 @@ def _outcome(name: str, check: Any, plugins: tuple[object, ...]) -> Finding | li
     return Finding(name=name, status="failed", reason=reason, change=change, hook=hook)
 
 
-def progress(
-    registry: Registry,
-    kind: PluginKind,
-    name: str,
-    settings: Mapping[str, Any],
-    *,
-    fast: bool = False,
-) -> Iterator[tuple[str, Conformance]]:
-    """As `run_cases`, of a plugin, beginning with its constructor. Raises UserError for bad
-    settings."""
-    blank = Conformance(kind=kind, name=name, settings=dict(settings))
-    yield "its constructor", blank
-    if kind == "attack":
-        attack = registry.attack(name, settings)
-        cases = attack_cases(lambda: registry.attack(name, settings), settings, fast=fast)
-        yield from run_cases(blank, cases, attack)
-        return
-
-    def rebuild(other: Mapping[str, Any]) -> Defense:
-        return registry.defense(name, other)
-
-    defense = fresh(rebuild(settings))
-    cases = defense_cases(defense, settings, rebuild, fast=fast)
-    yield from run_cases(blank, cases, *members_of(defense))
+def _examined(
+    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any], fast: bool
+) -> Progress:
+    cases: Iterator[Case]
+    if kind == "defense":
+        cases = defense_cases(partial(registry.defense, name), settings, fast=fast)
+    else:
+        cases = attack_cases(partial(registry.attack, name), settings, fast=fast)
+    classes = [registry.get(kind, part).cls for part in name.split("+")]
+    return run_cases(kind, name, settings, cases, *classes)
 
 
 def check(
@@ -117,7 +106,7 @@ def check(
     """The conformance of one plugin with one setting.
 
     fast: see `check_plugins`. Raises UserError for bad settings."""
-    *_, (_, conformance) = progress(registry, kind, name, settings, fast=fast)
+    *_, (_, conformance) = _examined(registry, kind, name, settings, fast)
     return conformance
 
 
@@ -140,27 +129,26 @@ def check_plugins(
         UserError: For bad settings, or for those of a file that defines several plugins that do not
             all have them.
     """
-    for at, conformance, _ in progress_of_all(target, settings, fast=fast, dataset=dataset):
+    for at, conformance, _ in progress(target, settings, fast=fast, dataset=dataset):
         if not at:
             yield conformance
 
 
-def progress_of_all(
+def progress(
     target: str, settings: Mapping[str, Any], *, fast: bool, dataset: str | None, skip: int = 0
 ) -> Iterator[tuple[str, Conformance, int]]:
-    """As `progress`, of all plugins of `check_plugins` but for the first `skip`, with the number of
-    those that come after each."""
+    """As `run_cases`, of all plugins of `check_plugins` but for the first `skip`, with the number
+    of those that come after each."""
     if models.is_named(target):
-        blank = Conformance(kind="model", name=target, settings=dict(settings))
         cases = model_cases(target, settings, dataset=dataset)
-        yield from ((at, conformance, 0) for at, conformance in run_cases(blank, cases))
+        yield from ((*news, 0) for news in run_cases("model", target, settings, cases))
         return
     if dataset is not None:
         raise UserError(f"--dataset is for models; '{target}' is a defense or an attack.")
     registry, plugins = _plugins_of(target)
     for number, (kind, name) in enumerate(plugins[skip:], start=skip + 1):
-        for at, conformance in progress(registry, kind, name, settings, fast=fast):
-            yield at, conformance, len(plugins) - number
+        for news in _examined(registry, kind, name, settings, fast):
+            yield *news, len(plugins) - number
 
 
 def _plugins_of(target: str) -> tuple[Registry, list[tuple[PluginKind, str]]]:

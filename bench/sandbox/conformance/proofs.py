@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from bench.contract.compose import Composed
@@ -15,16 +15,15 @@ from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS
 from bench.privacy.ledger import account
 from bench.sandbox.audit import Audit, audit
-from bench.sandbox.conformance.contract import LEFT_OUT, Case, skip
+from bench.sandbox.conformance.contract import LEFT_OUT, Case, Rebuild, skip
 from bench.sandbox.conformance.patterns import check_patterns
 from bench.sandbox.conformance.playground import BATCH, SAMPLES, Ground, company
-from bench.sandbox.conformance.probes import Probes
+from bench.sandbox.conformance.probes import mechanisms_on, pairs_of
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.noise import checks_of
 
 AUDIT_DRAWS, AUDIT_CONFIDENCE = 500, 1 - 1e-6
 _SAME = 1e-6
-Rebuild = Callable[[Mapping[str, Any]], Defense]
 
 
 def proof_cases(
@@ -38,24 +37,24 @@ def proof_cases(
     """The checks of mechanisms and guarantee, on the grounds on which the defense runs. fast:
     without those that draw often."""
     split, whole = ([g for g in grounds if bool(g.cut) is cut] for cut in (True, False))
-    probes = Probes(defense=defense, split=(split or whole)[-1], whole=(whole or split)[-1])
+    ground = (whole or split)[0]
     yield "guarantee agrees with mechanisms", partial(check_guarantee, defense)
-    sent = partial(check_sent_values, defense, settings, rebuild, probes)
+    sent = partial(check_sent_values, defense, settings, rebuild, ground)
     yield "which values are sent", sent
     if fast:
         yield "declared noise", partial(skip, LEFT_OUT)
         yield "audit of the proof", partial(skip, LEFT_OUT)
         return
-    yield "declared noise", partial(declared_noise, probes)
+    yield "declared noise", partial(declared_noise, defense, (split or whole)[-1], ground)
     yield "audit of the proof", partial(check_audit, defense, settings, rebuild)
 
 
-def declared_noise(probes: Probes) -> list[Case]:
+def declared_noise(defense: Defense, split: Ground, whole: Ground) -> list[Case]:
     """A case for every declared mechanism; see `checks_of`."""
-    mechanisms = probes.mechanisms()
+    mechanisms = mechanisms_on(whole, defense)
     if not mechanisms:
         raise NotChecked("mechanisms() declares none")
-    return list(checks_of(mechanisms, probes.pairs))
+    return list(checks_of(mechanisms, cache(partial(pairs_of, defense, split=split, whole=whole))))
 
 
 # --- the guarantee ------------------------------------------------------------------------------
@@ -159,14 +158,14 @@ def _proven(defense: Defense) -> float:
 
 
 def check_sent_values(
-    defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild, probes: Probes
+    defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild, ground: Ground
 ) -> str:
     """Whether the data chooses which values are sent, which a proof has to count."""
     strong, at = _strongest(defense, settings, rebuild)
     epsilon = _proven(strong)
     if epsilon == math.inf:
         raise NotChecked(f"nothing is proven for a record{at}")
-    return check_patterns(strong, probes.whole, epsilon, alone=probes.alone)
+    return check_patterns(strong, ground, epsilon)
 
 
 def check_audit(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild) -> str:
