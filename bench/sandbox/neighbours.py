@@ -24,6 +24,7 @@ from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.sandbox.hooked import HookError, named
 from bench.sandbox.pairs import (
+    Channel,
     NeighbourPair,
     Received,
     Release,
@@ -62,14 +63,14 @@ def neighbours(
         HookError: For a hook that raised.
         WrongAnswer: For one that returned what it may not.
     """
-    found = [
+    entries = [
         entry
-        for find in (_upload_pairs, _split_pairs, _federation_pairs)
-        for entry in find(defense, parameters, seed)
+        for channel in (_upload_pairs, _split_pairs, _federation_pairs)
+        for entry in channel(defense, parameters, seed)
     ]
     return (
-        tuple(entry for entry in found if isinstance(entry, NeighbourPair)),
-        tuple(entry for entry in found if isinstance(entry, Skipped)),
+        tuple(entry for entry in entries if isinstance(entry, NeighbourPair)),
+        tuple(entry for entry in entries if isinstance(entry, Skipped)),
     )
 
 
@@ -160,53 +161,43 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
     split = "smashed" in defense.requires
     y = torch.nn.functional.one_hot(torch.tensor([0, 1]), CLASSES).float()
     labelled = not torch.equal(defense.labels(y, client_alone(rng)), y)
-    ends, changed = None, False
-    if split or overrides(defense, "smashed"):
+    ends, changed, smashed = None, False, split or overrides(defense, "smashed")
+    if smashed:
         ends = _smashed_ends(defense, size, rng)
-        if ends is None:
-            yield Skipped(
-                channel="smashed", why=f"no tensor of up to {_MOST_SMASHED} values suits the hook."
-            )
-        else:
-            part = defense.smashed(ends[1], informed_client(defense, ("round", "step"), rng))
-            changed = part.present is not None or not torch.equal(part.values, ends[1])
-    if ends is not None and not (split or changed):
-        ends = None
-        yield Skipped(channel="smashed", why=_CLEAR)
+    if ends is not None:
+        part = defense.smashed(ends[1], informed_client(defense, ("round", "step"), rng))
+        changed = part.present is not None or not torch.equal(part.values, ends[1])
+        if not (split or changed):
+            ends = None
+            yield Skipped(channel="smashed", why=_CLEAR)
+    elif smashed:
+        why = f"no tensor of up to {_MOST_SMASHED} values suits the hook."
+        yield Skipped(channel="smashed", why=why)
     if split and not labelled:
         yield Skipped(channel="labels", why=_CLEAR)
-    common: dict[str, Any] = {"parameters": size, "clients": defense.together, "split": True}
+    cases: list[tuple[str, Channel, str, bool, Any, Any]] = []
+    labels, what = (y[:1], y[1:]), "another class"
     if ends is not None:
         width = int((ends[0] != ends[1]).sum())
-        what = f"{width} smashed values are {ends[1].max():g}, not {ends[0].min():g}"
-        yield NeighbourPair(
-            name="smashed data",
-            channel="smashed",
-            units=_RECORD,
-            what=what,
-            covered=changed,
-            release=_step(defense, ends, None),
-            **common,
-        )
+        values = f"{width} smashed values are {ends[1].max():g}, not {ends[0].min():g}"
+        cases.append(("smashed data", "smashed", values, changed, ends, None))
     if labelled:
-        labels = (y[:1], y[1:])
+        cases.append(("label", "labels", what, True, None, labels))
+    if labelled and ends is not None and changed:
+        both = f"{values}, and {what}"
+        cases.append(("smashed data, label", "smashed and labels", both, True, ends, labels))
+    for name, channel, what, covered, *inputs in cases:
         yield NeighbourPair(
-            name="label",
-            channel="labels",
-            units=frozenset({"label", "record"}),
-            what="another class",
-            release=_step(defense, None, labels),
-            **common,
+            name=name,
+            channel=channel,
+            units=frozenset({"label", "record"}) if channel == "labels" else _RECORD,
+            what=what,
+            covered=covered,
+            release=_step(defense, *inputs),
+            parameters=size,
+            clients=defense.together,
+            split=True,
         )
-        if ends is not None and changed:
-            yield NeighbourPair(
-                name="smashed data, label",
-                channel="smashed and labels",
-                units=_RECORD,
-                what=f"{what}, and another class",
-                release=_step(defense, ends, labels),
-                **common,
-            )
 
 
 def _smashed_ends(
@@ -218,8 +209,14 @@ def _smashed_ends(
     first that the hook takes: flat, or tokens, by number of values.
     """
     client = informed_client(defense, ("round", "step"), rng)
-    shape = next((s for s in _shapes(size) if _takes(defense, s, client)), None)
-    if shape is None:
+    for shape in _shapes(size):
+        try:
+            defense.smashed(torch.zeros(1, *shape), client)
+            break
+        except HookError as error:
+            if not error.refuses:
+                raise
+    else:
         return None
     acting = [m for m in defense.mechanisms() if m.of == "smashed"]
     a, b, first = (torch.zeros(1, *shape) for _ in range(3))
@@ -245,16 +242,6 @@ def _shapes(size: int) -> Iterator[tuple[int, ...]]:
         yield from ((n, values // n) for n in range(1, values + 1) if values % n == 0)
 
 
-def _takes(defense: Defense, shape: tuple[int, ...], client: Client) -> bool:
-    try:
-        defense.smashed(torch.zeros(1, *shape), client)
-    except HookError as error:
-        if not error.refuses:
-            raise
-        return False
-    return True
-
-
 def _step(
     defense: Defense, smashed: tuple[Tensor, Tensor] | None, labels: tuple[Tensor, Tensor] | None
 ) -> Release:
@@ -262,14 +249,14 @@ def _step(
     them each draw is a step of its own, so that their randomness is drawn anew."""
 
     def sent(second: bool, rows: int, client: Client) -> list[Received]:
-        found: dict[str, Tensor] = {}
+        sides: dict[str, Tensor] = {}
         if smashed is not None:
             part = defense.smashed(smashed[second].repeat_interleave(rows, dim=0), client)
-            found |= {k: v.reshape(rows, -1) for k, v in columns_of(part, "smashed").items()}
+            sides |= {k: v.reshape(rows, -1) for k, v in columns_of(part, "smashed").items()}
         if labels is not None:
             y = defense.labels(labels[second].repeat_interleave(rows, dim=0), client)
-            found["labels"] = y.double()
-        return [{n: v[i] for n, v in found.items()} for i in range(rows)]
+            sides["labels"] = y.double()
+        return [{n: v[i] for n, v in sides.items()} for i in range(rows)]
 
     def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
         if not defense.third_parties(0):
