@@ -38,7 +38,7 @@ from bench.sandbox.conformance.playground import (
 from bench.sandbox.conformance.proofs import proof_cases
 from bench.sandbox.conformance.watching import Watch, attributes, same
 from bench.sandbox.findings import Broken, NotChecked, require
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
 
@@ -291,15 +291,10 @@ def check_observed(rounds: Rounds) -> str:
         base = {n: again.before[n] for n in message.parts}
         parts = as_kind(message, "update", base=base, lr=LR).parts
         visible = sum(int(p.presence().sum()) for p in parts.values())
-    shadow = play_shadow(
-        again,
-        network=network,
-        defense=fresh(rounds.defense),
-        x=data.aux_x[: 2 * victims].view(victims, 2, *network.shape)[:, :1],
-        y=data.aux_y[: 2 * victims].view(victims, 2)[:, :1],
-        rng=generator(0, "conformance shadow"),
-        device=CPU,
-    )
+    rng = generator(0, "conformance shadow")
+    rehearse = Rehearsals(seen=again, network=network, defense=rounds.defense, rng=rng, device=CPU)
+    x = data.aux_x[: 2 * victims].view(victims, 2, *network.shape)
+    shadow = rehearse(x[:, :1], data.aux_y[: 2 * victims].view(victims, 2)[:, :1])
     sent = {m.kind for m in again.messages if _is_to_server(m)}
     missing = sent - {m.kind for m in shadow.messages}
     require(
