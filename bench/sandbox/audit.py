@@ -20,8 +20,7 @@ from bench.metrics.distinguish import separate
 from bench.privacy.ledger import account
 from bench.protocols.settings import LEAST_DRAWS, MOST_DRAWS
 from bench.sandbox.hooked import guarded
-from bench.sandbox.neighbours import neighbours
-from bench.sandbox.pairs import NeighbourPair, Skipped
+from bench.sandbox.neighbours import NeighbourPair, Skipped, neighbours
 from bench.seeding import derived_seed
 
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]

@@ -8,7 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from bench.errors import UserError
 from bench.files import sha256
+from bench.harness.plan import expand
 from bench.names import is_file_name
+from bench.records import RUN, Job, Run
 from bench.records.submitted import MANIFEST, SCHEMA, read_file
 
 _FILES = re.compile(
@@ -72,3 +74,21 @@ def inside(folder: Path, name: str) -> Path:
     ):
         raise UserError(f"the manifest's path '{name}' leaves the submission's folder.")
     return path
+
+
+def check_suite(run: Run) -> None:
+    """Raises UserError if a run has a training that its own suite does not name."""
+    plan = expand(run.suite)
+    jobs: set[Job] = {*plan.trainings, *plan.cells}
+    for training in run.trainings:
+        if training.job not in jobs:
+            raise UserError(
+                f"{RUN} has a training of '{training.job.defense}' that its suite does not name; "
+                "run the suite again."
+            )
+        for cell in training.cells:
+            if cell.job not in jobs:
+                raise UserError(
+                    f"{RUN} has a cell {cell.label} {cell.checkpoint} {cell.threat} that its "
+                    "suite does not name."
+                )

@@ -36,10 +36,9 @@ from bench.records.submitted import MANIFEST, SCHEMA, SUBMISSION, PluginSource, 
 from bench.registry import PluginKind, Registry, discover
 from bench.report.files import Files
 from bench.sandbox.conformance.plugins import KINDS, check, plugins_of_file
-from bench.submission.documents import write_manifest
+from bench.submission.documents import check_suite, write_manifest
 from bench.submission.marks import marks
 from bench.submission.page import page
-from bench.submission.selection import check_suite, check_unchanged, choose
 
 _EVERYONES = {"/tmp", "/var/tmp"}
 """Folders that tell nothing of a machine, so that sources may name them."""
@@ -149,6 +148,75 @@ def submit(
         _text(stage / MANIFEST, write_manifest(stage))
         _refuse_private(stage, _private(places, run))
     return folder
+
+
+# --- what is chosen -------------------------------------------------------------------------------
+
+
+def table_of(training: PlannedTraining) -> str:
+    """Trainings with one text stand in the same tables."""
+    job = training.job
+    return canonical([job.task.model_dump(exclude={"protocol"}), job.protocol, job.seed])
+
+
+def choose(
+    run: Run, kind: str, name: str, registry: Registry
+) -> tuple[list[PlannedTraining], list[PlannedTraining]]:
+    """The trainings of a defense, or with cells of an attack, and the undefended ones of the same
+    tables.
+
+    What ran under a defense from a file that is not given is none of an attack's submission.
+
+    Raises:
+        UserError: If the run lacks either, or names an attack whose file is not given.
+    """
+    usable = registry.usable
+    trainings = [
+        t
+        for t in run.trainings
+        if all(("defense", part) in usable for part in t.job.defense.split("+"))
+    ]
+    own = [
+        t
+        for t in trainings
+        if (t.job.defense == name if kind == "defense" else any(c.attack == name for c in t.cells))
+    ]
+    if not own:
+        raise UserError(
+            f"the run has no row of {kind} '{name}'; run a suite that names it, with --plugin FILE."
+        )
+    plain = [t for t in trainings if registry.defense(t.job.defense, t.job.settings).is_reference]
+    tables, mine = ({table_of(t) for t in these} for these in (plain, own))
+    for training in own:
+        if table_of(training) not in tables:
+            raise UserError(
+                f"the run has no undefended row (defense 'none') for {training.job.task.dataset}/"
+                f"{training.job.task.model}, seed {training.job.seed}, to compare '{name}' with."
+            )
+    reference = [t for t in plain if table_of(t) in mine]
+    for attack in {c.attack: None for t in (*own, *reference) for c in t.cells}:
+        if ("attack", attack) not in usable:
+            raise UserError(f"the run has the attack '{attack}'; give its file by --attack FILE.")
+    return own, reference
+
+
+def check_unchanged(
+    own: Sequence[PlannedTraining], reference: Sequence[PlannedTraining], keys: Keys, kind: str
+) -> None:
+    """Raises UserError if a record was made by other source than is here now."""
+    for training in [t for t in reference if kind == "attack" or t not in own]:
+        if keys.train(training.job) != training.key:
+            raise UserError(
+                "leakbench itself, its device or its data set's files are not those of the run; "
+                "run the suite again with this version."
+            )
+    changed = "the source of '{}' has changed since the run; run the suite again."
+    for training in own:
+        if keys.train(training.job) != training.key:
+            raise UserError(changed.format(training.job.defense))
+        for cell in training.cells:
+            if keys.attack(cell.job) != cell.key:
+                raise UserError(changed.format(cell.attack))
 
 
 # --- what is refused ------------------------------------------------------------------------------

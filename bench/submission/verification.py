@@ -40,10 +40,9 @@ from bench.records.submitted import Submission, is_submission, read_submission
 from bench.registry import discover
 from bench.report import leaderboard
 from bench.seeding import generator
-from bench.submission.documents import check_files, inside
+from bench.submission.documents import check_files, check_suite, inside
 from bench.submission.figures import Comparison, compare
 from bench.submission.packing import cells_of
-from bench.submission.selection import check_suite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) ->
     yield "other draws, other figures", partial(other_draws, rounds)
     yield "values that are not present", partial(check_presence, rounds)
     yield "sealed boxes", partial(check_boxes, rounds)
-    yield "private data in messages", partial(check_messages, rounds)
+    yield "private data in messages", partial(check_leaks, rounds.played)
     yield "zero strength is no defense", partial(check_zero_strength, rounds, settings, build)
     yield "composed with the identity", partial(check_composed, rounds)
     yield "observed and attacked", partial(check_observed, rounds)
@@ -225,11 +225,6 @@ def check_boxes(rounds: Rounds) -> str:
     if not boxes:
         raise NotChecked("the defense seals nothing")
     return check_sealed(boxes)
-
-
-def check_messages(rounds: Rounds) -> str:
-    """Whether messages hold private samples or labels."""
-    return [check_leaks(ground, played) for ground, played in rounds.played.items()][-1]
 
 
 def check_zero_strength(rounds: Rounds, settings: Mapping[str, Any], build: Rebuild) -> str:

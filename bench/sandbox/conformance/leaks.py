@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from bench.contract.defense import Client
 from bench.contract.messages import UPLOAD_KINDS, Message, Sealed
 from bench.sandbox.conformance.playground import CLASSES, Ground, Played
 from bench.sandbox.conformance.watching import leaves
-from bench.sandbox.findings import require
+from bench.sandbox.findings import Broken, require
 
 _COPIES = 16
 """Different values equal to private ones that a message may have by chance; a sample has 256."""
@@ -28,40 +29,56 @@ _PROTOCOL = (
 )
 
 
-def check_leaks(ground: Ground, played: Played) -> str:
+def check_leaks(played: Mapping[Ground, Played]) -> str:
     """Whether a message to the server, or a plan made of messages, holds private samples or
     labels. Uploads, smashed data and gradients, which the protocol itself sends, must hold none
-    bit for bit; the defense's own messages none up to scale either.
-
-    Raises:
-        Broken: For the first that does.
-    """
-    for client in played.clients:
-        for name, value in leaves(client.plan, "plan"):
-            require(
-                not _copies(value, client),
-                f"client.plan holds private samples at {name}.",
-                "Make plans from messages alone; notes belong in client.memory.",
-                "hear",
-            )
-    for number, message in ((n, m) for n, messages in enumerate(played.seen) for m in messages):
-        wrong = _header(message, number)
-        require(
-            wrong is None, wrong or "", "Put values into parts and nothing into headers.", "say"
-        )
-        for client in played.clients:
-            problem = _body(message, client, ground, played.used.get(client.id))
-            require(
-                problem is None,
-                f"the message '{message.kind}' of {message.sender} {problem}.",
-                "Send nothing that was not made private; what a client keeps to itself "
-                "belongs in client.memory.",
-                "upload" if message.kind in UPLOAD_KINDS else "say",
-            )
+    bit for bit; the defense's own messages none up to scale either."""
+    count = 0
+    for ground, run in played.items():
+        for client in run.clients:
+            for name, value in leaves(client.plan, "plan"):
+                require(
+                    not _copies(value, client),
+                    f"client.plan holds private samples at {name}.",
+                    "Make plans from messages alone; notes belong in client.memory.",
+                    "hear",
+                )
+        for number, message in ((n, m) for n, sent in enumerate(run.seen) for m in sent):
+            count += 1
+            hook = "upload" if message.kind in UPLOAD_KINDS else "say"
+            for problem in _problems(message, number, run, ground):
+                raise Broken(
+                    f"the message '{message.kind}' of {message.sender} {problem}.",
+                    "Put values into parts, and send nothing that was not made private; what a "
+                    "client keeps to itself belongs in client.memory.",
+                    hook,
+                )
     return (
-        f"{sum(len(m) for m in played.seen)} messages hold no plain or scaled copy of samples or "
-        "labels (other encodings are not looked for)"
+        f"{count} messages hold no plain or scaled copy of samples or labels (other encodings are "
+        "not looked for)"
     )
+
+
+def _problems(message: Message, number: int, run: Played, ground: Ground) -> Iterator[str]:
+    """What a message shows: in its header, or of a client in its parts."""
+    if message.round != number:
+        yield f"says round {message.round} in round {number}"
+    texts, numbers = ("kind", "sender", "receiver"), ("round", "step", "local_steps")
+    for name in (*texts, *numbers):
+        kind = str if name in texts else int
+        if type(getattr(message, name)) is not kind:
+            yield f"has a {name} that is no {kind.__name__}"
+    own = message.kind not in _PROTOCOL and not (message.kind == "labels" and ground.cut)
+    values = ((n, v) for n, p in message.parts.items() for v in (p.values, p.present))
+    for (name, value), client in product(values, run.clients):
+        if value is None:
+            continue
+        if _copies(value, client):
+            yield f"holds private samples of {client.id} bit for bit in '{name}'"
+        if own and _alike(value, client):
+            yield f"holds private samples of {client.id}, scaled, in '{name}'"
+        if own and _tells_labels(value, client, run.used.get(client.id)):
+            yield f"holds the labels of {client.id} in '{name}'"
 
 
 def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
@@ -100,35 +117,6 @@ def _shows(inner: Tensor | bytes | bytearray, values: Tensor) -> bool:
         return int(hits.sum()) >= min(_COPIES, max(1, len(plain)))
     pieces = plain[: 4 * (len(plain) // 4)].view(-1, 4)[:8]
     return any(piece.numpy().tobytes() in bytes(inner) for piece in pieces)
-
-
-def _header(message: Message, number: int) -> str | None:
-    if message.round != number:
-        return (
-            f"the message '{message.kind}' of {message.sender} says round {message.round} in "
-            f"round {number}"
-        )
-    texts, numbers = ("kind", "sender", "receiver"), ("round", "step", "local_steps")
-    for name in (*texts, *numbers):
-        kind = str if name in texts else int
-        if type(getattr(message, name)) is not kind:
-            return f"the {name} of message '{message.kind}' is no {kind.__name__}"
-    return None
-
-
-def _body(message: Message, client: Client, ground: Ground, used: Tensor | None) -> str | None:
-    own = message.kind not in _PROTOCOL and not (message.kind == "labels" and ground.cut)
-    for name, part in message.parts.items():
-        for value in (part.values, part.present):
-            if value is None:
-                continue
-            if _copies(value, client):
-                return f"holds private samples of {client.id} bit for bit in '{name}'"
-            if own and _alike(value, client):
-                return f"holds private samples of {client.id}, scaled, in '{name}'"
-            if own and _tells_labels(value, client, used):
-                return f"holds the labels of {client.id} in '{name}'"
-    return None
 
 
 def _copies(value: Any, client: Client) -> bool:

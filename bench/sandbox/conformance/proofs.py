@@ -16,9 +16,8 @@ from bench.contract.messages import UPLOAD_KINDS
 from bench.privacy.ledger import account
 from bench.sandbox.audit import Audit, audit
 from bench.sandbox.conformance.contract import LEFT_OUT, Case, Rebuild, skip
-from bench.sandbox.conformance.patterns import check_patterns
 from bench.sandbox.conformance.playground import BATCH, SAMPLES, Ground, company
-from bench.sandbox.conformance.probes import mechanisms_on, pairs_of
+from bench.sandbox.conformance.probes import check_patterns, mechanisms_on, pairs_of
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.noise import checks_of
 
