@@ -36,7 +36,7 @@ def proof_cases(
     """The checks of mechanisms and guarantee, on the grounds on which the defense runs. fast:
     without those that draw often."""
     split, whole = ([g for g in grounds if bool(g.cut) is cut] for cut in (True, False))
-    ground = (whole or split)[0]
+    ground = whole[0] if whole else split[-1]
     yield "guarantee agrees with mechanisms", partial(check_guarantee, defense)
     sent = partial(check_sent_values, defense, settings, rebuild, ground)
     yield "which values are sent", sent
