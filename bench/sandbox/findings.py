@@ -46,18 +46,19 @@ class Conformance:
 
 
 class Broken(Exception):
-    """A check that a plugin fails: what is wrong, what to change and where, as in `Finding`."""
+    """A check that a plugin fails: what is wrong, and in which hook, where that is not the check's
+    own (`bench.sandbox.conformance.advice`)."""
 
-    def __init__(self, reason: str, change: str, hook: str = "") -> None:
+    def __init__(self, reason: str, hook: str | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.change, self.hook = reason, change, hook
+        self.reason, self.hook = reason, hook
 
 
 class NotChecked(Exception):
     """A check that does not apply; the text is the reason."""
 
 
-def require(holds: bool, reason: str, change: str, hook: str = "") -> None:
+def require(holds: bool, reason: str, hook: str | None = None) -> None:
     """Raise Broken unless something holds."""
     if not holds:
-        raise Broken(reason, change, hook)
+        raise Broken(reason, hook)

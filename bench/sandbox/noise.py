@@ -44,7 +44,6 @@ _BEYOND = 10
 _VALUES = 400_000
 """Values of a mechanism's test, about."""
 _BINS = 64
-_CHANGE = "Declare what is drawn, or draw what is declared: mechanisms() is what attackers know."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +210,7 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
         if moved <= slack:
             return
         why = f"it is declared without noise, but values are off by up to {moved:.4g}."
-        raise Broken(why, _CHANGE, "mechanisms")
+        raise Broken(why)
     # Of a law of rare large draws a sample may hold none: then those declared say what chance does.
     fourth = max(float((v - v.mean()).pow(4).mean()) for v in (rest, expected))
     # The declared draws are as many times more, with chance of their own.
@@ -219,11 +218,10 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
     chance = more * _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * max(drawn, std))
     if abs(drawn - std) > TOLERANCE * std + chance + slack:
         why = f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}."
-        raise Broken(why, _CHANGE, "mechanisms")
+        raise Broken(why)
     bias = abs(float(rest.mean() - expected.mean()))
     if bias > more * _Z * drawn / math.sqrt(n) + TOLERANCE * std + slack:
-        change = "Clip as declared, and draw with the declared mean."
-        raise Broken(f"the mean of {n} draws is off by {bias:.4g}.", change, "mechanisms")
+        raise Broken(f"the mean of {n} draws is off by {bias:.4g}.")
 
 
 def _standardised(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
@@ -257,9 +255,7 @@ def check_independence(rest: Tensor, what: str) -> None:
         return
     which = "neighbouring draws" if worst == 0 else f"draws {worst + 1} values apart"
     raise Broken(
-        f"{what} is declared independent, but {which} have a correlation of {highest:.2g}.",
-        "Draw every value of every upload anew.",
-        "mechanisms",
+        f"{what} is declared independent, but {which} have a correlation of {highest:.2g}."
     )
 
 
@@ -282,9 +278,7 @@ def _shape(left: Tensor, declared: Tensor, what: str, rounding: float) -> None:
     how = f"has {beyond} values beyond" if beyond >= _BEYOND else "does not follow"
     raise Broken(
         f"the std is as declared, but the law is not: the {what} of {len(left)} draws {how} "
-        "what it would be.",
-        "Declare the law that is drawn, in mechanisms() and guarantee().",
-        "mechanisms",
+        "what it would be."
     )
 
 
@@ -310,7 +304,6 @@ def _scaling(mechanism: Mechanism, pairs: Sequence[Pair]) -> str:
         raise Broken(
             f"uploads that the declared {mechanism} shortens come out {mean:.4g} times as long, "
             "along what was given.",
-            "Clip all sent coordinates together to the declared norm, before the noise.",
             "upload",
         )
     return f"{mean:.4g} of the declared length, of {len(lengths)} long uploads"

@@ -38,7 +38,6 @@ _SCENES: tuple[tuple[Ground, int], ...] = (
     (Ground(protocol="splitfed", cut="block1", labels="shared"), 4),
 )
 """Rounds with the batch size of each victim."""
-_ANSWER = "Answer as bench.api.Reconstruction says."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +137,6 @@ def check_run(trial: Trial, scene: Scene) -> str:
     require(
         isinstance(reason, str) and bool(reason.strip()),
         f"applies returned {reason!r}, expected None or one clause that says why not.",
-        "Return the reason as text.",
         "applies",
     )
     trial.refusals.append(scene)
@@ -147,11 +145,7 @@ def check_run(trial: Trial, scene: Scene) -> str:
 
 def check_applies() -> str:
     """Fail: it applied nowhere."""
-    raise Broken(
-        "the attack applies to none of the checked rounds, so nothing of it was run.",
-        "Let applies() return None where the attack can run.",
-        "applies",
-    )
+    raise Broken("the attack applies to none of the checked rounds, so nothing of it was run.")
 
 
 def check_repeats(trial: Trial) -> str:
@@ -163,7 +157,6 @@ def check_repeats(trial: Trial) -> str:
         require(
             same(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b,
             f"two runs with one seed differ in {name}.",
-            "Draw from ctx.rng alone, and keep nothing between runs.",
             "run",
         )
     return "bit for bit"
@@ -185,8 +178,6 @@ def check_budget(trial: Trial) -> str:
     require(
         less != spent or spent <= 2 * BUDGET * scene.truth.y.numel(),
         f"the gradient evaluations do not follow the budget: {seen}.",
-        "Stop each start after ctx.budget evaluations, and report their sum.",
-        "run",
     )
     return f"gradient evaluations: {seen}"
 
@@ -196,14 +187,13 @@ def check_answer(answer: object, scene: Scene, recovers: frozenset[str]) -> Reco
     shape, classes = scene.dataset.shape, scene.dataset.classes
     if not isinstance(answer, Reconstruction):
         got = "None" if answer is None else f"a {type(answer).__name__}"
-        change = "Return bench.api.Reconstruction(...)."
-        raise Broken(f"run returned {got}, expected a Reconstruction.", change, "run")
+        raise Broken(f"run returned {got}, expected a Reconstruction.")
     try:
         checked(answer, (*scene.truth.y.shape, *shape), classes)
     except ValueError as error:
-        raise Broken(f"run gave what cannot be scored: {error}", _ANSWER, "run") from error
+        raise Broken(f"run gave what cannot be scored: {error}") from error
     for problem in _problems(answer, recovers, len(scene.truth.y), len(shape)):
-        raise Broken(f"run {problem}.", _ANSWER, "run")
+        raise Broken(f"run {problem}.")
     return answer
 
 

@@ -43,25 +43,16 @@ def class_cases(cls: type, settings: Mapping[str, Any]) -> list[Case]:
 def check_docstring(cls: type) -> str:
     """Whether the docstring says in a sentence what the plugin does, and names each setting."""
     own = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
-    require(
-        bool(own),
-        f"{cls.__name__} has no docstring of its own.",
-        "Say in its first line what the plugin does; `leakbench list` prints it.",
-    )
+    require(bool(own), f"{cls.__name__} has no docstring of its own.")
     first = own.split("\n")[0]
     require(
         len(first) >= 10 and first.rstrip().endswith((".", ":")),
         f"the docstring's first line is '{first}', no sentence.",
-        "Write one sentence that ends with a full stop.",
     )
     texts = [c.__doc__ or "" for c in cls.__mro__ if c is not object]
     words = " ".join([*texts, getattr(cls, "__init__").__doc__ or ""])  # noqa: B009 (mypy)
     unnamed = [p for p in inspect.signature(cls).parameters if p not in words]
-    require(
-        not unnamed,
-        f"the docstring does not say what the setting {', '.join(unnamed)} means.",
-        "Name every setting with its unit and range.",
-    )
+    require(not unnamed, f"the docstring does not say what the setting {', '.join(unnamed)} means.")
     return first
 
 
@@ -71,21 +62,17 @@ def check_settings(cls: type) -> str:
         require(
             parameter.kind is parameter.KEYWORD_ONLY,
             f"the setting {key} is no keyword-only argument.",
-            "Write `def __init__(self, *, ...)`, so that suites name every setting.",
-            "__init__",
         )
         require(
             parameter.annotation is not parameter.empty,
             f"the setting {key} has no annotation, so suites' values are not checked.",
-            f"Annotate it, e.g. `{key}: float`.",
-            "__init__",
         )
     try:
         with named("__init__", cls):  # an annotation that is no type is the plugin's defect
             signature = inspect.signature(cls, eval_str=True)
     except HookError as error:
         why = f"the settings' annotations cannot be read: {error.error}."
-        raise Broken(why, "Import what the annotations name.", "__init__") from error
+        raise Broken(why) from error
     return ", ".join(str(p) for p in signature.parameters.values())
 
 
@@ -96,20 +83,17 @@ def check_declarations(cls: type) -> str:
         require(
             isinstance(value, frozenset) and value <= set(allowed),
             f"{attribute} is {value!r}, expected a frozenset of {', '.join(allowed)}.",
-            f"Declare {attribute} = frozenset({{...}}).",
             attribute,
         )
     require(
         bool(getattr(cls, "recovers", True)),
         "recovers is empty, so that nobody learns what the attack rebuilds.",
-        "Declare recovers = frozenset({...}).",
         "recovers",
     )
     zero = getattr(cls, "zero_strength", None)
     require(
         zero is None or isinstance(zero, Mapping),
         f"zero_strength is {zero!r}, expected settings by name, or None.",
-        "Give the settings under which the defense does nothing.",
         "zero_strength",
     )
     return ""
@@ -130,9 +114,6 @@ def check_refusals(cls: type, settings: Mapping[str, Any]) -> str:
         require(
             accepted in ([], [-1.0], [float("-inf")]),
             f"{key} = {accepted[0] if accepted else ''} is taken without a word.",
-            f"Raise ValueError in __init__ unless {key} is in its range; `not x >= 0` also "
-            "refuses NaN.",
-            "__init__",
         )
     return ""
 
@@ -142,8 +123,7 @@ def _accepts(cls: type, settings: Mapping[str, Any], key: str, bad: float) -> bo
         with named("__init__", cls):
             cls(**{**settings, key: bad})
     except HookError as error:
-        change = f"Raise ValueError that names {key}, its range and the value."
-        require(error.refuses, f"{key} = {bad} is answered by {error}.", change, "__init__")
+        require(error.refuses, f"{key} = {bad} is answered by {error}.")
         return False
     return True
 
@@ -172,13 +152,11 @@ def check_roles(defense: Defense) -> str:
             or not overrides(defense, hook.name)
             or _may_own(type(defense), hook.role),
             f"the hook {hook.name} is its own, but `owns` lacks '{hook.role}'.",
-            f"Add '{hook.role}' to owns, or a+b leaves the hook out.",
             hook.name,
         )
     require(
         isinstance(defense.together, int) and defense.together >= 1,
         f"together is {defense.together!r}, expected a whole number >= 1.",
-        "Say how many clients must take a step together.",
         "together",
     )
     return f"owns {', '.join(sorted(defense.owns))}" if defense.owns else ""
@@ -199,22 +177,20 @@ def check_strength(defense: Defense, settings: Mapping[str, Any], rebuild: Rebui
     that can be set to both ends."""
     cls, strength = type(defense), defense.strength
     parameters = inspect.signature(cls).parameters
-    advice = "Declare a Strength of one of its settings, or strength = None."
     if strength is None:
         declares = any("strength" in vars(c) for c in cls.__mro__[: cls.__mro__.index(Defense)])
         why = "it has settings, but does not say which of them trades accuracy for protection."
-        require(declares or not parameters, why, advice)
+        require(declares or not parameters, why)
         return "none declared: leakbench tune leaves the settings as they are"
     setting, weak, strong = strength.setting, strength.weak, strength.strong
-    require(setting in parameters, f"it has no setting '{setting}' to be its strength.", advice)
+    require(setting in parameters, f"it has no setting '{setting}' to be its strength.")
     require(
         weak > 0 and strong > 0 and weak != strong,
         f"its strength goes from {weak!r} to {strong!r}, expected two different values > 0.",
-        advice,
     )
     for value in (weak, strong):
         try:
             rebuild({**settings, setting: value})
         except ValueError as error:
-            raise Broken(f"it refuses {setting}={value:g}: {error}", advice) from None
+            raise Broken(f"it refuses {setting}={value:g}: {error}") from None
     return f"{setting} from {weak:g} to {strong:g}"

@@ -40,19 +40,13 @@ def check_leaks(played: Mapping[Ground, Played]) -> str:
                 require(
                     not _copies(value, client),
                     f"client.plan holds private samples at {name}.",
-                    "Make plans from messages alone; notes belong in client.memory.",
                     "hear",
                 )
         for number, message in ((n, m) for n, sent in enumerate(run.seen) for m in sent):
             count += 1
             hook = "upload" if message.kind in UPLOAD_KINDS else "say"
             for problem in _problems(message, number, run, ground):
-                raise Broken(
-                    f"the message '{message.kind}' of {message.sender} {problem}.",
-                    "Put values into parts, and send nothing that was not made private; what a "
-                    "client keeps to itself belongs in client.memory.",
-                    hook,
-                )
+                raise Broken(f"the message '{message.kind}' of {message.sender} {problem}.", hook)
     return (
         f"{count} messages hold no plain or scaled copy of samples or labels (other encodings are "
         "not looked for)"
@@ -91,8 +85,6 @@ def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
         require(
             not any(_shows(inner, v) for inner in _insides(box.box) for v in values.values()),
             "a sealed box holds the client's values in the clear.",
-            "Encrypt them: the box travels through the server.",
-            "upload",
         )
     return f"{len(boxes)} boxes"
 

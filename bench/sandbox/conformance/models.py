@@ -46,7 +46,7 @@ def model_cases(
                 name, shape=loaded.shape, classes=loaded.classes, settings=settings
             )
         except UserError as error:
-            refusals.append((case, partial(require, False, str(error), "see docs/models.md")))
+            refusals.append((case, partial(require, False, str(error))))
             continue
         break
     if network is None:
@@ -71,7 +71,7 @@ def check_together(network: ModuleNetwork) -> str:
     try:
         network.check()
     except UserError as error:
-        raise Broken(str(error), "replace the operation") from error
+        raise Broken(str(error)) from error
     return ""
 
 
@@ -90,7 +90,6 @@ def check_cuts(network: ModuleNetwork, params: State, buffers: State, x: Tensor)
         require(
             bool((rest - whole).abs().max() <= _TOLERANCE * (1e-6 + whole.abs().max())),
             f"cut after {cut} it gives other logits: something passes beside that tensor",
-            "let the submodule's output be all that the layers after it get",
         )
     return f"after {', '.join(network.cuts)}"
 

@@ -17,6 +17,7 @@ from bench.errors import UserError
 from bench.foreign import foreign_code
 from bench.names import did_you_mean
 from bench.registry import Plugin, PluginKind, Registry, discover
+from bench.sandbox.conformance.advice import advice
 from bench.sandbox.conformance.attacks import attack_cases
 from bench.sandbox.conformance.contract import Case
 from bench.sandbox.conformance.defenses import defense_cases
@@ -71,7 +72,8 @@ def _outcome(name: str, check: Any, plugins: tuple[object, ...]) -> Finding | li
     except NotChecked as error:
         return Finding(name=name, status="skipped", reason=str(error))
     except Broken as error:
-        reason, change, hook = error.reason, error.change, error.hook
+        hook, change = advice(name)
+        reason, hook = error.reason, hook if error.hook is None else error.hook
     except WrongAnswer as error:
         reason, change, hook = f"{error}.", "Return what bench/api.py says of it.", error.hook
     except HookError as error:

@@ -34,16 +34,13 @@ _ARGUMENTS = {
     hook.name: tuple(inspect.signature(getattr(Defense, hook.name)).parameters)[1:]
     for hook in HOOKS
 }
-_NOTICES = {
-    "arguments untouched": "Make a new tensor (x + 1, not x += 1); others get the same arguments.",
-    "global generators untouched": 'Draw from client.rng["defense"], from ctx.rng, or from the rng '
-    "that the hook is given.",
-    "process untouched": "Put back what you change before you return; other plugins share the "
-    "process.",
-    "no state on self": "Keep a client's notes in client.memory, what was agreed in client.plan, "
-    "and a run's state in local variables: one object serves all clients and runs.",
-}
-"""Checks of what was noticed, and what to change."""
+_NOTICES = (
+    "arguments untouched",
+    "global generators untouched",
+    "process untouched",
+    "no state on self",
+)
+"""Checks of what was noticed."""
 
 
 def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
@@ -166,8 +163,7 @@ class Watch:
 
     def _check(self, name: str) -> str:
         if name in self.faults:
-            reason, hook = self.faults[name]
-            raise Broken(reason, _NOTICES[name], hook)
+            raise Broken(*self.faults[name])
         return ""
 
     def around(self, hook: Hook, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
