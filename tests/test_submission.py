@@ -249,16 +249,6 @@ def test_an_attack_is_submitted_with_the_rows_that_it_attacked(
     assert "Sample of 1 cell out of 1, seed 0. To rerun: 1 training and 1 attack." in text
 
 
-def test_the_files_of_own_attacks_must_be_given(workshop: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the attack 'my_attack'; give its file by --attack FILE"):
-        submit_mine(workshop, tmp_path, attacks=())
-    stranger = tmp_path / "stranger.py"
-    stranger.write_text((workshop / "my_attack.py").read_text().replace("MyAttack", "Stranger"))
-    files = (workshop / "my_attack.py", stranger)
-    with pytest.raises(ValueError, match=r"no column of an attack from stranger\.py"):
-        submit_mine(workshop, tmp_path, attacks=files)
-
-
 def test_a_shipped_plugin_is_submitted_by_its_name_and_needs_no_source(
     workshop: Path, tmp_path: Path
 ) -> None:
@@ -328,63 +318,77 @@ def test_a_submission_on_a_full_disk_leaves_nothing(
     assert not list((tmp_path / "subs").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"target": "spm"}, "the run has no row of defense 'spm'"),
-        ({"target": "spmm"}, "Did you mean 'spm'"),
-        ({"date": "yesterday"}, "--date must be a day"),
-        ({"run_folder": Path("/no/such")}, "is no result folder"),
-    ],
-)
-def test_submit_refuses_with_one_sentence(
-    workshop: Path, tmp_path: Path, change: dict[str, object],
-    message: str,
-) -> None:  # fmt: skip
-    with pytest.raises(ValueError, match=message):
-        submit_mine(workshop, tmp_path, **change)
-    assert not list(tmp_path.iterdir())
-
-
 def copied(workshop: Path, tmp_path: Path) -> Path:
     shutil.copytree(workshop, tmp_path / "copy")
     return tmp_path / "copy"
 
 
-def test_a_source_that_changed_since_the_run_is_refused(workshop: Path, tmp_path: Path) -> None:
-    copy = copied(workshop, tmp_path)
-    for name in ("my_defense", "my_attack"):
-        path = copy / f"{name}.py"
-        before = path.read_text()
-        path.write_text(before + "\nCHANGED = True\n")
-        with pytest.raises(ValueError, match=f"source of '{name}' has changed since the run"):
-            submit_mine(copy, tmp_path / "subs")
-        path.write_text(before)
-    assert submit_mine(copy, tmp_path / "subs").is_dir()
-
-
-def rewritten(path: Path, change: Callable[[dict[str, object]], None]) -> None:
+def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
 
 
-def test_an_unfinished_run_and_one_without_reference_are_refused(
-    workshop: Path, tmp_path: Path
-) -> None:
-    copy = copied(workshop, tmp_path)
+def sealed(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a document of a submission, with a manifest to match."""
+    rewritten(folder / name, change)
+    (folder / "manifest.json").write_text(write_manifest(folder))
 
-    def no_reference(run: dict[str, list[dict[str, object]]]) -> None:
-        run["trainings"] = [t for t in run["trainings"] if t["defense"] != "none"]
 
-    whole = (copy / "run" / "run.json").read_text()
-    rewritten(copy / "run" / "run.json", no_reference)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no undefended row"):
-        submit_mine(copy, tmp_path / "subs")
-    (copy / "run" / "run.json").write_text(whole)
+def without(defense: str) -> Callable[[Path], None]:
+    def change(run: dict[str, Any]) -> None:
+        run["trainings"] = [t for t in run["trainings"] if t["defense"] != defense]
+
+    return lambda copy: rewritten(copy / "run" / "run.json", change)
+
+
+def unfinished(copy: Path) -> None:
     next((copy / "run" / "records" / "attack").iterdir()).unlink()
-    with pytest.raises(ValueError, match="is not finished"):
-        submit_mine(copy, tmp_path / "subs")
+
+
+def changed(name: str) -> Callable[[Path], None]:
+    def change(copy: Path) -> None:
+        with (copy / name).open("a") as file:
+            file.write("\nCHANGED = True\n")
+
+    return change
+
+
+def with_stranger(copy: Path) -> None:
+    text = (copy / "my_attack.py").read_text().replace("MyAttack", "Stranger")
+    (copy / "stranger.py").write_text(text)
+
+
+def untouched(copy: Path) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("damage", "given", "message"),
+    [
+        (untouched, {"target": "spm"}, "the run has no row of defense 'spm'"),
+        (untouched, {"target": "spmm"}, "Did you mean 'spm'"),
+        (untouched, {"date": "yesterday"}, "--date must be a day"),
+        (untouched, {"run_folder": Path("/no/such")}, "is no result folder"),
+        (untouched, {"attacks": ()}, "the attack 'my_attack'; give its file by --attack FILE"),
+        (with_stranger, {"attacks": ("my_attack.py", "stranger.py")},
+         r"no column of an attack from stranger\.py"),
+        (changed("my_defense.py"), {}, "source of 'my_defense' has changed since the run"),
+        (changed("my_attack.py"), {}, "source of 'my_attack' has changed since the run"),
+        (without("none"), {}, "no undefended row"),
+        (unfinished, {}, "is not finished"),
+    ],
+)  # fmt: skip
+def test_submit_refuses_with_one_sentence(
+    workshop: Path, tmp_path: Path, damage: Callable[[Path], None], given: dict[str, Any],
+    message: str,
+) -> None:  # fmt: skip
+    copy = copied(workshop, tmp_path)
+    damage(copy)
+    if "attacks" in given:
+        given = {"attacks": tuple(copy / name for name in given["attacks"])}
+    with pytest.raises(ValueError, match=message):
+        submit_mine(copy, tmp_path / "subs", **given)
+    assert [p.name for p in tmp_path.iterdir()] == ["copy"]
 
 
 def test_failed_cells_are_listed_in_sight(workshop: Path, tmp_path: Path) -> None:
@@ -431,25 +435,6 @@ def test_a_rerun_that_passed_is_kept_beside_the_submission_and_is_of_its_very_fi
     readme.write_text(readme.read_text() + "Trust me.")
     resealed(submitted)
     assert read_verified(submitted) is None
-
-
-def test_a_made_up_figure_is_found_by_the_rerun(submitted: Path) -> None:
-    forge(submitted, 0.9)
-    code, document = kept_beside(submitted, "--sample", "9")
-    assert code == 1
-    assert read_verified(submitted) is None
-    found = document["comparisons"]
-    assert {c["figure"] for c in found if c["verdict"] == "differs"} == {"label_accuracy"}
-
-
-def forge(folder: Path, value: float) -> None:
-    """Another label accuracy in every record, with leaderboard and manifest to match."""
-    for path in (folder / "records" / "attack").iterdir():
-        record = json.loads(path.read_text())
-        if "label_accuracy" in record["values"]:
-            record["values"]["label_accuracy"] = [value] * record["victims"]
-            path.write_text(json.dumps(record))
-    resealed(folder)
 
 
 def resealed(folder: Path) -> None:
@@ -500,7 +485,7 @@ def test_a_manifest_lists_nothing_but_sources_and_records_inside(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x = 1")
     digest = hashlib.sha256(b"x = 1").hexdigest()
-    rewritten(submitted / "manifest.json", lambda m: m["files"].update({name: digest}))  # type: ignore[attr-defined]
+    rewritten(submitted / "manifest.json", lambda m: m["files"].update({name: digest}))
     with pytest.raises(ValueError, match=r"no file of a submission|leaves the submission's folder"):
         open_folder(submitted)
 
@@ -523,8 +508,7 @@ def test_a_submission_whose_names_lead_elsewhere_is_not_run_again(
         ("submission.json", lambda made: made.update(name=name)),
     ):
         text = (submitted / document).read_text()
-        rewritten(submitted / document, change)
-        (submitted / "manifest.json").write_text(write_manifest(submitted))
+        sealed(submitted, document, change)
         code, said = leakbench("verify", submitted)
         assert code in (1, 2)
         assert "files are named after it" in said or "should match pattern" in said
@@ -549,13 +533,12 @@ def test_a_source_of_a_submission_outside_of_it_is_never_loaded(
     marker = tmp_path / "marker"
     (submitted.parent / "evil.py").write_text(f"open({str(marker)!r}, 'w')")
 
-    def point_outside(document: dict[str, object]) -> None:
-        for source in document["plugins"]:  # type: ignore[attr-defined]
+    def point_outside(document: dict[str, Any]) -> None:
+        for source in document["plugins"]:
             if source["file"]:
                 source["file"] = "../evil.py"
 
-    rewritten(submitted / "submission.json", point_outside)
-    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    sealed(submitted, "submission.json", point_outside)
     for read in (open_folder, load_plugins):
         with pytest.raises(ValueError, match="leaves the submission's folder"):
             read(submitted)
@@ -576,12 +559,11 @@ def test_reading_a_submission_runs_nothing_of_it(submitted: Path, tmp_path: Path
 
 
 def test_a_submission_whose_hashes_are_of_files_as_before_still_opens(submitted: Path) -> None:
-    def as_before(document: dict[str, object]) -> None:
-        for source in document["plugins"]:  # type: ignore[attr-defined]
+    def as_before(document: dict[str, Any]) -> None:
+        for source in document["plugins"]:
             source["sources"] = "0" * 64
 
-    rewritten(submitted / "submission.json", as_before)
-    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    sealed(submitted, "submission.json", as_before)
     assert ("defense", "my_defense") in load_plugins(submitted)[0].usable
 
 
@@ -601,45 +583,67 @@ def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitt
         sample(opened, count=0, seed=0)
 
 
-def hidden(folder: Path, status: str) -> None:
-    """Every attack on my_defense recorded as having no result."""
+def lie(folder: Path, kind: str, defense: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change all records of a kind, or those of a defense, and what has to match them."""
     for training in json.loads((folder / "run.json").read_text())["trainings"]:
-        if training["defense"] == "my_defense":
-            for cell in training["cells"]:
-                path = folder / "records" / "attack" / f"{cell['key']}.json"
-                rewritten(path, lambda r: r.update(status=status, reason="not today"))
+        if defense in ("", training["defense"]):
+            for entry in [training] if kind == "train" else training["cells"]:
+                rewritten(folder / "records" / kind / f"{entry['key']}.json", change)
     resealed(folder)
 
 
-@pytest.mark.parametrize("status", ["not_applicable", "failed"])
-def test_a_cell_that_is_hidden_behind_a_status_is_found(submitted: Path, status: str) -> None:
-    hidden(submitted, status)
-    code, text = verify(submitted, "--sample", "1")
-    assert code == 1, text
-    assert status in text
-    assert "figures differ" in text
-    assert "Verified" not in text
+def no_result(status: str) -> Callable[[dict[str, Any]], object]:
+    return lambda record: record.update(status=status, reason="not today")
 
 
-def test_an_undefended_row_is_rerun_too(submitted: Path) -> None:
-    for training in json.loads((submitted / "run.json").read_text())["trainings"]:
-        if training["defense"] == "none":
-            path = submitted / "records" / "train" / f"{training['key']}.json"
-            rewritten(path, lambda r: r.update(correct=1))
-    resealed(submitted)
-    code, text = verify(submitted, "--sample", "4")
-    assert code == 1, text
-    assert "To rerun: 2 trainings and 4 attacks." in text
-    assert "1 of" in text
+def labelled(record: dict[str, Any]) -> None:
+    if "label_accuracy" in record["values"]:
+        record["values"]["label_accuracy"] = [0.9] * record["victims"]
+
+
+FORGED: dict[str, tuple[Any, int, list[str]]] = {
+    "cells that did not apply": (
+        ("attack", "my_defense", no_result("not_applicable")), 1,
+        ["not_applicable", "figures differ"]),
+    "cells that failed": (
+        ("attack", "my_defense", no_result("failed")), 1, ["failed", "figures differ"]),
+    "an undefended row": (
+        ("train", "none", lambda r: r.update(correct=1)), 1,
+        ["To rerun: 2 trainings and 4 attacks.", "accuracy", "1 of"]),
+    "figures that are near on the same machine": (
+        ("train", "", lambda r: r.update(bytes_up=r["bytes_up"] * 1.001)), 0,
+        ["2 figures not bit-equal although versions, device and code are the same",
+         "Verified within the tolerance (2 not bit-equal)."]),
+}  # fmt: skip
+"""What was changed, the exit code of verify, and what it says."""
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_record_is_found_by_the_rerun(submitted: Path, name: str) -> None:
+    forged, expected, words = FORGED[name]
+    lie(submitted, *forged)
+    code, text = verify(submitted, "--sample", "9")
+    assert code == expected, text
+    assert all(word in text for word in words), text
+    assert ("Verified" in text) == (code == 0)
+
+
+def test_a_rerun_that_did_not_pass_vouches_for_nothing(submitted: Path) -> None:
+    lie(submitted, "attack", "", labelled)
+    code, document = kept_beside(submitted, "--sample", "9")
+    assert code == 1
+    assert read_verified(submitted) is None
+    off = {c["figure"] for c in document["comparisons"] if c["verdict"] == "differs"}
+    assert off == {"label_accuracy"}
 
 
 def test_a_submission_without_a_cell_of_its_plugin_is_never_verified(submitted: Path) -> None:
-    def no_cells(run: dict[str, list[dict[str, object]]]) -> None:
+    def no_cells(run: dict[str, Any]) -> None:
         for training in run["trainings"]:
             if training["defense"] == "my_defense":
                 training["cells"] = []
 
-    rewritten(submitted / "run.json", no_cells)  # type: ignore[arg-type]
+    rewritten(submitted / "run.json", no_cells)
     resealed(submitted)
     code, text = verify(submitted)
     assert code == 2, text
@@ -663,16 +667,6 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
     assert "2 of 2 sampled cells gave no figures to compare" in text
     assert "no score was compared" in text
     assert "Verified" not in text
-
-
-def test_figures_that_are_near_on_the_same_machine_are_pointed_out(submitted: Path) -> None:
-    for path in (submitted / "records" / "train").iterdir():
-        rewritten(path, lambda r: r.update(bytes_up=r["bytes_up"] * 1.001))
-    resealed(submitted)
-    code, text = verify(submitted, "--sample", "1")
-    assert code == 0, text
-    assert "1 figure not bit-equal although versions, device and code are the same" in text
-    assert "Verified within the tolerance (1 not bit-equal)." in text
 
 
 def test_judged_losses_of_failed_victims_are_infinite_in_both_or_differ() -> None:
