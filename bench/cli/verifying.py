@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.submission.figures import Comparison
-    from bench.submission.verification import Opened
 
 _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
 
@@ -60,6 +59,7 @@ def verify(
     This runs submitted code: it asks first, and isolates it with bubblewrap where that works.
     """
     with options.plain_errors():
+        from bench.errors import UserError
         from bench.harness.environment import versions
         from bench.harness.runner import cell_label, label_of
         from bench.records.submitted import digest_of
@@ -68,7 +68,15 @@ def verify(
         from bench.submission.marks import marks_of
         from bench.suite import parse_pairs
 
-        opened, again = _open(folder)
+        try:
+            opened = verification.open_folder(folder)
+            again = verification.recomputed(opened)
+        except UserError as error:
+            if not folder.is_dir():
+                raise
+            # A record that contradicts its run is a finding, not a mistake of the user.
+            options.say(f"leakbench: {error}", aside=True, style="red")
+            raise typer.Exit(1) from None
         code = opened.code
         tell = partial(options.say, aside=as_json)
         staged.check_tolerance(tolerance)
@@ -104,6 +112,7 @@ def verify(
         lines = {} if trainings is None else of_training
         for name in dict.fromkeys(lines.get(what, what) for what in of_training):
             tell(f"  {name}")
+        changed = verification.changed_code(opened, drawn)
         isolated = isolation(sandbox)
         what = f"the submitted code: {', '.join(code)}" if code else "no code but leakbench's"
         tell(f"This runs {what}, {isolated.sentence}.")
@@ -128,7 +137,6 @@ def verify(
     comparisons = [*off, *made.comparisons]
     verdicts = Counter(c.verdict for c in comparisons)
     bare = sum(c.figure == "status" and c.what in of_training for c in made.comparisons)
-    changed = verification.changed_code(opened, drawn)
     failed = bool(verdicts["differs"] or made.end)
     facts = {
         "digest": digest_of(folder),
@@ -156,28 +164,6 @@ def verify(
         _show_facts(facts, len(comparisons))
     if failed:
         raise typer.Exit(1)
-
-
-def _open(folder: Path) -> tuple[Opened, list[Comparison]]:
-    """The folder, and figures that were computed again from what it holds, once all files are as
-    they were written.
-
-    Raises:
-        typer.Exit: With code 1, once said: a file is not as it was written, or a record contradicts
-            its run. That is a finding, not a mistake of the user.
-        UserError: There is no such folder.
-    """
-    from bench.errors import UserError
-    from bench.submission.verification import open_folder, recomputed
-
-    try:
-        opened = open_folder(folder)
-        return opened, recomputed(opened)
-    except UserError as error:
-        if not folder.is_dir():
-            raise
-        options.say(f"leakbench: {error}", aside=True, style="red")
-        raise typer.Exit(1) from None
 
 
 def _show_facts(facts: Mapping[str, Any], figures: int) -> None:

@@ -35,7 +35,7 @@ from bench.records import (
 from bench.records.submitted import MANIFEST, SCHEMA, SUBMISSION, PluginSource, Submission
 from bench.registry import PluginKind, Registry, discover
 from bench.report.files import Files
-from bench.sandbox.conformance.plugins import KINDS, check, plugins_of_file
+from bench.sandbox.conformance.plugins import check, is_file, plugins_of, plugins_of_file
 from bench.submission.documents import check_suite, write_manifest
 from bench.submission.marks import marks
 from bench.submission.page import page
@@ -74,10 +74,9 @@ def submit(
     """
     run = Run.read(run_folder)
     day = _day(date)
-    own_file = [Path(target)] if target.endswith(".py") or Path(target).is_file() else []
-    files = [*own_file, *attacks]
+    files = [*([Path(target)] if is_file(target) else []), *attacks]
     registry = discover(tuple(f.resolve() for f in files))
-    kind, name = _only(registry, target, run, is_file=bool(own_file))
+    kind, name = _only(registry, target, run)
     folder = out / name
     if folder.exists() and not replaces:
         raise UserError(f"{folder} exists already; give --replace to write it anew.")
@@ -231,21 +230,18 @@ def _day(date: str | None) -> str:
         raise UserError(f"--date must be a day as YYYY-MM-DD, got '{date}'.") from error
 
 
-def _only(registry: Registry, target: str, run: Run, *, is_file: bool) -> tuple[PluginKind, str]:
+def _only(registry: Registry, target: str, run: Run) -> tuple[PluginKind, str]:
     """The one plugin of the target. Of a file with several, the one that the run has."""
-    if not is_file:
-        for kind in KINDS:
-            if (kind, target) in registry.usable:
-                return kind, target
-        registry.get("defense", target)  # says what is known
-    mine = plugins_of_file(registry, Path(target))
-    if len(mine) > 1:
+    plugins = plugins_of(registry, target)
+    for kind, name in plugins:
+        registry.get(kind, name)  # says that a+b is none
+    if len(plugins) > 1:
         used = {t.job.defense for t in run.trainings} | {c.attack for c in run.cells}
-        mine = [p for p in mine if p.name in used]
-    if len(mine) != 1:
-        names = ", ".join(p.name for p in mine) or "none of its plugins"
+        plugins = [(kind, name) for kind, name in plugins if name in used]
+    if len(plugins) != 1:
+        names = ", ".join(name for _, name in plugins) or "none of its plugins"
         raise UserError(f"the run has {names} of {target}; submit one plugin per file.")
-    return mine[0].kind, mine[0].name
+    return plugins[0]
 
 
 def _check_data(training: PlannedTraining) -> None:

@@ -147,28 +147,31 @@ def progress(
         return
     if dataset is not None:
         raise UserError(f"--dataset is for models; '{target}' is a defense or an attack.")
-    registry, plugins = _plugins_of(target)
+    registry = discover((Path(target).resolve(),) if is_file(target) else ())
+    plugins = plugins_of(registry, target)
     for number, (kind, name) in enumerate(plugins[skip:], start=skip + 1):
         for news in _examined(registry, kind, name, settings, fast):
             yield *news, len(plugins) - number
 
 
-def _plugins_of(target: str) -> tuple[Registry, list[tuple[PluginKind, str]]]:
+def is_file(target: str) -> bool:
+    """Whether a target is a file, not a name."""
+    return target.endswith(".py") or Path(target).is_file()
+
+
+def plugins_of(registry: Registry, target: str) -> list[tuple[PluginKind, str]]:
     """The plugins of a file, or those of a name (a defense may be a+b). Raises UserError for a
-    name or file that is not one, and for a plugin that is broken."""
-    path = Path(target)
-    if target.endswith(".py") or path.is_file():
-        registry = discover((path.resolve(),))
-        return registry, [(p.kind, p.name) for p in plugins_of_file(registry, path)]
-    registry = discover()
+    name that is not one, and for a plugin that is broken."""
+    if is_file(target):
+        return [(p.kind, p.name) for p in plugins_of_file(registry, Path(target))]
     if plugins := [(kind, target) for kind in KINDS if (kind, target) in registry.usable]:
-        return registry, plugins
+        return plugins
     if "+" not in target:
         names = [*registry.names("defense"), *registry.names("attack"), "FILE.py"]
         raise UserError(did_you_mean("plugin", target, names))
     for part in target.split("+"):
         registry.get("defense", part)
-    return registry, [("defense", target)]
+    return [("defense", target)]
 
 
 def plugins_of_file(registry: Registry, path: Path) -> list[Plugin]:
