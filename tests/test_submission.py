@@ -80,8 +80,9 @@ name = "prior_only"
 """
 
 
-def leakbench(*arguments: str | Path) -> tuple[int, str]:
-    result = runner.invoke(APP, [str(a) for a in arguments], env={"COLUMNS": "200"})
+def leakbench(*arguments: str | Path, answer: str | None = None) -> tuple[int, str]:
+    given = [str(a) for a in arguments]
+    result = runner.invoke(APP, given, env={"COLUMNS": "300"}, input=answer)
     return result.exit_code, " ".join((result.stdout + result.stderr).split())
 
 
