@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from bench.cli import plugins
 from bench.registry import Registry, discover
-from bench.sandbox.conformance.apart import check_apart
 from bench.sandbox.conformance.plugins import check
+from bench.sandbox.conformance.process import check_in_process
 from tests.broken_plugins import BROKEN_DEFENSES, HEAD, check_text, failures
 
 # --- attacks --------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) ->
     path = tmp_path / "loops.py"
     path.write_text(HEAD + LOOPS)
     begin = path.read_text().split("\n").index("        while True:") + 1
-    (found,) = check_apart(str(path), {}, fast=True, timeout_s=15)
+    (found,) = check_in_process(str(path), {}, fast=True, timeout_s=15)
     assert (found.kind, found.name) == ("defense", "loops")
     wrong = failures(found)
     assert wrong.keys() == {"ends"}
@@ -200,7 +200,7 @@ def test_a_plugin_that_dies_or_changes_its_process_is_found_and_the_others_are_c
     path.write_text(HEAD + MISBEHAVING)
     line = {text.strip(): i for i, text in enumerate(path.read_text().split("\n"), start=1)}
     monkeypatch.chdir(tmp_path)
-    wrong = {c.name: failures(c) for c in check_apart("misbehaving.py", {}, fast=True)}
+    wrong = {c.name: failures(c) for c in check_in_process("misbehaving.py", {}, fast=True)}
     assert list(wrong) == ["talks", "vanishes", "exits"]
     vanished = wrong["vanishes"]["ends"].reason
     assert vanished == (

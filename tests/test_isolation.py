@@ -245,13 +245,6 @@ def test_verify_makes_the_truth_again_and_scores_against_it(
     quick_check(monkeypatch)
     folder = submit(str(plugin), store.folder, out=tmp_path / "subs")
     cells = [c for c in Run.read(folder).cells if c.defense == "false_truth"]
-    made = staged.rerun(
-        folder,
-        cells[:1],
-        isolation=isolation("bwrap"),
-        env=Environment(),
-        tolerance=0.02,
-        workers=1,
-    )
+    made = rerun(folder, cells[:1])
     (truth,) = (c for c in made.comparisons if c.figure.startswith("truth of"))
     assert (truth.verdict, truth.rerun) == ("differs", "other samples")

@@ -53,12 +53,12 @@ def check(
     with options.plain_errors():
         from bench import suite
         from bench.records import to_json
-        from bench.sandbox.conformance.apart import check_apart
+        from bench.sandbox.conformance.process import check_in_process
 
         conformances = []
         settings = suite.parse_pairs(set_ or (), "--set")
         options.announce(options.file_in(target))
-        for conformance in check_apart(
+        for conformance in check_in_process(
             target, settings, fast=fast, dataset=dataset, timeout_s=timeout
         ):
             conformances.append(conformance)
@@ -79,13 +79,13 @@ def _show(conformance: Conformance) -> None:
     for name in ("", "check", "what was found"):
         table.add_column(name, overflow="fold")
     for finding in conformance.findings:
-        found = Text(finding.reason)
+        text = Text(finding.reason)
         if finding.status == "failed":
-            found.append(f"\n-> {finding.change}", style="bold")
+            text.append(f"\n-> {finding.change}", style="bold")
             if finding.hook:
-                found.append(f" (hook {finding.hook})", style="dim")
+                text.append(f" (hook {finding.hook})", style="dim")
         status = Text(finding.status, style=_STYLES[finding.status])
-        table.add_row(status, Text(finding.name), found)
+        table.add_row(status, Text(finding.name), text)
     options.console.print(table)
     counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
     options.console.print(

@@ -221,11 +221,11 @@ def _show_comparisons(
     for heading in ("equal", "close", "off"):  # the verdicts, shorter
         table.add_column(heading, justify="right")
     for what, verdicts in counts.items():
-        shown = (
+        cells = (
             Text(str(verdicts[v] or "-"), style=style if verdicts[v] else "")
             for v, style in _VERDICTS.items()
         )
-        table.add_row(Text(what), *shown)
+        table.add_row(Text(what), *cells)
     options.console.print(table)
     chosen = [c for c in comparisons if details or c.verdict == "differs"]
     single = options.open_table()

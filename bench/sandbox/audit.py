@@ -179,20 +179,20 @@ def _find(
     claim, claim_delta = (entry.eps_claimed, entry.claim_delta) if applies else (None, None)
     draws = max(LEAST_DRAWS, round(draws * pair.share))
     a, b = pair.outputs(draws, seed=seed, rounds=rounds)
-    shown = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
-    eps = shown.epsilon(facts.delta)
-    eps_claim = None if claim is None else shown.epsilon(claim_delta or 0.0)
+    separation = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
+    eps = separation.epsilon(facts.delta)
+    eps_claim = None if claim is None else separation.epsilon(claim_delta or 0.0)
     verdict_claim = _compared(eps_claim, claim)
     return AuditFinding(
         pair=pair.name,
         channel=pair.channel,
         units=tuple(sorted(pair.units)),
         what=pair.what,
-        statistic=shown.statistic,
+        statistic=separation.statistic,
         draws=draws,
         eps_lower=eps,
-        at_least=shown.never and eps > 0,
-        cap=shown.cap,
+        at_least=separation.never and eps > 0,
+        cap=separation.cap,
         eps_record=entry.eps_record,
         verdict_proof=_compared(
             eps if "record" in pair.units else None, entry.eps_record, unproven="no proof"
@@ -200,7 +200,7 @@ def _find(
         claim=claim,
         claim_delta=claim_delta,
         eps_lower_claim=eps_claim,
-        delta_at_claim=None if claim is None else shown.delta(claim),
+        delta_at_claim=None if claim is None else separation.delta(claim),
         verdict_claim=verdict_claim if entry.eps_claimed is not None else "no claim",
     )
 

@@ -118,15 +118,15 @@ def _over(rows: Array, rounds: int) -> Array:
 
 def row_of(messages: Iterable[Message]) -> dict[str, Tensor]:
     """Values that are present, presence where it is not plain, and sizes, by name."""
-    found: dict[str, Tensor] = {}
+    columns: dict[str, Tensor] = {}
     for i, message in enumerate(messages):
         at = f"{i} {message.sender} {message.kind}"
-        found[f"{at} bytes"] = torch.tensor([message.n_bytes], dtype=torch.float64)
+        columns[f"{at} bytes"] = torch.tensor([message.n_bytes], dtype=torch.float64)
         for name, part in message.parts.items():
-            found |= {k: v.flatten() for k, v in columns_of(part, f"{at} {name}").items()}
+            columns |= {k: v.flatten() for k, v in columns_of(part, f"{at} {name}").items()}
         for name, sealed in message.sealed.items():
-            found[f"{at} {name} sealed"] = sealed.covers.double().flatten()
-    return found
+            columns[f"{at} {name} sealed"] = sealed.covers.double().flatten()
+    return columns
 
 
 def columns_of(part: Part, name: str) -> dict[str, Tensor]:

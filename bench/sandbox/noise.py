@@ -39,7 +39,7 @@ _SHAPE_SAMPLES = 20_000
 """Of a shape's test: more would find what float32 rounds off."""
 _DRAWS = 8
 """Draws of the declared mechanism for each value that was sent."""
-_BEYOND = 10
+_OUTLIERS = 10
 """Values beyond all declared draws that are no chance: one is so with probability 1 / 9."""
 _VALUES = 400_000
 """Values of a mechanism's test, about."""
@@ -265,7 +265,7 @@ def _shape(left: Tensor, declared: Tensor, what: str, rounding: float) -> None:
         return
     some = torch.linspace(0, len(left) - 1, min(len(left), _SHAPE_SAMPLES)).long()
     one, many = left[some], declared[:, some].flatten()
-    beyond = int(((one < many.min() - rounding) | (one > many.max() + rounding)).sum())
+    outliers = int(((one < many.min() - rounding) | (one > many.max() + rounding)).sum())
     # Equal values that were rounded differently stay so close that a little noise hides it.
     rng = torch.Generator().manual_seed(0)
     one, many = (v + rounding * torch.randn(v.shape, generator=rng) for v in (one, many))
@@ -273,9 +273,9 @@ def _shape(left: Tensor, declared: Tensor, what: str, rounding: float) -> None:
     # A level within the tolerance moves the cdf by less than a quarter of it.
     weight = 1 / len(one) + 1 / len(many)
     chance = math.sqrt(math.log(2 * _TESTS / FALSE_ALARM) / 2 * weight)
-    if beyond < _BEYOND and distance <= TOLERANCE / 4 + chance:
+    if outliers < _OUTLIERS and distance <= TOLERANCE / 4 + chance:
         return
-    how = f"has {beyond} values beyond" if beyond >= _BEYOND else "does not follow"
+    how = f"has {outliers} values beyond" if outliers >= _OUTLIERS else "does not follow"
     raise Broken(
         f"the std is as declared, but the law is not: the {what} of {len(left)} draws {how} "
         "what it would be."

@@ -186,7 +186,7 @@ def rerun(
             run_again(tell, **request)  # type: ignore[arg-type]
             return Store(out / RECORDS), None
         labels = {label_of(c.job.train) for c in cells} | {cell_label(c.job) for c in cells}
-        return Store(out / RECORDS), _run_apart(isolation, request, labels, tell)
+        return Store(out / RECORDS), _run_in_process(isolation, request, labels, tell)
 
     comparisons, first = list[Comparison](), Store(folder)
     try:
@@ -302,12 +302,12 @@ def _scored(
         answers=made.artifacts(cell.key),
         artifacts=out / cell.key,
     )
-    found = guarded(score, {}).record
-    assert not isinstance(found, TrainRecord)
-    return found
+    scored = guarded(score, {}).record
+    assert not isinstance(scored, TrainRecord)
+    return scored
 
 
-def _run_apart(
+def _run_in_process(
     isolation: Isolation, request: dict[str, Any], labels: set[str], tell: Callable[[str], None]
 ) -> str | None:
     """Run the code in a process of its own; how that ended, if not as it should. The process, and
@@ -327,7 +327,7 @@ def _run_apart(
         hidden=() if request["kind"] == TRAININGS else _EMBEDDED, device=request["device"],
     )  # fmt: skip
     last: deque[str] = deque(maxlen=_LAST_WORDS)
-    untold = set(labels)
+    labels_left = set(labels)
 
     def listen() -> None:
         assert process.stdout is not None
@@ -335,8 +335,8 @@ def _run_apart(
         while line := process.stdout.readline(_LONGEST):
             text = one_line(line)
             label = text.partition(": ")[2].rstrip().partition(": ")[2]
-            if text.startswith(mark) and label in untold:
-                untold.remove(label)
+            if text.startswith(mark) and label in labels_left:
+                labels_left.remove(label)
                 tell(text.removeprefix(mark).rstrip())
             elif text.strip():
                 last.append(text[:200])

@@ -32,7 +32,7 @@ _STACK = "stack.txt"
 _READY = "ready"
 
 
-def check_apart(
+def check_in_process(
     target: str,
     settings: Mapping[str, Any],
     *,
