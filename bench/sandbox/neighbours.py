@@ -96,7 +96,11 @@ class NeighbourPair:
         a, b = tabulate(*rows)
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise WrongAnswer(self.channel, "sent values that are NaN or infinite")
-        return (a, b) if rounds == 1 else (_over(a, rounds), _over(b, rounds))
+        if rounds == 1:
+            return a, b
+        a, b = (rows.reshape(-1, rounds, rows.shape[1]) for rows in (a, b))
+        one, other = (np.concatenate([r.mean(axis=1), np.abs(r).mean(axis=1)], 1) for r in (a, b))
+        return one, other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +109,6 @@ class Skipped:
 
     channel: str
     why: str
-
-
-def _over(rows: Array, rounds: int) -> Array:
-    """Means of values and magnitudes over `rounds` rows each, [n * rounds, F] -> [n, 2 F]."""
-    each = rows.reshape(-1, rounds, rows.shape[1])
-    return np.concatenate([each.mean(axis=1), np.abs(each).mean(axis=1)], axis=1)
 
 
 # --- rows of numbers ------------------------------------------------------------------------------

@@ -77,18 +77,13 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def check_suite(run: Run) -> None:
-    """Raises UserError if a run has a training that its own suite does not name."""
+    """Raises UserError if a run has a training or cell that its own suite does not name."""
     plan = expand(run.suite)
-    jobs: set[Job] = {*plan.trainings, *plan.cells}
+    named: set[Job] = {*plan.trainings, *plan.cells}
     for training in run.trainings:
-        if training.job not in jobs:
+        jobs: dict[Job, str] = {training.job: f"training of '{training.job.defense}'"}
+        jobs |= {c.job: f"cell {c.label} {c.checkpoint} {c.threat}" for c in training.cells}
+        for what in (what for job, what in jobs.items() if job not in named):
             raise UserError(
-                f"{RUN} has a training of '{training.job.defense}' that its suite does not name; "
-                "run the suite again."
+                f"{RUN} has a {what} that its suite does not name; run the suite again."
             )
-        for cell in training.cells:
-            if cell.job not in jobs:
-                raise UserError(
-                    f"{RUN} has a cell {cell.label} {cell.checkpoint} {cell.threat} that its "
-                    "suite does not name."
-                )

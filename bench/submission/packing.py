@@ -73,7 +73,11 @@ def submit(
         UserError: Saying why the run or the plugin cannot be submitted.
     """
     run = Run.read(run_folder)
-    day = _day(date)
+    try:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        day = datetime.date.fromisoformat(today if date is None else date)
+    except ValueError as error:
+        raise UserError(f"--date must be a day as YYYY-MM-DD, got '{date}'.") from error
     files = [*([Path(target)] if is_file(target) else []), *attacks]
     registry = discover(tuple(f.resolve() for f in files))
     kind, name = _only(registry, target, run)
@@ -113,7 +117,7 @@ def submit(
         kind=kind,
         name=name,
         author=author,
-        date=day,
+        date=day.isoformat(),
         leakbench=__version__,
         command=_without_paths(run.command),
         settings=list(tried.values()),
@@ -221,15 +225,6 @@ def check_unchanged(
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def _day(date: str | None) -> str:
-    if date is None:
-        return datetime.datetime.now(datetime.UTC).date().isoformat()
-    try:
-        return datetime.date.fromisoformat(date).isoformat()
-    except ValueError as error:
-        raise UserError(f"--date must be a day as YYYY-MM-DD, got '{date}'.") from error
-
-
 def _only(registry: Registry, target: str, run: Run) -> tuple[PluginKind, str]:
     """The one plugin of the target. Of a file with several, the one that the run has."""
     plugins = plugins_of(registry, target)
@@ -312,13 +307,12 @@ def _sources(
 
 def _without_paths(command: str) -> str:
     """A command, or those of a merged run, with the folders of this machine left out."""
-    words = ["=".join(_last(p) for p in word.split("=")) for word in shlex.split(command)]
+
+    def last(text: str) -> str:
+        return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
+
+    words = ["=".join(map(last, word.split("="))) for word in shlex.split(command)]
     return " ".join(word if word == "&&" else shlex.quote(word) for word in words)
-
-
-def _last(text: str) -> str:
-    """The last name of a path; other text as it is."""
-    return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
 
 
 def _copy(record: TrainOutcome | AttackOutcome | None, path: Path) -> None:

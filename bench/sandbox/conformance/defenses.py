@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense, fresh, unmet
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import EVERYONE, UPLOAD_KINDS, Message, Sealed, as_kind
+from bench.contract.messages import EVERYONE, UPLOAD_KINDS, Sealed, as_kind
 from bench.protocols.export import load_seen, save_seen
 from bench.sandbox.conformance.contract import (
     Case,
@@ -276,16 +276,10 @@ def check_observed(rounds: Rounds) -> str:
     rehearse = Rehearsals(seen=again, network=network, defense=rounds.defense, rng=rng, device=CPU)
     x = data.aux_x[: 2 * victims].view(victims, 2, *network.shape)
     shadow = rehearse(x[:, :1], data.aux_y[: 2 * victims].view(victims, 2)[:, :1])
-    sent = {m.kind for m in again.messages if _is_to_server(m)}
-    missing = sent - {m.kind for m in shadow.messages}
+    sent = (m for m in again.messages if m.sender.startswith("client-") and m.parts)
+    missing = {m.kind for m in sent if m.receiver != EVERYONE} - {m.kind for m in shadow.messages}
     require(
         not missing,
         f"an attacker's rehearsal of the round lacks the message(s) {', '.join(sorted(missing))}.",
     )
     return f"{victims} clients, {visible} values of an upload visible, rehearsed"
-
-
-def _is_to_server(message: Message) -> bool:
-    """Whether a client sends it to the server itself."""
-    from_client = message.sender.startswith("client-")
-    return from_client and message.receiver != EVERYONE and bool(message.parts)
