@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.sandbox.conformance.findings import Conformance, Finding
 from bench.sandbox.conformance.plugins import check_plugins
+from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
+
+
+def outcome_of(check: Callable[[], str]) -> tuple[str, str]:
+    """Status and reason of a case."""
+    try:
+        return "passed", check()
+    except NotChecked as error:
+        return "skipped", str(error)
+    except Broken as error:
+        return "failed", error.reason
 
 
 def failures(conformance: Conformance) -> dict[str, Finding]:
@@ -128,295 +139,179 @@ class Sleeps(Attack):
 '''
 """Attacks that need their process ended or replaced; `Attack` is imported before."""
 
+
+def broken(doc: str, *lines: str, head: str = "", **hooks: str) -> str:
+    """A defense by its docstring, further lines of its class, and the bodies of its hooks."""
+    body = [f'"""{doc}"""', *lines]
+    for hook, code in hooks.items():
+        body.append(f"def {hook}({ARGUMENTS[hook]}):")
+        body += [f"    {line}" for line in code.strip("\n").split("\n")]
+    return head + "\nclass Broken(Defense):\n" + "".join(f"    {line}\n" for line in body)
+
+
+ARGUMENTS = {
+    "upload": "self, messages, local, client",
+    "say": "self, when, client, local, round",
+    "aggregate": "self, server, messages",
+    "mechanisms": "self",
+    "guarantee": "self, facts",
+}
+HALF = (
+    "return [replace_values(m, {n: p.values * 0.5 for n, p in m.parts.items()}) for m in messages]"
+)
+SCALED = """def __init__(self, *, scale: float = 1.0):
+        self.scale = scale"""
+
+
+def noisy(doc: str, noise: str, *declared: str, proven: str = "", head: str = "") -> str:
+    """A defense that adds noise and declares mechanisms and a Gaussian event."""
+    hooks = {"mechanisms": f"return ({', '.join(declared)},)"}
+    if proven:
+        hooks["guarantee"] = f'return (Gaussian({proven}, unit="record"),)'
+    return broken(
+        doc, head=head, upload=f"return noised(messages, local, client, {noise})", **hooks
+    )
+
+
+def flipping(doc: str, shape: str, chance: float) -> str:
+    """A defense that flips signs with a chance, and declares another way."""
+    signs = f"""torch.where(
+        torch.rand({shape}, generator=client.rng["defense"]) < {chance}, 1.0, -1.0)"""
+    upload = f"""
+out = []
+for m in messages:
+    u = as_kind(m, "update", base=local.broadcast, lr=local.lr)
+    out.append(replace_values(u, {{n: p.values * {signs} for n, p in u.parts.items()}}))
+return out"""
+    declared = 'return (SignPerturbation(of="update", keep=0.8, low=1.0, high=1.0),)'
+    return broken(doc, upload=upload, mechanisms=declared)
+
+
+def telling(doc: str, kind: str, values: str) -> str:
+    """A defense that tells the server something."""
+    return broken(doc, say=f"""
+if when != "upload":
+    return []
+return [Message(kind="{kind}", sender=client.id, receiver="server", round=round,
+                parts={{"note": Part(values={values})}})]""")  # fmt: skip
+
+
+def noise(std: float) -> str:
+    return f'GaussianNoise(of="update", std={std})'
+
+
+CLIP = 'Clip(of="update", norm=1.0)'
+DECLARED = "declared GaussianNoise of update"
 BROKEN_DEFENSES = {
-    "changes the update in place": ("arguments untouched", "upload", '''
-class Broken(Defense):
-    """Halves every update."""
-    def upload(self, messages, local, client):
-        for message in messages:
-            for part in message.parts.values():
-                part.values.mul_(0.5)
-        return messages
-'''),
-    "moves the global generator": ("global generators untouched", "upload", '''
-class Broken(Defense):
-    """Adds noise of its own."""
-    def upload(self, messages, local, client):
-        return [replace_values(m, {n: p.values + torch.randn(p.values.shape)
-                                   for n, p in m.parts.items()}) for m in messages]
-'''),
-    "keeps state": ("no state on self", "rounds", '''
-class Broken(Defense):
-    """Counts its uploads."""
-    def __init__(self):
-        self.rounds = 0
-    def upload(self, messages, local, client):
-        self.rounds += 1
-        return messages
-'''),
-    "sends a sample": ("private data in messages", "say", '''
-class Broken(Defense):
-    """Tells the server a sample."""
-    def say(self, when, client, local, round):
-        if when != "upload":
-            return []
-        return [Message(kind="hello", sender=client.id, receiver="server", round=round,
-                        parts={"note": Part(values=3 * client.x[:1] - 1)})]
-'''),
-    "sends the labels": ("private data in messages", "say", '''
-class Broken(Defense):
-    """Tells the server its label counts."""
-    def say(self, when, client, local, round):
-        if when != "upload":
-            return []
-        counts = torch.bincount(client.y, minlength=10).float()
-        return [Message(kind="sizes", sender=client.id, receiver="server", round=round,
-                        parts={"sizes": Part(values=counts)})]
-'''),
-    "declares half of its noise": ("declared GaussianNoise of update", "mechanisms", '''
-class Broken(Defense):
-    """Adds Gaussian noise."""
-    def upload(self, messages, local, client):
-        return noised(messages, local, client, std=0.2)
-    def mechanisms(self):
-        return (GaussianNoise(of="update", std=0.1),)
-'''),
-    "declares twice its noise": ("declared GaussianNoise of update", "mechanisms", '''
-class Broken(Defense):
-    """Adds Gaussian noise."""
-    def upload(self, messages, local, client):
-        return noised(messages, local, client, std=0.05)
-    def mechanisms(self):
-        return (GaussianNoise(of="update", std=0.1),)
-'''),
-    "proves by a Gaussian that is Laplace": ("declared GaussianNoise of update", "mechanisms", '''
-class Broken(Defense):
-    """Adds Laplace noise of the declared std."""
-    def upload(self, messages, local, client):
-        return noised(messages, local, client, std=0.1 / 2**0.5, norm=1.0, draw=laplace_like)
-    def mechanisms(self):
-        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
-    def guarantee(self, facts):
-        return (Gaussian(sensitivity=2.0, std=0.1, unit="record"),)
-'''),
-    "clips elsewhere": ("declared Clip of update", "upload", '''
-class Broken(Defense):
-    """Clips to another norm than it declares."""
-    def upload(self, messages, local, client):
-        return noised(messages, local, client, std=0.0, norm=2.0)
-    def mechanisms(self):
-        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.0))
-'''),
-    "keeps other signs": ("declared SignPerturbation of update", "mechanisms", '''
-class Broken(Defense):
-    """Flips signs more often than it declares."""
-    def upload(self, messages, local, client):
-        out = []
-        for m in messages:
-            u = as_kind(m, "update", base=local.broadcast, lr=local.lr)
-            out.append(replace_values(u, {n: p.values * torch.where(
-                torch.rand(p.values.shape, generator=client.rng["defense"]) < 0.7, 1.0, -1.0)
-                for n, p in u.parts.items()}))
-        return out
-    def mechanisms(self):
-        return (SignPerturbation(of="update", keep=0.8, low=1.0, high=1.0),)
-'''),
-    "contradicts itself": ("guarantee agrees with mechanisms", "guarantee", '''
-class Broken(Defense):
-    """Proves more noise than there is."""
-    def upload(self, messages, local, client):
-        return noised(messages, local, client, std=0.1, norm=1.0)
-    def mechanisms(self):
-        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
-    def guarantee(self, facts):
-        return (Gaussian(sensitivity=2.0, std=0.4, unit="record"),)
-'''),
-    "halves its sensitivity": ("guarantee agrees with mechanisms", "guarantee", '''
-class Broken(Defense):
-    """Forgets that a replaced record moves an update by twice the clip."""
-    def upload(self, messages, local, client):
-        return noised(messages, local, client, std=0.1, norm=1.0)
-    def mechanisms(self):
-        return (Clip(of="update", norm=1.0), GaussianNoise(of="update", std=0.1))
-    def guarantee(self, facts):
-        return (Gaussian(sensitivity=1.0, std=0.1, unit="record"),)
-'''),
-    "has the wrong shape": ("runs under fedavg", "upload", '''
-class Broken(Defense):
-    """Flattens what it sends."""
-    def upload(self, messages, local, client):
-        return [m.with_parts({n: replace(p, values=p.values.flatten())
-                              for n, p in m.parts.items()}) for m in messages]
-'''),
-    "crashes": ("runs under fedavg", "upload", '''
-class Broken(Defense):
-    """Divides by nothing."""
-    def upload(self, messages, local, client):
-        return 1 / 0
-'''),
-    "sends NaN": ("runs under fedavg", "upload", '''
-class Broken(Defense):
-    """Sends no numbers."""
-    def upload(self, messages, local, client):
-        return [replace_values(m, {n: p.values * float("nan") for n, p in m.parts.items()})
-                for m in messages]
-'''),
-    "lies about bits": ("runs under fedavg", "upload", '''
-class Broken(Defense):
-    """Says that it sends one bit per value."""
-    def upload(self, messages, local, client):
-        return [m.with_parts({n: replace(p, bits=1) for n, p in m.parts.items()})
-                for m in messages]
-'''),
-    "has no annotation": ("settings", "__init__", '''
-class Broken(Defense):
-    """Takes a scale.
-
-    scale: of nothing.
-    """
-    def __init__(self, *, scale=1.0):
-        self.scale = scale
-'''),
-    "has no docstring": ("docstring", "", '''
-class Broken(Defense):
-    pass
-'''),
-    "takes any number": ("bad settings", "__init__", '''
-class Broken(Defense):
-    """Takes a scale.
-
-    scale: of nothing.
-    """
-    def __init__(self, *, scale: float = 1.0):
-        self.scale = scale
-'''),
-    "ignores the seed": ("other draws, other figures", "upload", '''
-class Broken(Defense):
-    """Draws the same noise for everyone."""
-    def upload(self, messages, local, client):
-        return noised(messages, local, client, std=0.1, rng=torch.Generator().manual_seed(0))
-    def mechanisms(self):
-        return (GaussianNoise(of="update", std=0.1),)
-'''),
-    "is different in every run": ("same seed, same figures (fedavg)", "", '''
-class Broken(Defense):
-    """Seeds itself from the machine."""
-    def upload(self, messages, local, client):
-        rng = torch.Generator()
-        rng.seed()
-        return noised(messages, local, client, std=0.1, rng=rng)
-'''),
-    "reads what was withheld": ("values that are not present", "aggregate", '''
-class Broken(Defense):
-    """Sums what it says is withheld."""
-    owns = frozenset({"aggregate"})
-    def upload(self, messages, local, client):
-        return [m.with_parts({n: replace(p, present=torch.zeros_like(p.values, dtype=torch.bool))
-                              for n, p in m.parts.items()}) for m in messages]
-    def aggregate(self, server, messages):
-        ups = [as_kind(m, "weights", base=server.state, lr=server.lr) for m in messages]
-        return {n: torch.stack([u.parts[n].values for u in ups]).mean(dim=0)
-                for n in server.state}
-'''),
-    "draws once per row": ("declared GaussianNoise of update", "mechanisms", '''
-class Broken(Defense):
-    """Adds one draw to all values of a row."""
-    def upload(self, messages, local, client):
-        def rowwise(values, *, std, rng):
-            rows = values.flatten(1) if values.dim() > 1 else values[:, None]
-            draw = std * torch.randn(len(rows), 1, generator=rng)
-            return draw.expand_as(rows).reshape(values.shape)
-        return noised(messages, local, client, std=0.1, draw=rowwise)
-    def mechanisms(self):
-        return (GaussianNoise(of="update", std=0.1),)
-'''),
-    "takes its noise back": ("declared GaussianNoise of update", "mechanisms", '''
-class Broken(Defense):
-    """Every second upload subtracts the noise of the one before."""
-    def upload(self, messages, local, client):
-        last = client.memory.pop("last", None)
-        drawn = []
-        def remembered(values, *, std, rng):
-            noise = gaussian_like(values, std=std, rng=rng) if last is None else -last[len(drawn)]
-            drawn.append(noise)
-            return noise
-        out = noised(messages, local, client, std=0.1, draw=remembered)
-        if last is None:
-            client.memory["last"] = drawn
-        return out
-    def mechanisms(self):
-        return (GaussianNoise(of="update", std=0.1),)
-'''),
-    "flips whole rows": ("declared SignPerturbation of update", "mechanisms", '''
-class Broken(Defense):
-    """Flips the signs of a row together."""
-    def upload(self, messages, local, client):
-        out = []
-        for m in messages:
-            u = as_kind(m, "update", base=local.broadcast, lr=local.lr)
-            out.append(replace_values(u, {n: p.values * torch.where(torch.rand(
-                len(p.values), *[1] * (p.values.dim() - 1), generator=client.rng["defense"]) < 0.8,
-                1.0, -1.0) for n, p in u.parts.items()}))
-        return out
-    def mechanisms(self):
-        return (SignPerturbation(of="update", keep=0.8, low=1.0, high=1.0),)
-'''),
-    "sends a sample as bytes": ("private data in messages", "say", '''
-class Broken(Defense):
-    """Tells the server a sample in whole numbers."""
-    def say(self, when, client, local, round):
-        if when != "upload":
-            return []
-        return [Message(kind="hello", sender=client.id, receiver="server", round=round,
-                        parts={"note": Part(values=(client.x[:1] * 255).byte())})]
-'''),
-    "does something at zero strength": ("zero strength is no defense", "zero_strength", '''
-class Broken(Defense):
-    """Shrinks every update.
-
-    scale: added to what is left, >= 0.
-    """
-    zero_strength = {"scale": 0.0}
-    def __init__(self, *, scale: float = 0.5) -> None:
+    "changes the update in place": ("arguments untouched", "upload", broken(
+        "Halves every update.", upload="""
+for message in messages:
+    for part in message.parts.values():
+        part.values.mul_(0.5)
+return messages""")),
+    "moves the global generator": ("global generators untouched", "upload", broken(
+        "Adds noise of its own.", upload="""
+return [replace_values(m, {n: p.values + torch.randn(p.values.shape) for n, p in m.parts.items()})
+        for m in messages]""")),
+    "keeps state": ("no state on self", "rounds", broken(
+        "Counts its uploads.", "rounds = 0", upload="self.rounds += 1\nreturn messages")),
+    "sends a sample": ("private data in messages", "say",
+        telling("Tells the server a sample.", "hello", "3 * client.x[:1] - 1")),
+    "sends the labels": ("private data in messages", "say",
+        telling("Tells the server its label counts.", "sizes",
+                "torch.bincount(client.y, minlength=10).float()")),
+    "declares half of its noise": (DECLARED, "mechanisms",
+        noisy("Adds Gaussian noise.", "std=0.2", noise(0.1))),
+    "declares twice its noise": (DECLARED, "mechanisms",
+        noisy("Adds Gaussian noise.", "std=0.05", noise(0.1))),
+    "proves by a Gaussian that is Laplace": (DECLARED, "mechanisms",
+        noisy("Adds Laplace noise of the declared std.",
+              "std=0.1 / 2**0.5, norm=1.0, draw=laplace_like", CLIP, noise(0.1),
+              proven="sensitivity=2.0, std=0.1")),
+    "clips elsewhere": ("declared Clip of update", "upload",
+        noisy("Clips to another norm than it declares.", "std=0.0, norm=2.0", CLIP, noise(0.0))),
+    "keeps other signs": ("declared SignPerturbation of update", "mechanisms",
+        flipping("Flips signs more often than it declares.", "p.values.shape", 0.7)),
+    "contradicts itself": ("guarantee agrees with mechanisms", "guarantee",
+        noisy("Proves more noise than there is.", "std=0.1, norm=1.0", CLIP, noise(0.1),
+              proven="sensitivity=2.0, std=0.4")),
+    "halves its sensitivity": ("guarantee agrees with mechanisms", "guarantee",
+        noisy("Forgets that a replaced record moves an update by twice the clip.",
+              "std=0.1, norm=1.0", CLIP, noise(0.1), proven="sensitivity=1.0, std=0.1")),
+    "has the wrong shape": ("runs under fedavg", "upload", broken(
+        "Flattens what it sends.", upload="""
+return [m.with_parts({n: replace(p, values=p.values.flatten()) for n, p in m.parts.items()})
+        for m in messages]""")),
+    "crashes": ("runs under fedavg", "upload",
+        broken("Divides by nothing.", upload="return 1 / 0")),
+    "sends NaN": ("runs under fedavg", "upload",
+        broken("Sends no numbers.", upload=HALF.replace("0.5", 'float("nan")'))),
+    "lies about bits": ("runs under fedavg", "upload", broken(
+        "Says that it sends one bit per value.", upload="""
+return [m.with_parts({n: replace(p, bits=1) for n, p in m.parts.items()}) for m in messages]""")),
+    "has no annotation": ("settings", "__init__",
+        broken("Takes a scale, of nothing.", SCALED.replace(": float", ""))),
+    "has no docstring": ("docstring", "", "class Broken(Defense):\n    pass\n"),
+    "takes any number": ("bad settings", "__init__",
+        broken("Takes a scale, of nothing.", SCALED)),
+    "ignores the seed": ("other draws, other figures", "upload",
+        noisy("Draws the same noise for everyone.",
+              "std=0.1, rng=torch.Generator().manual_seed(0)", noise(0.1))),
+    "is different in every run": ("same seed, same figures (fedavg)", "", broken(
+        "Seeds itself from the machine.", upload="""
+rng = torch.Generator()
+rng.seed()
+return noised(messages, local, client, std=0.1, rng=rng)""")),
+    "reads what was withheld": ("values that are not present", "aggregate", broken(
+        "Sums what it says is withheld.", 'owns = frozenset({"aggregate"})', upload="""
+return [m.with_parts({n: replace(p, present=torch.zeros_like(p.values, dtype=torch.bool))
+                      for n, p in m.parts.items()}) for m in messages]""", aggregate="""
+ups = [as_kind(m, "weights", base=server.state, lr=server.lr) for m in messages]
+return {n: torch.stack([u.parts[n].values for u in ups]).mean(dim=0) for n in server.state}""")),
+    "draws once per row": (DECLARED, "mechanisms", noisy(
+        "Adds one draw to all values of a row.", "std=0.1, draw=rowwise", noise(0.1), head="""
+def rowwise(values, *, std, rng):
+    rows = values.flatten(1) if values.dim() > 1 else values[:, None]
+    draw = std * torch.randn(len(rows), 1, generator=rng)
+    return draw.expand_as(rows).reshape(values.shape)
+""")),
+    "takes its noise back": (DECLARED, "mechanisms", broken(
+        "Every second upload subtracts the noise of the one before.", upload="""
+last = client.memory.pop("last", None)
+drawn = []
+def remembered(values, *, std, rng):
+    noise = gaussian_like(values, std=std, rng=rng) if last is None else -last[len(drawn)]
+    drawn.append(noise)
+    return noise
+out = noised(messages, local, client, std=0.1, draw=remembered)
+if last is None:
+    client.memory["last"] = drawn
+return out""", mechanisms=f"return ({noise(0.1)},)")),
+    "flips whole rows": ("declared SignPerturbation of update", "mechanisms",
+        flipping("Flips the signs of a row together.",
+                 "len(p.values), *[1] * (p.values.dim() - 1)", 0.8)),
+    "sends a sample as bytes": ("private data in messages", "say",
+        telling("Tells the server a sample in whole numbers.", "hello",
+                "(client.x[:1] * 255).byte()")),
+    "does something at zero strength": ("zero strength is no defense", "zero_strength", broken(
+        "Shrinks every update, whatever the scale.", 'zero_strength = {"scale": 0.0}',
+        """def __init__(self, *, scale: float = 0.5) -> None:
         if not scale >= 0:
-            raise ValueError("scale must be >= 0.")
-        self.scale = scale
-    def upload(self, messages, local, client):
-        return [replace_values(m, {n: p.values * 0.5 for n, p in m.parts.items()})
-                for m in messages]
-'''),
-    "has settings but says nothing of its strength": ("strength", "", '''
-class Broken(Defense):
-    """Does nothing at all.
-
-    scale: a number.
-    """
-    def __init__(self, *, scale: float = 1.0) -> None:
-        self.scale = scale
-'''),
-    "has a strength that is no setting": ("strength", "", '''
-class Broken(Defense):
-    """Does nothing at all."""
-    strength = Strength(setting="epsilon", weak=10.0, strong=0.1)
-'''),
-    "refuses an end of its strength": ("strength", "", '''
-class Broken(Defense):
-    """Does nothing at all.
-
-    epsilon: in (0, 5].
-    """
-    strength = Strength(setting="epsilon", weak=10.0, strong=0.1)
-    def __init__(self, *, epsilon: float = 1.0) -> None:
+            raise ValueError("scale must be >= 0.")""", upload=HALF)),
+    "has settings but says nothing of its strength": ("strength", "",
+        broken("Does nothing at all, by a scale.", SCALED)),
+    "has a strength that is no setting": ("strength", "", broken(
+        "Does nothing at all.", 'strength = Strength(setting="epsilon", weak=10.0, strong=0.1)')),
+    "refuses an end of its strength": ("strength", "", broken(
+        "Does nothing at all, with an epsilon in (0, 5].",
+        'strength = Strength(setting="epsilon", weak=10.0, strong=0.1)',
+        """def __init__(self, *, epsilon: float = 1.0) -> None:
         if not 0 < epsilon <= 5:
-            raise ValueError("epsilon must lie in (0, 5].")
-'''),
-    "does not own its role": ("roles", "aggregate", '''
-class Broken(Defense):
-    """Keeps the state."""
-    def aggregate(self, server, messages):
-        return dict(server.state)
-'''),
+            raise ValueError("epsilon must lie in (0, 5].")""")),
+    "does not own its role": ("roles", "aggregate",
+        broken("Keeps the state.", aggregate="return dict(server.state)")),
 }  # fmt: skip
+"""Check, hook and source of a defense by its mistake."""
 
 
 def check_text(tmp_path: Path, text: str, *, fast: bool = False) -> Conformance:

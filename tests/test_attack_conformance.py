@@ -12,90 +12,59 @@ from typer.testing import CliRunner
 
 from bench.cli import plugins
 from bench.registry import Registry, discover
-from bench.sandbox.conformance.apart import Check, check_apart
 from bench.sandbox.conformance.plugins import check
+from bench.sandbox.conformance.process import check_in_process
 from tests.broken_plugins import BROKEN_DEFENSES, HEAD, check_text, failures
 
 # --- attacks --------------------------------------------------------------------------------
 
+ZEROS = "torch.zeros(2, 10, dtype=torch.int64)"
+
+
+def broken_attack(doc: str, run: str, *, recovers: str = "counts", head: str = "") -> str:
+    """An attack by its docstring and what it does."""
+    body = "".join(f"        {line}\n" for line in run.split("\n"))
+    return f"""
+{head}
+class Broken(Attack):
+    '''{doc}'''
+    recovers = frozenset({{"{recovers}"}})
+    def run(self, seen, ctx):
+{body}"""
+
+
+def applying(reason: str) -> str:
+    text = broken_attack("Applies where it likes.", f"return Reconstruction(label_counts={ZEROS})")
+    return f"{text}    def applies(self, seen):\n        return {reason}\n"
+
+
+FIRST = "runs on fedavg, lenet, batch 1"
 BROKEN_ATTACKS = {
-    "gives NaN": ("runs on fedavg, lenet, batch 1", '''
-class Broken(Attack):
-    """Gives no numbers."""
-    recovers = frozenset({"images"})
-    def run(self, seen, ctx):
-        return Reconstruction(images=torch.full((2, 1, *ctx.network.shape), float("nan")))
-'''),
-    "has the wrong shape": ("runs on fedavg, lenet, batch 1", '''
-class Broken(Attack):
-    """Forgets the samples."""
-    recovers = frozenset({"labels"})
-    def run(self, seen, ctx):
-        return Reconstruction(labels=torch.zeros(len(seen.clients), dtype=torch.int64))
-'''),
-    "promises more than it gives": ("runs on fedavg, lenet, batch 1", '''
-class Broken(Attack):
-    """Gives nothing."""
-    recovers = frozenset({"images"})
-    def run(self, seen, ctx):
-        return Reconstruction()
-'''),
-    "changes what was seen": ("arguments untouched", '''
-class Broken(Attack):
-    """Changes the broadcast."""
-    recovers = frozenset({"counts"})
-    def run(self, seen, ctx):
-        next(iter(seen.before.values())).add_(1.0)
-        return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64))
-'''),
-    "uses the global generator": ("global generators untouched", '''
-class Broken(Attack):
-    """Guesses."""
-    recovers = frozenset({"counts"})
-    def run(self, seen, ctx):
-        return Reconstruction(label_counts=torch.randint(9, (2, 10)))
-'''),
-    "is different in every run": ("same seed, same answer", '''
-COUNT = [0]
-class Broken(Attack):
-    """Guesses by turns."""
-    recovers = frozenset({"counts"})
-    def run(self, seen, ctx):
-        COUNT[0] += 1
-        return Reconstruction(label_counts=torch.full((2, 10), COUNT[0]))
-'''),
-    "ignores its budget": ("budget", '''
-class Broken(Attack):
-    """Spends what it likes."""
-    recovers = frozenset({"counts"})
-    def run(self, seen, ctx):
-        return Reconstruction(label_counts=torch.zeros(2, 10, dtype=torch.int64),
-                              evaluations=1000)
-'''),
-    "reads a file": ("runs on fedavg, lenet, batch 1", '''
-class Broken(Attack):
-    """Looks for the truth beside it."""
-    recovers = frozenset({"counts"})
-    def run(self, seen, ctx):
-        open("init-server-truth.safetensors")
-'''),
-    "never applies": ("runs anywhere", '''
-class Broken(Attack):
-    """Could not run if it wanted to."""
-    recovers = frozenset({"counts"})
-    def applies(self, seen):
-        return "not today"
-    def run(self, seen, ctx):
-        raise RuntimeError("never reached")
-'''),
-    "gives no reason": ("runs on fedavg, lenet, batch 1", '''
-class Broken(Attack):
-    """Applies where it likes."""
-    recovers = frozenset({"counts"})
-    def applies(self, seen):
-        return False
-'''),
+    "gives NaN": (FIRST, broken_attack(
+        "Gives no numbers.", recovers="images", run="shape = (2, 1, *ctx.network.shape)\n"
+        'return Reconstruction(images=torch.full(shape, float("nan")))')),
+    "has the wrong shape": (FIRST, broken_attack(
+        "Forgets the samples.", recovers="labels",
+        run="return Reconstruction(labels=torch.zeros(len(seen.clients), dtype=torch.int64))")),
+    "promises more than it gives": (FIRST, broken_attack(
+        "Gives nothing.", "return Reconstruction()", recovers="images")),
+    "changes what was seen": ("arguments untouched", broken_attack(
+        "Changes the broadcast.", "next(iter(seen.before.values())).add_(1.0)\n"
+        f"return Reconstruction(label_counts={ZEROS})")),
+    "uses the global generator": ("global generators untouched", broken_attack(
+        "Guesses by luck.", "return Reconstruction(label_counts=torch.randint(9, (2, 10)))")),
+    "is different in every run": ("same seed, same answer", broken_attack(
+        "Guesses by turns.", "COUNT[0] += 1\n"
+        "return Reconstruction(label_counts=torch.full((2, 10), COUNT[0]))", head="COUNT = [0]")),
+    "ignores its budget": ("budget", broken_attack(
+        "Spends what it likes.",
+        f"return Reconstruction(label_counts={ZEROS}, evaluations=1000)")),
+    "reads a file": (FIRST, broken_attack(
+        "Looks for the truth beside it.", 'open("init-server-truth.safetensors")')),
+    "never applies": ("runs anywhere", applying('"not today"')),
+    "gives no reason": (FIRST, applying("False")),
 }  # fmt: skip
+"""Check and source of an attack by its mistake."""
 
 
 @pytest.mark.parametrize("what", BROKEN_ATTACKS)
@@ -214,7 +183,7 @@ def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) ->
     path = tmp_path / "loops.py"
     path.write_text(HEAD + LOOPS)
     begin = path.read_text().split("\n").index("        while True:") + 1
-    (found,) = check_apart(Check(target=str(path), settings={}, fast=True), timeout_s=15)
+    (found,) = check_in_process(str(path), {}, fast=True, timeout_s=15)
     assert (found.kind, found.name) == ("defense", "loops")
     wrong = failures(found)
     assert wrong.keys() == {"ends"}
@@ -231,8 +200,7 @@ def test_a_plugin_that_dies_or_changes_its_process_is_found_and_the_others_are_c
     path.write_text(HEAD + MISBEHAVING)
     line = {text.strip(): i for i, text in enumerate(path.read_text().split("\n"), start=1)}
     monkeypatch.chdir(tmp_path)
-    request = Check(target="misbehaving.py", settings={}, fast=True)
-    wrong = {c.name: failures(c) for c in check_apart(request)}
+    wrong = {c.name: failures(c) for c in check_in_process("misbehaving.py", {}, fast=True)}
     assert list(wrong) == ["talks", "vanishes", "exits"]
     vanished = wrong["vanishes"]["ends"].reason
     assert vanished == (

@@ -23,7 +23,7 @@ from bench.contract.messages import SERVER, Message, Part, Stage
 from bench.metrics.distinguish import cap, clopper_pearson, separate
 from bench.registry import Registry
 from bench.sandbox.audit import Audit, AuditFinding, audit
-from bench.sandbox.pairs import NeighbourPair, tabulate
+from bench.sandbox.neighbours import NeighbourPair, tabulate
 from bench.seeding import numpy_generator
 from bench.toolkit.vectors import replace_values, uniform_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate

@@ -14,6 +14,7 @@ from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message,
 from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
 from bench.protocols.aggregated import read_updates
+from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import READ_BY_AGGREGATION, recorded
 from bench.protocols.settings import ProtocolSettings
@@ -30,26 +31,40 @@ from tests.test_shipped_plugins_conform import DEFENSES, shipped
 STD = 0.05
 
 
-def noised(message: Message, rng: torch.Generator, std: float) -> Message:
+def mapped(message: Message, change: Callable[[torch.Tensor], torch.Tensor]) -> Message:
     return message.with_parts(
-        {
-            n: replace(p, values=p.values + std * torch.randn(p.values.shape, generator=rng))
-            for n, p in message.parts.items()
-        }
+        {n: replace(p, values=change(p.values)) for n, p in message.parts.items()}
     )
 
 
-class SentBeside(Defense):
-    """Huge noise in the update, and the update itself in another message, which the server uses."""
+def noised(message: Message, rng: torch.Generator, std: float) -> Message:
+    return mapped(message, lambda v: v + std * torch.randn(v.shape, generator=rng))
+
+
+class Noisy(Defense):
+    """Declares noise, and has a server that may look for more than it declares."""
 
     owns = frozenset({"aggregate"})
+    std = STD
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=1e4),)
+        return (GaussianNoise(of="update", std=self.std),)
+
+    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
+        return mean_over_present(server, messages)
+
+
+class SentBeside(Noisy):
+    """Huge noise in the update, and the update itself in another message, which the server uses."""
+
+    std = 1e4
+
+    def beside(self, plain: Message) -> list[Message]:
+        return [replace(plain, kind="telemetry")]
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         (plain,) = messages
-        return [noised(plain, client.rng["defense"], 1e4), replace(plain, kind="telemetry")]
+        return [noised(plain, client.rng["defense"], self.std), *self.beside(plain)]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         true = [replace(m, kind="update") for m in messages if m.kind == "telemetry"]
@@ -60,10 +75,8 @@ class MedianOfBeside(SentBeside):
     """The same with cubes, of whose roots the server takes the median: only aggregation of one
     client's messages reads them."""
 
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        loud, beside = super().upload(messages, local, client)
-        cubes = {n: replace(p, values=p.values.double() ** 3) for n, p in beside.parts.items()}
-        return [loud, beside.with_parts(cubes)]
+    def beside(self, plain: Message) -> list[Message]:
+        return [replace(mapped(plain, lambda v: v.double() ** 3), kind="telemetry")]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         true = [m.parts for m in messages if m.kind == "telemetry"]
@@ -72,13 +85,8 @@ class MedianOfBeside(SentBeside):
         return {n: v + roots[n].median(dim=0).values.to(v) for n, v in server.state.items()}
 
 
-class SeedBeside(Defense):
+class SeedBeside(Noisy):
     """Noise of the declared law whose seed is sent along; the server takes it away again."""
-
-    owns = frozenset({"aggregate"})
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=STD),)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         (plain,) = messages
@@ -94,14 +102,10 @@ class SeedBeside(Defense):
         return mean_over_present(server, clean)
 
 
-class LastBits(Defense):
+class LastBits(Noisy):
     """Declared noise whose last bits hold the update's: the server reads them."""
 
-    owns = frozenset({"aggregate"})
     grain = 2.0**-6
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=STD),)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         (plain,) = messages
@@ -114,22 +118,14 @@ class LastBits(Defense):
         return [loud.with_parts({n: hidden(n, p) for n, p in loud.parts.items()})]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        def read(part: Part) -> Part:
-            return replace(
-                part, values=part.values - (part.values / self.grain).round() * self.grain
-            )
+        def last_bits(values: torch.Tensor) -> torch.Tensor:
+            return values - (values / self.grain).round() * self.grain
 
-        clean = [m.with_parts({n: read(p) for n, p in m.parts.items()}) for m in messages]
-        return mean_over_present(server, clean)
+        return mean_over_present(server, [mapped(m, last_bits) for m in messages])
 
 
-class ByAnother(Defense):
+class ByAnother(Noisy):
     """Noise of the declared law, which the next client sends in its own second message."""
-
-    owns = frozenset({"aggregate"})
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=STD),)
 
     def finish_uploads(self, uploads: dict[str, list[Message]]) -> dict[str, list[Message]]:
         clients = list(uploads)
@@ -174,27 +170,20 @@ class ZerosIn(Defense):
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         if not self.when(messages[0], local):
             return messages
-        return [
-            m.with_parts({n: replace(p, values=0 * p.values) for n, p in m.parts.items()})
-            for m in messages
-        ]
+        return [self.instead(m) for m in messages]
+
+    def instead(self, message: Message) -> Message:
+        return mapped(message, torch.zeros_like)
 
 
 class WithheldIn(ZerosIn):
     """Nothing is sent in these rounds."""
 
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        if not self.when(messages[0], local):
-            return messages
-        return [
-            m.with_parts(
-                {
-                    n: replace(p, present=torch.zeros_like(p.values, dtype=torch.bool))
-                    for n, p in m.parts.items()
-                }
-            )
-            for m in messages
-        ]
+    def instead(self, message: Message) -> Message:
+        parts = message.parts.items()
+        return message.with_parts(
+            {n: replace(p, present=torch.zeros_like(p.values, dtype=torch.bool)) for n, p in parts}
+        )
 
 
 class LazyIn(Defense):
@@ -209,11 +198,8 @@ class LazyIn(Defense):
         return {n: 0 * g for n, g in found.items()} if LazyIn.calls <= 2 else found
 
 
-class LessNoise(Defense):
+class LessNoise(Noisy):
     """A tenth of the declared noise in most rounds, and the declared noise in the others."""
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=STD),)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         loud = messages[0].round in (0, 3)
@@ -226,18 +212,13 @@ class NotFinite(Defense):
     owns = frozenset({"aggregate"})
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        (plain,) = messages
-        parts = {n: replace(p, values=p.values.clone()) for n, p in plain.parts.items()}
+        plain = mapped(messages[0], torch.clone)
         if plain.round in ATTACKED:
-            next(iter(parts.values())).values.view(-1)[0] = torch.nan
-        return [plain.with_parts(parts)]
+            next(iter(plain.parts.values())).values.view(-1)[0] = torch.nan
+        return [plain]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        clean = {
-            m.sender: {n: replace(p, values=p.values.nan_to_num()) for n, p in m.parts.items()}
-            for m in messages
-        }
-        return mean_over_present(server, [m.with_parts(clean[m.sender]) for m in messages])
+        return mean_over_present(server, [mapped(m, torch.nan_to_num) for m in messages])
 
 
 class Rewritten(Defense):
@@ -250,16 +231,10 @@ class Rewritten(Defense):
         self.there, self.back = there, back
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        return [_mapped(m, self.there) for m in messages]
+        return [mapped(m, self.there) for m in messages]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        return mean_over_present(server, [_mapped(m, self.back) for m in messages])
-
-
-def _mapped(message: Message, change: Callable[[torch.Tensor], torch.Tensor]) -> Message:
-    return message.with_parts(
-        {n: replace(p, values=change(p.values)) for n, p in message.parts.items()}
-    )
+        return mean_over_present(server, [mapped(m, self.back) for m in messages])
 
 
 def _shuffled(values: torch.Tensor, *, back: bool = False) -> torch.Tensor:
@@ -294,21 +269,13 @@ class NoiseThatCancels(Defense):
                  for n, v in drawn.items()}  # fmt: skip
         before = client.memory.get("drawn", again)
         client.memory["drawn"] = drawn
-        return [
-            plain.with_parts(
-                {
-                    n: replace(p, values=p.values + drawn[n] - before[n])
-                    for n, p in plain.parts.items()
-                }
-            )
-        ]
+        parts = plain.parts.items()
+        sent = {n: replace(p, values=p.values + drawn[n] - before[n]) for n, p in parts}
+        return [plain.with_parts(sent)]
 
 
-class HonestWhereItGuesses(Defense):
+class HonestWhereItGuesses(Noisy):
     """The declared noise in the rounds that everybody knows to be attacked, and on forks."""
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=STD),)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         known = messages[0].round in (0, 4, 7) or local.steps == 1
@@ -340,13 +307,8 @@ class OtherSamples(Defense):
         return messages
 
 
-class InTheHeader(Defense):
+class InTheHeader(SentBeside):
     """Huge noise; a header's number spells the update, which the server reads."""
-
-    owns = frozenset({"aggregate"})
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=1e4),)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         (plain,) = messages
@@ -385,22 +347,15 @@ class InTheNames(InTheHeader):
         )
 
 
-class InThePattern(Defense):
+class InThePattern(SentBeside):
     """Huge noise; which values are sent is which of them grew, and the server steps that way."""
-
-    owns = frozenset({"aggregate"})
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=1e4),)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         (plain,) = messages
         loud = noised(plain, client.rng["defense"], 1e4)
-        return [
-            loud.with_parts(
-                {n: replace(p, present=plain.parts[n].values > 0) for n, p in loud.parts.items()}
-            )
-        ]
+        parts = loud.parts.items()
+        grown = {n: replace(p, present=plain.parts[n].values > 0) for n, p in parts}
+        return [loud.with_parts(grown)]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         steps = {
@@ -410,24 +365,17 @@ class InThePattern(Defense):
         return {n: v + 0.001 * steps[n] for n, v in server.state.items()}
 
 
-class InTheOrder(Defense):
+class InTheOrder(SentBeside):
     """Huge noise; how many empty messages a client sends of each kind spells its update: slow, but
     the timing of messages could carry as much."""
 
-    owns = frozenset({"aggregate"})
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=1e4),)
-
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        (plain,) = messages
+    def beside(self, plain: Message) -> list[Message]:
         flat = torch.cat([p.values.flatten() for p in plain.parts.values()])
         ticks = [
             replace(plain, kind="tick", step=int(i), parts={})
             for i in flat.abs().topk(flat.numel() // 3).indices.tolist()
         ]
-        signs = [replace(t, kind="tock") if flat[t.step] < 0 else t for t in ticks]
-        return [noised(plain, client.rng["defense"], 1e4), *signs]
+        return [replace(t, kind="tock") if flat[t.step] < 0 else t for t in ticks]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         flat = torch.zeros(sum(v.numel() for v in server.state.values()))
@@ -436,6 +384,13 @@ class InTheOrder(Defense):
                 flat[message.step] += 0.001 if message.kind == "tick" else -0.001
         each = flat.split([v.numel() for v in server.state.values()])
         return {n: v + e.view_as(v) for (n, v), e in zip(server.state.items(), each, strict=True)}
+
+
+def observed(digits: Dataset, defense: Defense) -> tuple[Federation, RoundResult]:
+    """A round of one step that everybody takes part in."""
+    federation = federation_of(digits, network_for(digits), defense)
+    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
+    return federation, federation.play(work, [c.id for c in federation.clients], observed=True)
 
 
 def flagged(digits: Dataset, defense: Defense, rounds: int = 8) -> tuple[str, ...]:
@@ -509,9 +464,7 @@ READ_BY_THE_SERVER = [
 
 @pytest.mark.parametrize("cheat", READ_BY_THE_SERVER)
 def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defense]) -> None:
-    federation = federation_of(digits, network_for(digits), cheat())
-    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
-    result = federation.play(work, [c.id for c in federation.clients], observed=True)
+    federation, result = observed(digits, cheat())
     told = read_updates(federation.defense, result, list(result.trained))
     assert told.keys() == result.trained.keys()
     for client, message in told.items():
@@ -523,20 +476,12 @@ def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defens
         assert torch.cosine_similarity(true, read, dim=0) > least
 
 
-class TwoOrNone(Defense):
+class TwoOrNone(Noisy):
     """Declared noise on two uploads of some clients, and no upload of another."""
-
-    owns = frozenset({"aggregate"})
-
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (GaussianNoise(of="update", std=STD),)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         rng = client.rng["defense"]
         return [noised(m, rng, STD) for m in messages for _ in range(2 * (client.number > 0))]
-
-    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        return mean_over_present(server, messages)
 
 
 def test_clients_may_send_several_uploads_or_none(digits: Dataset) -> None:
@@ -564,16 +509,12 @@ class OneLostPart(Defense):
 
 
 def test_an_aggregate_of_which_a_part_is_not_finite_is_read_without_it(digits: Dataset) -> None:
-    federation = federation_of(digits, network_for(digits), OneLostPart())
-    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
-    result = federation.play(work, [c.id for c in federation.clients], observed=True)
+    federation, result = observed(digits, OneLostPart())
     assert isinstance(read_updates(federation.defense, result, list(result.trained)), dict)
 
 
 def test_aggregation_cannot_erase_what_was_seen(digits: Dataset) -> None:
-    federation = federation_of(digits, network_for(digits), Erases())
-    work = LocalWork(protocol="fedavg", batch=4, lr=0.1, local_steps=1)
-    result = federation.play(work, [c.id for c in federation.clients], observed=True)
+    _, result = observed(digits, Erases())
     for message in result.wire.seen_by("server"):
         plain = result.trained[message.sender].parts
         assert all(torch.equal(p.values, plain[n].values) for n, p in message.parts.items())

@@ -15,13 +15,12 @@ from bench.contract.defense import Client, Defense
 from bench.contract.mechanisms import GaussianNoise
 from bench.contract.messages import Part
 from bench.registry import Registry
-from bench.sandbox.conformance.defenses import _audit, check_mechanisms
-from bench.sandbox.conformance.findings import Broken, Finding, NotChecked
 from bench.sandbox.conformance.leaks import _alike
 from bench.sandbox.conformance.playground import private_data
 from bench.sandbox.conformance.plugins import check
-from bench.sandbox.conformance.rounds import Examination
-from bench.sandbox.noise import Pair, check_independence
+from bench.sandbox.conformance.proofs import check_audit
+from bench.sandbox.findings import Broken, NotChecked
+from bench.sandbox.noise import Pair, check_independence, checks_of
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate
 from tests.broken_plugins import (
@@ -31,6 +30,7 @@ from tests.broken_plugins import (
     PROVES_TOO_MUCH,
     check_text,
     failures,
+    outcome_of,
 )
 
 # --- broken plugins -------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def audited(cls: type[GaussianUpdate], **settings: float) -> str:
     def built(given: Mapping[str, Any]) -> Defense:
         return cls(**given)
 
-    return _audit(Examination(defense=built(settings), rebuild=built, settings=settings))
+    return check_audit(built(settings), settings, built)
 
 
 def test_a_false_proof_that_is_vacuous_at_its_settings_is_refuted_at_the_strong_end() -> None:
@@ -137,16 +137,16 @@ def test_a_proof_that_no_draws_can_refute_is_not_testable() -> None:
     assert audited(AtOne, noise_multiplier=4.0, clip_norm=1.0).startswith("consistent, epsilon")
 
 
-def noise_finding(noise: Tensor, *, std: float, size: float) -> Finding:
-    """What is found where `noise` [uploads, values] is added to values of that size."""
+def noise_finding(noise: Tensor, *, std: float, size: float) -> tuple[str, str]:
+    """Status and reason where `noise` [uploads, values] is added to values of that size."""
     signs = torch.ones(noise.shape[1])
     signs[::2] = -1
     pairs = [
         Pair(given={"w": Part(values=size * signs)}, sent={"w": Part(values=size * signs + n)})
         for n in noise
     ]
-    (found,) = check_mechanisms((GaussianNoise(of="update", std=std),), lambda of: pairs)
-    return found
+    ((_, check_noise),) = checks_of((GaussianNoise(of="update", std=std),), lambda of: pairs)
+    return outcome_of(check_noise)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -157,14 +157,14 @@ def drawn(*shape: int) -> Tensor:
 def test_noise_that_rounding_hides_is_never_passed(std: float) -> None:
     honest = noise_finding(std * drawn(60, 384), std=std, size=0.5)
     nothing = noise_finding(torch.zeros(60, 384), std=std, size=0.5)
-    assert honest.status == "skipped"
-    assert "cannot be told from rounding" in honest.reason
-    assert nothing.status == ("skipped" if std < 5e-5 else "failed")
+    assert honest[0] == "skipped"
+    assert "cannot be told from rounding" in honest[1]
+    assert nothing[0] == ("skipped" if std < 5e-5 else "failed")
 
 
 def test_independent_draws_pass_and_those_that_hang_together_do_not() -> None:
     free = drawn(60, 384)
-    assert noise_finding(0.1 * free, std=0.1, size=0.5).status == "passed"
+    assert noise_finding(0.1 * free, std=0.1, size=0.5)[0] == "passed"
     rows = free[:, ::24].repeat_interleave(24, dim=1)
     columns = free[:, :24].repeat(1, 16)
     pairs = torch.stack([free[:30], -free[:30]], dim=1).flatten(0, 1)
@@ -176,9 +176,9 @@ def test_independent_draws_pass_and_those_that_hang_together_do_not() -> None:
         (sums, "draws 384 values apart"),
     ):  # fmt: skip
         # Few distinct draws have a level of their own, which is not what is tested here.
-        found = noise_finding(0.1 * noise / noise.std(), std=0.1, size=0.5)
-        assert found.status == "failed"
-        assert f"declared independent, but {which} have a correlation" in found.reason
+        status, reason = noise_finding(0.1 * noise / noise.std(), std=0.1, size=0.5)
+        assert status == "failed"
+        assert f"declared independent, but {which} have a correlation" in reason
 
 
 def test_honest_draws_of_every_law_are_hardly_ever_called_dependent() -> None:

@@ -19,7 +19,7 @@ from bench.report.leaderboard import rows
 from bench.report.verdicts import has_use
 from bench.submission import staged
 from bench.submission.isolation import isolation
-from bench.submission.packing import Request, submit
+from bench.submission.packing import submit
 from tests.conftest import Run as RunIt
 from tests.test_submission import quick_check
 
@@ -207,7 +207,7 @@ def test_in_the_sandbox_an_attack_finds_neither_truth_nor_data_set(
     assert by_attack(store)["none", "steals"].notes == ("truth",)
     assert min(by_attack(store)["none", "steals"].values["ssim"]) == 1.0
     quick_check(monkeypatch)
-    folder = submit(Request(target=str(plugin), run=store.folder, out=tmp_path / "subs"))
+    folder = submit(str(plugin), store.folder, out=tmp_path / "subs")
     cells = [c for c in Run.read(folder).cells if c.attack == "steals"]
     made = rerun(folder, cells)
     told = {c.figure: c for c in made.comparisons if c.what.endswith("steals at init")}
@@ -243,15 +243,8 @@ def test_verify_makes_the_truth_again_and_scores_against_it(
     assert isinstance(trained, TrainRecord)
     assert any("samples of client" in reason for reason in trained.undeclared)
     quick_check(monkeypatch)
-    folder = submit(Request(target=str(plugin), run=store.folder, out=tmp_path / "subs"))
+    folder = submit(str(plugin), store.folder, out=tmp_path / "subs")
     cells = [c for c in Run.read(folder).cells if c.defense == "false_truth"]
-    made = staged.rerun(
-        folder,
-        cells[:1],
-        isolation=isolation("bwrap"),
-        env=Environment(),
-        tolerance=0.02,
-        workers=1,
-    )
+    made = rerun(folder, cells[:1])
     (truth,) = (c for c in made.comparisons if c.figure.startswith("truth of"))
     assert (truth.verdict, truth.rerun) == ("differs", "other samples")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,15 @@ from bench.api import (
     squared_distance,
     without_law,
 )
-from bench.sandbox.conformance.defenses import check_mechanisms
 from bench.sandbox.conformance.playground import Ground
-from bench.sandbox.conformance.probes import Probes
+from bench.sandbox.conformance.probes import mechanisms_on, pairs_of
+from bench.sandbox.noise import checks_of
 from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise, SunAdaptive
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.pm_sfl_noised import NoisedPMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from defenses.spm import SPM
+from tests.broken_plugins import outcome_of
 
 F64 = torch.float64
 DRAWS = 20_000
@@ -353,26 +355,30 @@ DECLARED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+GROUNDS = {
+    "split": Ground(protocol="splitfed", cut="block1", labels="shared"),
+    "whole": Ground(protocol="fedsgd"),
+}
+
+
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_defenses_own_output_follows_its_declared_mechanism(name: str) -> None:
-    split = Ground(protocol="splitfed", cut="block1", labels="shared")
-    probes = Probes(defense=DECLARED[name], split=split, whole=Ground(protocol="fedavg"))
-    told = probes.mechanisms()
-    found = check_mechanisms(told, probes.pairs)
+    told = mechanisms_on(GROUNDS["whole"], DECLARED[name])
     assert told
-    for mechanism, finding in zip(told, found, strict=True):
+    pairs = cache(partial(pairs_of, DECLARED[name], **GROUNDS))
+    for mechanism, (_, check) in zip(told, checks_of(told, pairs), strict=True):
         scales = mechanism.shrinkage(torch.zeros(1, 1)) is not None
-        assert finding.status == "passed" or (scales and finding.status == "skipped"), finding
+        outcome = outcome_of(check)
+        assert outcome[0] == "passed" or (scales and outcome[0] == "skipped"), outcome
 
 
 def test_another_budget_than_the_declared_one_is_found() -> None:
     """Half the budget, a wider range, noise before bits: each by the same test."""
-    split = Ground(protocol="splitfed", cut="block1", labels="shared")
 
     def findings(drawing: Any, telling: Any) -> list[str]:
-        probes = Probes(defense=drawing, split=split, whole=Ground(protocol="fedavg"))
-        told = telling.mechanisms_in(probes.known)
-        return [f.status for f in check_mechanisms(told, probes.pairs)]
+        told = mechanisms_on(GROUNDS["whole"], telling)
+        checks = checks_of(told, partial(pairs_of, drawing, **GROUNDS))
+        return [outcome_of(check)[0] for _, check in checks]
 
     pairs = (
         (Duchi(epsilon=1.0, bound=0.1), Duchi(epsilon=1.2, bound=0.1)),
@@ -430,8 +436,8 @@ def test_a_random_mechanism_of_a_plugin_without_law_is_named_as_such() -> None:
     assert "Unlawful gives no likelihood" in reason
     with pytest.raises(NotImplementedError, match="Unlawful gives no likelihood"):
         unknown.misfit(torch.zeros(1), torch.zeros(1))
-    (found,) = check_mechanisms([unknown], lambda of: ())
-    assert found.reason == "it does not say what it samples"
+    ((_, check),) = checks_of([unknown], lambda of: ())
+    assert outcome_of(check) == ("skipped", "it does not say what it samples")
 
 
 def test_a_plugins_misfit_is_enough_for_a_law() -> None:

@@ -24,7 +24,7 @@ from bench.harness.launch import executor_of, planned
 from bench.models import bare_parameters, build, hand, unwrapped
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
-from bench.sandbox.conformance.models import check_model
+from bench.sandbox.conformance.plugins import check_plugins
 from bench.seeding import generator
 from bench.suite import Suite
 from defenses.none import NoDefense
@@ -352,7 +352,7 @@ def test_check_notices_cuts_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> N
         return cut(self, *args) + (0.1 if args[3] else 0.0)
 
     monkeypatch.setattr(ModuleNetwork, "_segment", leaking)
-    found = check_model(f"{FILE}:Residual", {"width": 2}, dataset="digits")
+    (found,) = check_plugins(f"{FILE}:Residual", {"width": 2}, dataset="digits")
     assert "cut in two it gives the same logits" in [
         f.name for f in found.findings if f.status == "failed"
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from bench.protocols.export import load_seen, save_seen
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.wire import Wire
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
 from defenses.noise import GaussianUpdate
@@ -211,10 +210,10 @@ def test_a_shadow_round_plays_the_deployed_defense_with_fresh_secrets(digits: Da
     seen, _ = seen_under(digits, network, defense, clients=3, batch=2)
     x, y = digits.aux_x[:8].view(4, 2, 1, 16, 16), digits.aux_y[:8].view(4, 2)
     shadows = [
-        play_shadow(
-            seen, network=network, defense=copy.deepcopy(defense), x=x, y=y,
+        Rehearsals(
+            seen=seen, network=network, defense=defense,
             rng=generator(0, "shadow", k), device=torch.device("cpu"),
-        )
+        )(x, y)
         for k in (1, 2)
     ]  # fmt: skip
     one, two = (s.stack("update", s.clients)[0]["head.bias"] for s in shadows)

@@ -41,7 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_importing_bench_brings_no_torch_pandas_or_matplotlib() -> None:
     code = (
         "import sys, bench, bench.cli; "
-        "import bench.sandbox.conformance.apart; "
+        "import bench.sandbox.conformance.process; "
         "assert not {'torch', 'pandas', 'matplotlib', 'bench.results'} & set(sys.modules); "
         "assert callable(bench.run) and callable(bench.load); "
         "import bench.results; assert bench.Results is bench.results.Results; "

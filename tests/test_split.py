@@ -20,7 +20,7 @@ from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from tests.conftest import federation_of, network_for
 
@@ -279,10 +279,10 @@ def test_observing_shadowing_and_reloading(digits: Dataset, tmp_path: Any) -> No
     again = load_seen(tmp_path / "seen")
     assert [m.kind for m in again.messages] == [m.kind for m in seen.messages]
     x, y = digits.aux_x[:12].view(3, 4, *digits.shape), digits.aux_y[:12].view(3, 4)
-    shadow = play_shadow(
-        again, network=network, defense=Defense(), x=x, y=y,
+    shadow = Rehearsals(
+        seen=again, network=network, defense=Defense(),
         rng=generator(0, "shadow"), device=torch.device("cpu"),
-    )  # fmt: skip
+    )(x, y)  # fmt: skip
     made, _ = shadow.stack("smashed", shadow.clients)
     expected = network.run(seen.before, x.flatten(0, 1), last="block1")
     assert torch.allclose(made["smashed"].flatten(0, 1), expected, atol=1e-6)

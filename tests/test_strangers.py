@@ -18,62 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from bench.cli import options, plugins, runs, verifying
+from bench.cli import options
 from bench.submission import isolation as isolating
 from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
 from bench.submission.isolation import Isolation, isolation
-from bench.submission.packing import Request, submit
+from bench.submission.packing import submit
 from bench.submission.staged import OverDeadline, deadline
+from tests.test_submission import SUITE as MINE
+from tests.test_submission import leakbench, quick_check
 
-APP = typer.Typer()
-for command in (plugins.check, verifying.verify, runs.run):
-    APP.command()(command)
 WHY = isolation("auto").sentence
 needs_bwrap = pytest.mark.skipif(isolation("auto").bwrap is None, reason=WHY)
 
-SUITE = """
-name = "small"
-version = 1
-checkpoints = ["final"]
-budget = 5
-audit = 0
-
-[protocol]
-name = "fedavg"
-clients = 2
-rounds = 1
-local_steps = 1
-batch = 4
-lr = 0.1
-
-[[tasks]]
-dataset = "digits"
-model = "mlp_spm"
-
-[[threats]]
-victims = 1
-
-[[defenses]]
-name = "none"
-
-[[defenses]]
-name = "my_defense"
-settings = { noise_multiplier = 0.1, clip_norm = 1.0 }
-
-[[attacks]]
-name = "prior_only"
-"""
-
-
-def leakbench(*arguments: str | Path, answer: str | None = None) -> tuple[int, str]:
-    result = CliRunner().invoke(
-        APP, [str(a) for a in arguments], env={"COLUMNS": "300"}, input=answer
-    )
-    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+SUITE = MINE.replace('[[attacks]]\nname = "my_attack"\n\n', "")
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +47,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert code == 0, text
 
-    class Passed:
-        findings = ()
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.submission.packing.check", lambda *a: Passed())
-        return submit(Request(target=str(plugin), run=folder / "run", out=folder / "subs"))
+        quick_check(patch)
+        return submit(str(plugin), folder / "run", out=folder / "subs")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from bench.contract.mechanisms import GaussianNoise, Mechanism
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.models import Network
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.batches import class_means
 from defenses.noise import GaussianUpdate
@@ -331,10 +331,10 @@ def rehearsing(context: Context, seen: Seen, defense: Defense) -> tuple[Context,
         x: Tensor, y: Tensor, before: State | None = None, release: Seen | None = None
     ) -> Seen:
         calls.append(len(x))
-        return play_shadow(
-            seen, network=network_of(context), defense=defense, x=x, y=y,
+        return Rehearsals(
+            seen=seen, network=network_of(context), defense=defense,
             rng=generator(0, "shadow"), device=torch.device("cpu"),
-        )  # fmt: skip
+        )(x, y)  # fmt: skip
 
     return replace(context, defense=defense, shadow=shadow), calls
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Defense, fresh
+from bench.contract.defense import Defense
 from bench.contract.messages import SERVER, UPLOAD_KINDS, Part, as_kind
 from bench.models import Network
 from bench.protocols.observe import Truth
-from bench.sandbox.rehearsal import play_shadow
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 
 ORDERS = 8
@@ -51,17 +51,16 @@ def unexplained(
         plays = ORDERS if several or not plain else 1
         rng = generator(0, "orders", client)
         orders = torch.stack([torch.randperm(len(y), generator=rng) for _ in range(plays)])
+        rehearse = Rehearsals(
+            seen=replace(seen, earlier=()),
+            network=network,
+            defense=defense,
+            rng=rng,
+            device=torch.device(device),
+        )
         played = []
         for some in orders.split(together):
-            shadow = play_shadow(
-                replace(seen, earlier=()),
-                network=network,
-                defense=fresh(defense),
-                x=x[some],
-                y=y[some],
-                rng=rng,
-                device=torch.device(device),
-            )
+            shadow = rehearse(x[some], y[some])
             played += [_update(shadow, c) for c in shadow.clients]
         sentence = _difference(seen, _update(seen, client), played)
         if sentence is not None:

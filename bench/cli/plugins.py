@@ -10,7 +10,7 @@ import typer
 from bench.cli import options
 
 if TYPE_CHECKING:
-    from bench.sandbox.conformance.findings import Conformance
+    from bench.sandbox.findings import Conformance
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 
@@ -53,19 +53,20 @@ def check(
     with options.plain_errors():
         from bench import suite
         from bench.records import to_json
-        from bench.sandbox.conformance.apart import Check, check_apart
+        from bench.sandbox.conformance.process import check_in_process
 
-        found = []
+        conformances = []
         settings = suite.parse_pairs(set_ or (), "--set")
         options.announce(options.file_in(target))
-        request = Check(target=target, settings=settings, fast=fast, dataset=dataset)
-        for conformance in check_apart(request, timeout_s=timeout):
-            found.append(conformance)
+        for conformance in check_in_process(
+            target, settings, fast=fast, dataset=dataset, timeout_s=timeout
+        ):
+            conformances.append(conformance)
             if not as_json:
                 _show(conformance)
         if as_json:
-            typer.echo(to_json([c.to_dict() for c in found]))
-    if not all(c.passed for c in found):
+            typer.echo(to_json([c.to_dict() for c in conformances]))
+    if not all(c.passed for c in conformances):
         raise typer.Exit(1)
 
 
@@ -78,13 +79,13 @@ def _show(conformance: Conformance) -> None:
     for name in ("", "check", "what was found"):
         table.add_column(name, overflow="fold")
     for finding in conformance.findings:
-        found = Text(finding.reason)
+        text = Text(finding.reason)
         if finding.status == "failed":
-            found.append(f"\n-> {finding.change}", style="bold")
+            text.append(f"\n-> {finding.change}", style="bold")
             if finding.hook:
-                found.append(f" (hook {finding.hook})", style="dim")
+                text.append(f" (hook {finding.hook})", style="dim")
         status = Text(finding.status, style=_STYLES[finding.status])
-        table.add_row(status, Text(finding.name), found)
+        table.add_row(status, Text(finding.name), text)
     options.console.print(table)
     counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
     options.console.print(
@@ -108,21 +109,21 @@ def submit(
 ) -> None:
     """Pack a plugin's source, rows and records into a folder that others can verify."""
     with options.plain_errors():
+        from bench.submission import packing
         from bench.submission.marks import marks_of
-        from bench.submission.packing import Request, submit
 
         options.announce([*options.file_in(target), *(attack or ())])
-        request = Request(
-            target=target,
-            run=run,
+        folder = packing.submit(
+            target,
+            run,
             attacks=tuple(attack or ()),
             author=author,
             out=out,
             date=date,
             data_dir=data_dir.resolve() if data_dir else None,
-            replace=replace,
+            replaces=replace,
+            tell=options.say,
         )
-        folder = submit(request, tell=options.say)
         options.say(f"Written: {folder}")
         for mark in marks_of(folder):
             options.say(f"Mark: {mark}", style="yellow")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.submission.figures import Comparison
-    from bench.submission.staged import Rerun
-    from bench.submission.verification import Opened
 
 _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold red"}
 
@@ -60,13 +59,25 @@ def verify(
     This runs submitted code: it asks first, and isolates it with bubblewrap where that works.
     """
     with options.plain_errors():
+        from bench.errors import UserError
+        from bench.harness.environment import versions
         from bench.harness.runner import cell_label, label_of
         from bench.records.submitted import digest_of
         from bench.submission import staged, verification
         from bench.submission.isolation import isolation
+        from bench.submission.marks import marks_of
         from bench.suite import parse_pairs
 
-        code, opened, again = _open(folder)
+        try:
+            opened = verification.open_folder(folder)
+            again = verification.recomputed(opened)
+        except UserError as error:
+            if not folder.is_dir():
+                raise
+            # A record that contradicts its run is a finding, not a mistake of the user.
+            options.say(f"leakbench: {error}", aside=True, style="red")
+            raise typer.Exit(1) from None
+        code = opened.code
         tell = partial(options.say, aside=as_json)
         staged.check_tolerance(tolerance)
         env = options.chosen_environment(device, data_dir, False, None)
@@ -83,10 +94,9 @@ def verify(
             f"{counted(len(again), 'figure')} computed again from facts of trainings and stored "
             f"reconstructions: {f'{len(off)} not as recorded' if off else 'all as recorded'}."
         )
-        marks = _marks(folder, opened)
+        marks = [] if opened.submission is None else marks_of(folder)
         for mark in marks:
-            options.say(f"Mark: {mark}", aside=as_json, style="yellow")
-        changed = verification.changed_code(opened, drawn)
+            tell(f"Mark: {mark}", style="yellow")
         tell(
             f"Sample of {counted(len(drawn), 'cell')} out of "
             f"{len(verification.candidates(opened, pairs))}, seed {seed}. To rerun: "
@@ -98,6 +108,7 @@ def verify(
         lines = {} if trainings is None else of_training
         for name in dict.fromkeys(lines.get(what, what) for what in of_training):
             tell(f"  {name}")
+        changed = verification.changed_code(opened, drawn)
         isolated = isolation(sandbox)
         what = f"the submitted code: {', '.join(code)}" if code else "no code but leakbench's"
         tell(f"This runs {what}, {isolated.sentence}.")
@@ -119,146 +130,72 @@ def verify(
             timeout_s=timeout,
             tell=ended,
         )
-    told = _Told(
-        made=replace(made, comparisons=[*off, *made.comparisons]),
-        cells=len(drawn),
-        bare=sum(c.figure == "status" and c.what in of_training for c in made.comparisons),
-        changed=changed,
-        same=verification.same_environment(opened, env.device) and not changed,
-        tolerance=tolerance,
-    )
+    comparisons = [*off, *made.comparisons]
+    verdicts = Counter(c.verdict for c in comparisons)
+    bare = sum(c.figure == "status" and c.what in of_training for c in made.comparisons)
+    failed = bool(verdicts["differs"] or made.end)
+    facts = {
+        "digest": digest_of(folder),
+        "device": env.device,
+        "seed": seed,
+        "marks": marks,
+        "sandbox": "none" if isolated.bwrap is None else "bwrap",
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "passed": not failed and bare < len(drawn),
+        "same_environment": verification.same_environment(opened, env.device) and not changed,
+        "changed_code": changed,
+        "tolerance": tolerance,
+        "cells": len(drawn),
+        "cells_with_figures": len(drawn) - bare,
+        "differing": verdicts["differs"],
+        "within_tolerance": verdicts["within tolerance"],
+        "end": made.end,
+    }
     if as_json:
-        about = {"digest": digest_of(folder), "device": env.device, "seed": seed}
-        _tell_as_json(
-            told, **about, marks=marks, sandbox="none" if isolated.bwrap is None else "bwrap"
-        )
+        comparisons_as_json = [asdict(c) for c in comparisons]
+        typer.echo(json.dumps({**facts, "comparisons": comparisons_as_json}, indent=1))
     else:
-        _tell_as_text(told, lines, details=details)
-    if told.differing or made.end:
+        _show_comparisons(comparisons, lines, details=details)
+        _show_facts(facts, len(comparisons))
+    if failed:
         raise typer.Exit(1)
 
 
-def _open(folder: Path) -> tuple[list[str], Opened, list[Comparison]]:
-    """The submitted code's files, the folder, and figures that were computed again from what it
-    holds, once all files are as they were written.
-
-    Raises:
-        typer.Exit: With code 1, once said: a file is not as it was written, or a record contradicts
-            its run. That is a finding, not a mistake of the user.
-        UserError: There is no such folder.
-    """
-    from bench.errors import UserError
-    from bench.submission.verification import open_folder, recomputed_figures, sources
-
-    try:
-        code, opened = sources(folder), open_folder(folder)
-        return code, opened, recomputed_figures(opened)
-    except UserError as error:
-        if not folder.is_dir():
-            raise
-        options.say(f"leakbench: {error}", aside=True, style="red")
-        raise typer.Exit(1) from None
-
-
-def _marks(folder: Path, opened: Opened) -> list[str]:
-    """What to know of a submission."""
-    from bench.submission.marks import marks_of
-
-    return [] if opened.submission is None else marks_of(folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What a rerun came to.
-
-    Attributes:
-        made: Every figure that was compared, and how the run went.
-        cells: How many were drawn.
-        bare: Of these, how many gave no figures, only a status.
-        changed: The trainings and attacks whose code is not that of the run.
-        same: Whether versions, device and code are those of the run.
-        tolerance: Of means, where figures are not equal.
-    """
-
-    made: Rerun
-    cells: int
-    bare: int
-    changed: Sequence[str]
-    same: bool
-    tolerance: float
-
-    @property
-    def differing(self) -> int:
-        """Figures beyond the tolerance."""
-        return sum(c.verdict == "differs" for c in self.made.comparisons)
-
-    @property
-    def near(self) -> int:
-        """Figures within the tolerance that are not equal."""
-        return sum(c.verdict == "within tolerance" for c in self.made.comparisons)
-
-    @property
-    def passed(self) -> bool:
-        return not (self.differing or self.made.end) and self.bare < self.cells
-
-
-def _tell_as_json(told: _Told, **about: Any) -> None:
-    """about: of what, with what, where."""
-    from bench.harness.environment import versions
-
-    answer = {
-        **about,
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
-        "passed": told.passed,
-        "same_environment": told.same,
-        "changed_code": told.changed,
-        "tolerance": told.tolerance,
-        "cells": told.cells,
-        "cells_with_figures": told.cells - told.bare,
-        "differing": told.differing,
-        "within_tolerance": told.near,
-        "end": told.made.end,
-        "comparisons": [asdict(c) for c in told.made.comparisons],
-    }
-    typer.echo(json.dumps(answer, indent=1))
-
-
-def _tell_as_text(told: _Told, lines: Mapping[str, str], *, details: bool) -> None:
-    """The figures as `_show_comparisons` has them, what to know of them, and the verdict."""
-    made = told.made
-    _show_comparisons(made.comparisons, lines, details=details)
-    for name in told.changed:
+def _show_facts(facts: Mapping[str, Any], figures: int) -> None:
+    """What to know of so many compared figures, and the verdict."""
+    same, near, cells = facts["same_environment"], facts["within_tolerance"], facts["cells"]
+    bare = cells - facts["cells_with_figures"]
+    for name in facts["changed_code"]:
         options.say(f"Note: the code of {name} is not that of the run.", style="yellow")
     options.say(
-        f"Versions, device and code are {'those' if told.same else 'not those'} of the run: "
-        f"{'equal figures are expected' if told.same else 'figures may differ by rounding'}; means "
-        f"may differ by {told.tolerance:g} (relative beyond 1, and of squared errors)."
+        f"Versions, device and code are {'those' if same else 'not those'} of the run: "
+        f"{'equal figures are expected' if same else 'figures may differ by rounding'}; means "
+        f"may differ by {facts['tolerance']:g} (relative beyond 1, and of squared errors)."
     )
-    if told.same and told.near:
+    if same and near:
         options.say(
-            f"Note: {counted(told.near, 'figure')} not bit-equal although versions, device and "
+            f"Note: {counted(near, 'figure')} not bit-equal although versions, device and "
             "code are the same. Another kind of processor, a GPU or, of bytes, fresh ciphertexts "
             "explain that; otherwise ask how the figures were made."
         )
-    if told.bare:
+    if bare:
         options.say(
-            f"Note: {told.bare} of {counted(told.cells, 'sampled cell')} gave no figures to "
+            f"Note: {bare} of {counted(cells, 'sampled cell')} gave no figures to "
             "compare, only a status; a larger --sample compares more."
         )
-    if made.end:
-        options.say(made.end, style="bold red")
-    options.say("Not verified." if made.end else _conclusion(told))
-
-
-def _conclusion(told: _Told) -> str:
-    if told.differing:
-        return f"{told.differing} of {counted(len(told.made.comparisons), 'figure')} differ."
-    if not told.passed:
-        return "Nothing differs, but no score was compared: nothing is verified but the statuses."
-    return (
-        f"Verified within the tolerance ({told.near} not bit-equal)." if told.near else "Verified."
-    )
+    if facts["end"]:
+        options.say(facts["end"], style="bold red")
+        options.say("Not verified.")
+    elif facts["differing"]:
+        options.say(f"{facts['differing']} of {counted(figures, 'figure')} differ.")
+    elif not facts["passed"]:
+        options.say(
+            "Nothing differs, but no score was compared: nothing is verified but the statuses."
+        )
+    else:
+        close = f" within the tolerance ({near} not bit-equal)" if near else ""
+        options.say(f"Verified{close}.")
 
 
 _SHOWN = 12
@@ -266,35 +203,33 @@ _SHOWN = 12
 
 
 def _show_comparisons(
-    found: Sequence[Comparison], lines: Mapping[str, str], *, details: bool
+    comparisons: Sequence[Comparison], lines: Mapping[str, str], *, details: bool
 ) -> None:
     """A line per training and attack, or that of `lines` which it belongs to; below it the figures
     that differ, or all (`details`)."""
-    from collections import Counter
-
     from rich.text import Text
 
     counts: dict[str, Counter[str]] = {}
-    for entry in found:
+    for entry in comparisons:
         counts.setdefault(lines.get(entry.what, entry.what), Counter())[entry.verdict] += 1
     table = options.open_table()
     table.add_column("rerun", overflow="fold")
     for heading in ("equal", "close", "off"):  # the verdicts, shorter
         table.add_column(heading, justify="right")
     for what, verdicts in counts.items():
-        shown = (
+        cells = (
             Text(str(verdicts[v] or "-"), style=style if verdicts[v] else "")
             for v, style in _VERDICTS.items()
         )
-        table.add_row(Text(what), *shown)
+        table.add_row(Text(what), *cells)
     options.console.print(table)
-    chosen = [c for c in found if details or c.verdict == "differs"]
+    chosen = [c for c in comparisons if details or c.verdict == "differs"]
     single = options.open_table()
     for name in ("of", "figure", "before", "rerun", "verdict"):
         single.add_column(name, overflow="fold")
     for entry in chosen if details else chosen[:_SHOWN]:
-        told = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
-        single.add_row(*told, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
+        texts = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
+        single.add_row(*texts, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
     if chosen:
         options.console.print()
         options.console.print(single)

@@ -20,8 +20,7 @@ from bench.metrics.distinguish import separate
 from bench.privacy.ledger import account
 from bench.protocols.settings import LEAST_DRAWS, MOST_DRAWS
 from bench.sandbox.hooked import guarded
-from bench.sandbox.neighbours import neighbours
-from bench.sandbox.pairs import NeighbourPair, Skipped
+from bench.sandbox.neighbours import NeighbourPair, Skipped, neighbours
 from bench.seeding import derived_seed
 
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
@@ -133,26 +132,12 @@ def audit(
         PluginFault: For a hook that raises, or returns what it may not; it names the hook, and
             file and line of an error.
     """
-    if draws < LEAST_DRAWS:
-        raise UserError(f"draws must be >= {LEAST_DRAWS} (per input of a pair), got {draws}.")
-    if draws > MOST_DRAWS:
-        raise UserError(f"draws must be <= {MOST_DRAWS} (per input of a pair), got {draws}.")
     if not 0 < confidence < 1:
         raise UserError(f"confidence must lie in (0, 1) (of all findings), got {confidence}.")
-    if parameters < 2:
-        raise UserError(f"parameters must be >= 2 (audited coordinates), got {parameters}.")
-    if rounds < 1:
-        raise UserError(f"rounds must be >= 1 (releases of a draw), got {rounds}.")
-    if draws * rounds > MOST_DRAWS:
-        raise UserError(
-            f"rounds must be <= {MOST_DRAWS // draws} (releases of a draw) with {draws} draws, "
-            f"{MOST_DRAWS} in all, got {rounds}."
-        )
-    if draws * rounds * parameters > _MOST_VALUES:
-        raise UserError(
-            f"parameters must be <= {_MOST_VALUES // (draws * rounds)} (audited coordinates) with "
-            f"{draws} draws of {rounds} rounds, got {parameters}."
-        )
+    _check_range("draws", draws, LEAST_DRAWS, MOST_DRAWS, "per input of a pair")
+    _check_range("parameters", parameters, 2, _MOST_VALUES // draws, "audited coordinates")
+    most = min(MOST_DRAWS, _MOST_VALUES // parameters) // draws
+    _check_range("rounds", rounds, 1, most, f"releases of a draw, of {draws} draws")
     defense, base = guarded(defense), derived_seed(seed, "audit")
     pairs, skipped = neighbours(defense, parameters=parameters, seed=base)
     each = 1 - (1 - confidence) / max(1, len(pairs))
@@ -179,6 +164,12 @@ def audit(
     )
 
 
+def _check_range(name: str, value: int, least: int, most: int, unit: str) -> None:
+    if not least <= value <= most:
+        bound = f">= {least}" if value < least else f"<= {most}"
+        raise UserError(f"{name} must be {bound} ({unit}), got {value}.")
+
+
 def _find(
     defense: Defense, pair: NeighbourPair, draws: int, rounds: int, confidence: float, seed: int
 ) -> AuditFinding:
@@ -188,50 +179,47 @@ def _find(
     claim, claim_delta = (entry.eps_claimed, entry.claim_delta) if applies else (None, None)
     draws = max(LEAST_DRAWS, round(draws * pair.share))
     a, b = pair.outputs(draws, seed=seed, rounds=rounds)
-    found = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
-    eps = found.epsilon(facts.delta)
-    eps_claim = None if claim is None else found.epsilon(claim_delta or 0.0)
+    separation = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
+    eps = separation.epsilon(facts.delta)
+    eps_claim = None if claim is None else separation.epsilon(claim_delta or 0.0)
+    verdict_claim = _compared(eps_claim, claim)
     return AuditFinding(
         pair=pair.name,
         channel=pair.channel,
         units=tuple(sorted(pair.units)),
         what=pair.what,
-        statistic=found.statistic,
+        statistic=separation.statistic,
         draws=draws,
         eps_lower=eps,
-        at_least=found.never and eps > 0,
-        cap=found.cap,
+        at_least=separation.never and eps > 0,
+        cap=separation.cap,
         eps_record=entry.eps_record,
-        verdict_proof=_proof_verdict(eps, entry.eps_record, "record" in pair.units),
+        verdict_proof=_compared(
+            eps if "record" in pair.units else None, entry.eps_record, unproven="no proof"
+        ),
         claim=claim,
         claim_delta=claim_delta,
         eps_lower_claim=eps_claim,
-        delta_at_claim=None if claim is None else found.delta(claim),
-        verdict_claim=_claim_verdict(eps_claim, claim, entry.eps_claimed is not None),
+        delta_at_claim=None if claim is None else separation.delta(claim),
+        verdict_claim=verdict_claim if entry.eps_claimed is not None else "no claim",
     )
 
 
-def _claim_verdict(eps: float | None, claim: float | None, claimed: bool) -> Verdict:
-    if not claimed:
-        return "no claim"
-    if eps is None or claim is None:
+def _compared(
+    eps: float | None, epsilon: float | None, unproven: Verdict = "consistent"
+) -> Verdict:
+    if eps is None or epsilon is None:
         return "not covered"
-    return "violated" if eps > claim else "consistent"
-
-
-def _proof_verdict(eps: float, proven: float, of_record: bool) -> Verdict:
-    if not of_record:
-        return "not covered"
-    if proven == float("inf"):
-        return "no proof"
-    return "violated" if eps > proven else "consistent"
+    if epsilon == float("inf"):
+        return unproven
+    return "violated" if eps > epsilon else "consistent"
 
 
 def _overall(verdicts: Iterable[Verdict], nothing: Verdict, is_nothing: bool) -> Verdict:
     """`violated` if any pair is, `consistent` if any was compared."""
-    found = set(verdicts)
-    if "violated" in found:
+    every = set(verdicts)
+    if "violated" in every:
         return "violated"
     if is_nothing:
         return nothing
-    return "consistent" if "consistent" in found else "not audited"
+    return "consistent" if "consistent" in every else "not audited"

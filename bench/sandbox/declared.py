@@ -11,7 +11,6 @@ sent as much, and trained as much, and whether one sample is trained on as a bat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from typing import Literal
@@ -22,10 +21,10 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Client, Defense
 from bench.contract.mechanisms import Clip, GaussianNoise, LaplaceNoise, Mechanism
-from bench.contract.messages import UPLOAD_KINDS, Message
+from bench.contract.messages import UPLOAD_KINDS
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.observe import READ_BY_AGGREGATION, Victims, round_of
-from bench.sandbox.broken import Broken, NotChecked
+from bench.sandbox.findings import Broken, NotChecked
 from bench.sandbox.noise import TOLERANCE, Pair, checks_of, noise_of, upload_pair
 from bench.seeding import generator
 
@@ -203,25 +202,12 @@ def _pairs_of(result: RoundResult, lr: float, kind: str) -> dict[str, list[Pair]
     """The watched clients' uploads before and after their defense."""
     return {
         client: [
-            upload_pair(_here(plain), _here(sent), base=base, lr=lr, kind=kind)
+            upload_pair(plain, sent, base=result.received[client], lr=lr, kind=kind)
             for sent in result.sent[client]
             if sent.kind in UPLOAD_KINDS
         ]
         for client, plain in result.trained.items()
-        for base in [{n: v.cpu() for n, v in result.received[client].items()}]
     }
-
-
-def _here(message: Message) -> Message:
-    """The same on the CPU, where mechanisms draw."""
-    return message.with_parts(
-        {
-            n: replace(
-                p, values=p.values.cpu(), present=None if p.present is None else p.present.cpu()
-            )
-            for n, p in message.parts.items()
-        }
-    )
 
 
 def _changed(mechanisms: Sequence[Mechanism], pairs: Sequence[Pair]) -> Iterator[str]:

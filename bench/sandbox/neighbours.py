@@ -7,10 +7,12 @@ played from the hooks and roles that a defense has. A hook that raises is an err
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,20 +20,12 @@ from bench.contract.defense import Client, Defense, fresh
 from bench.contract.events import Unit
 from bench.contract.hooks import members_of, overrides
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import SERVER, UPLOAD_KINDS
+from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, Part
+from bench.metrics.distinguish import Array
 from bench.models import build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
-from bench.sandbox.hooked import HookError, named
-from bench.sandbox.pairs import (
-    NeighbourPair,
-    Received,
-    Release,
-    Skipped,
-    columns_of,
-    row_of,
-    tabulate,
-)
+from bench.sandbox.hooked import HookError, WrongAnswer, named
 from bench.sandbox.stage import (
     CPU,
     VICTIM,
@@ -53,6 +47,129 @@ _CLEAR = "it passes unchanged; where a protocol sends it, it goes in the clear."
 _RECORD: frozenset[Unit] = frozenset({"record"})
 
 
+Channel = Literal["upload", "smashed", "labels", "smashed and labels", "coordination"]
+Received = Mapping[str, Tensor]
+"""What the server received in one draw, flat and by name."""
+Release = Callable[[bool, int, torch.Generator], list[Received]]
+_NOTHING = torch.zeros(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourPair:
+    """Two neighbouring inputs of one channel.
+
+    Attributes:
+        units: For which the inputs are neighbours; a record or coordinate is replaced, a client
+            is added or removed (the update is 0 in its place).
+        release: (second, draws, rng) -> what the server received of the first or second input,
+            one row per draw.
+        parameters: Coordinates of the release, a fact of the ledger, as are the next two.
+        clients: How many act together.
+        split: Whether smashed data is sent.
+        covered: Whether the defense acts on the channel.
+        share: Of the audit's draws that are affordable here.
+    """
+
+    name: str
+    channel: Channel
+    units: frozenset[Unit]
+    what: str
+    release: Release
+    parameters: int
+    clients: int = 1
+    split: bool = False
+    covered: bool = True
+    share: float = 1.0
+
+    def outputs(self, draws: int, *, seed: int, rounds: int = 1) -> tuple[Array, Array]:
+        """Float64 [draws, F] of the first and the second input, in the same columns.
+
+        rounds: Releases of one draw, all of the same input. Each column then is a mean over them,
+        of the values and once more of their magnitudes.
+
+        Raises:
+            HookError: For a hook that raised.
+            WrongAnswer: For values that are not finite.
+        """
+        count = draws * rounds
+        rows = [self.release(w, count, generator(seed, self.name, int(w))) for w in (False, True)]
+        a, b = tabulate(*rows)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise WrongAnswer(self.channel, "sent values that are NaN or infinite")
+        if rounds == 1:
+            return a, b
+        a, b = (rows.reshape(-1, rounds, rows.shape[1]) for rows in (a, b))
+        one, other = (np.concatenate([r.mean(axis=1), np.abs(r).mean(axis=1)], 1) for r in (a, b))
+        return one, other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A channel that cannot be audited, and why."""
+
+    channel: str
+    why: str
+
+
+# --- rows of numbers ------------------------------------------------------------------------------
+
+
+def row_of(messages: Iterable[Message]) -> dict[str, Tensor]:
+    """Values that are present, presence where it is not plain, and sizes, by name."""
+    columns: dict[str, Tensor] = {}
+    for i, message in enumerate(messages):
+        at = f"{i} {message.sender} {message.kind}"
+        columns[f"{at} bytes"] = torch.tensor([message.n_bytes], dtype=torch.float64)
+        for name, part in message.parts.items():
+            columns |= {k: v.flatten() for k, v in columns_of(part, f"{at} {name}").items()}
+        for name, sealed in message.sealed.items():
+            columns[f"{at} {name} sealed"] = sealed.covers.double().flatten()
+    return columns
+
+
+def columns_of(part: Part, name: str) -> dict[str, Tensor]:
+    """A part's values, 0 where they were not sent, and where that is not plain, which were sent."""
+    values = part.values.detach().double()
+    if part.present is None:
+        return {name: values}
+    sent = torch.where(part.present, values, 0.0)
+    return {name: sent, f"{name} sent": part.present.double()}
+
+
+def tabulate(a: Sequence[Received], b: Sequence[Received]) -> tuple[Array, Array]:
+    """Rows of two inputs as matrices with the same columns.
+
+    Where rows differ in shape, what one lacks is 0, and a column beside every tensor holds its
+    size, -1 where it is missing.
+    """
+    rows = [*a, *b]
+    sizes: dict[str, int] = {}
+    for row in rows:
+        for name, value in row.items():
+            sizes[name] = max(sizes.get(name, 0), value.numel())
+    alike = all(
+        len(r) == len(sizes) and all(r[n].numel() == k for n, k in sizes.items()) for r in rows
+    )
+    if sizes and alike:
+        out = torch.stack([torch.cat([row[n] for n in sizes]) for row in rows])
+    else:
+        padded = ([_NOTHING, *(_padded(row, n, k) for n, k in sizes.items())] for row in rows)
+        out = torch.stack([torch.cat(columns) for columns in padded])
+    return out[: len(a)].numpy(), out[len(a) :].numpy()
+
+
+def _padded(row: Received, name: str, size: int) -> Tensor:
+    """A tensor of a row filled up with 0 to a size, and its own size after it."""
+    out = torch.zeros(size + 1, dtype=torch.float64)
+    value = row.get(name, _NOTHING)
+    out[: len(value)] = value
+    out[size] = len(value) if name in row else -1
+    return out
+
+
+# --- the pairs of a defense ---------------------------------------------------------------------
+
+
 def neighbours(
     defense: Defense, *, parameters: int, seed: int
 ) -> tuple[tuple[NeighbourPair, ...], tuple[Skipped, ...]]:
@@ -62,14 +179,14 @@ def neighbours(
         HookError: For a hook that raised.
         WrongAnswer: For one that returned what it may not.
     """
-    found = [
+    entries = [
         entry
-        for find in (_upload_pairs, _split_pairs, _federation_pairs)
-        for entry in find(defense, parameters, seed)
+        for channel in (_upload_pairs, _split_pairs, _federation_pairs)
+        for entry in channel(defense, parameters, seed)
     ]
     return (
-        tuple(entry for entry in found if isinstance(entry, NeighbourPair)),
-        tuple(entry for entry in found if isinstance(entry, Skipped)),
+        tuple(entry for entry in entries if isinstance(entry, NeighbourPair)),
+        tuple(entry for entry in entries if isinstance(entry, Skipped)),
     )
 
 
@@ -160,53 +277,43 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
     split = "smashed" in defense.requires
     y = torch.nn.functional.one_hot(torch.tensor([0, 1]), CLASSES).float()
     labelled = not torch.equal(defense.labels(y, client_alone(rng)), y)
-    ends, changed = None, False
-    if split or overrides(defense, "smashed"):
+    ends, changed, smashed = None, False, split or overrides(defense, "smashed")
+    if smashed:
         ends = _smashed_ends(defense, size, rng)
-        if ends is None:
-            yield Skipped(
-                channel="smashed", why=f"no tensor of up to {_MOST_SMASHED} values suits the hook."
-            )
-        else:
-            part = defense.smashed(ends[1], informed_client(defense, ("round", "step"), rng))
-            changed = part.present is not None or not torch.equal(part.values, ends[1])
-    if ends is not None and not (split or changed):
-        ends = None
-        yield Skipped(channel="smashed", why=_CLEAR)
+    if ends is not None:
+        part = defense.smashed(ends[1], informed_client(defense, ("round", "step"), rng))
+        changed = part.present is not None or not torch.equal(part.values, ends[1])
+        if not (split or changed):
+            ends = None
+            yield Skipped(channel="smashed", why=_CLEAR)
+    elif smashed:
+        why = f"no tensor of up to {_MOST_SMASHED} values suits the hook."
+        yield Skipped(channel="smashed", why=why)
     if split and not labelled:
         yield Skipped(channel="labels", why=_CLEAR)
-    common: dict[str, Any] = {"parameters": size, "clients": defense.together, "split": True}
+    cases: list[tuple[str, Channel, str, bool, Any, Any]] = []
+    labels, what = (y[:1], y[1:]), "another class"
     if ends is not None:
         width = int((ends[0] != ends[1]).sum())
-        what = f"{width} smashed values are {ends[1].max():g}, not {ends[0].min():g}"
-        yield NeighbourPair(
-            name="smashed data",
-            channel="smashed",
-            units=_RECORD,
-            what=what,
-            covered=changed,
-            release=_step(defense, ends, None),
-            **common,
-        )
+        values = f"{width} smashed values are {ends[1].max():g}, not {ends[0].min():g}"
+        cases.append(("smashed data", "smashed", values, changed, ends, None))
     if labelled:
-        labels = (y[:1], y[1:])
+        cases.append(("label", "labels", what, True, None, labels))
+    if labelled and ends is not None and changed:
+        both = f"{values}, and {what}"
+        cases.append(("smashed data, label", "smashed and labels", both, True, ends, labels))
+    for name, channel, what, covered, *inputs in cases:
         yield NeighbourPair(
-            name="label",
-            channel="labels",
-            units=frozenset({"label", "record"}),
-            what="another class",
-            release=_step(defense, None, labels),
-            **common,
+            name=name,
+            channel=channel,
+            units=frozenset({"label", "record"}) if channel == "labels" else _RECORD,
+            what=what,
+            covered=covered,
+            release=_step(defense, *inputs),
+            parameters=size,
+            clients=defense.together,
+            split=True,
         )
-        if ends is not None and changed:
-            yield NeighbourPair(
-                name="smashed data, label",
-                channel="smashed and labels",
-                units=_RECORD,
-                what=f"{what}, and another class",
-                release=_step(defense, ends, labels),
-                **common,
-            )
 
 
 def _smashed_ends(
@@ -218,8 +325,14 @@ def _smashed_ends(
     first that the hook takes: flat, or tokens, by number of values.
     """
     client = informed_client(defense, ("round", "step"), rng)
-    shape = next((s for s in _shapes(size) if _takes(defense, s, client)), None)
-    if shape is None:
+    for shape in _shapes(size):
+        try:
+            defense.smashed(torch.zeros(1, *shape), client)
+            break
+        except HookError as error:
+            if not error.refuses:
+                raise
+    else:
         return None
     acting = [m for m in defense.mechanisms() if m.of == "smashed"]
     a, b, first = (torch.zeros(1, *shape) for _ in range(3))
@@ -245,16 +358,6 @@ def _shapes(size: int) -> Iterator[tuple[int, ...]]:
         yield from ((n, values // n) for n in range(1, values + 1) if values % n == 0)
 
 
-def _takes(defense: Defense, shape: tuple[int, ...], client: Client) -> bool:
-    try:
-        defense.smashed(torch.zeros(1, *shape), client)
-    except HookError as error:
-        if not error.refuses:
-            raise
-        return False
-    return True
-
-
 def _step(
     defense: Defense, smashed: tuple[Tensor, Tensor] | None, labels: tuple[Tensor, Tensor] | None
 ) -> Release:
@@ -262,14 +365,14 @@ def _step(
     them each draw is a step of its own, so that their randomness is drawn anew."""
 
     def sent(second: bool, rows: int, client: Client) -> list[Received]:
-        found: dict[str, Tensor] = {}
+        sides: dict[str, Tensor] = {}
         if smashed is not None:
             part = defense.smashed(smashed[second].repeat_interleave(rows, dim=0), client)
-            found |= {k: v.reshape(rows, -1) for k, v in columns_of(part, "smashed").items()}
+            sides |= {k: v.reshape(rows, -1) for k, v in columns_of(part, "smashed").items()}
         if labels is not None:
             y = defense.labels(labels[second].repeat_interleave(rows, dim=0), client)
-            found["labels"] = y.double()
-        return [{n: v[i] for n, v in found.items()} for i in range(rows)]
+            sides["labels"] = y.double()
+        return [{n: v[i] for n, v in sides.items()} for i in range(rows)]
 
     def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
         if not defense.third_parties(0):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
-from bench.sandbox.broken import Broken, NotChecked
+from bench.sandbox.findings import Broken, NotChecked
 
 FALSE_ALARM = 1e-6
 """Chance that an honest plugin fails any test of this file."""
@@ -39,12 +39,11 @@ _SHAPE_SAMPLES = 20_000
 """Of a shape's test: more would find what float32 rounds off."""
 _DRAWS = 8
 """Draws of the declared mechanism for each value that was sent."""
-_BEYOND = 10
+_OUTLIERS = 10
 """Values beyond all declared draws that are no chance: one is so with probability 1 / 9."""
 _VALUES = 400_000
 """Values of a mechanism's test, about."""
 _BINS = 64
-_CHANGE = "Declare what is drawn, or draw what is declared: mechanisms() is what attackers know."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,31 +112,28 @@ def _scales(mechanism: Mechanism) -> bool:
 # --- what entered and what left ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """A pair as rows [P, ...], float64: an upload is one row, of smashed data a sample is one.
-
-    there: which values were sent. What was not sent of an upload is 0 in `given`.
-    """
-
-    given: Tensor
-    sent: Tensor
-    there: Tensor
-    base: State | None
-
-
-def _rows(pair: Pair, of: str) -> _Rows:
+def _rows(
+    pair: Pair, of: str, clips: Sequence[Mechanism] = ()
+) -> tuple[Tensor, Tensor, Tensor, State | None]:
+    """A pair as rows [P, ...], float64 on the CPU: an upload is one row, of smashed data a sample
+    is one. What entered, clipped and 0 where it was not sent; what left; which values were sent;
+    and the variables that an upload is relative to."""
     names = [n for n in pair.sent if n in pair.given]
     there = {n: pair.sent[n].presence() & pair.given[n].presence() for n in names}
-    if of not in UPLOAD_KINDS:
+    base = None
+    if of in UPLOAD_KINDS:
+        entered = _flat([torch.where(there[n], pair.given[n].values, 0.0) for n in names])[None]
+        sent = _flat([pair.sent[n].values for n in names])[None]
+        present = torch.cat([there[n].flatten() for n in names])[None]
+        base = None if pair.base is None else {n: pair.base[n].cpu() for n in names}
+    else:
         (name,) = names
-        given, sent = (p[name].values.detach().double() for p in (pair.given, pair.sent))
-        return _Rows(given=given, sent=sent, there=there[name], base=None)
-    given = _flat([torch.where(there[n], pair.given[n].values, 0.0) for n in names])
-    sent = _flat([pair.sent[n].values for n in names])
-    shown = torch.cat([there[n].flatten() for n in names])
-    base = None if pair.base is None else {n: pair.base[n] for n in names}
-    return _Rows(given=given[None], sent=sent[None], there=shown[None], base=base)
+        entered, sent = (p[name].values.detach().double() for p in (pair.given, pair.sent))
+        present = there[name]
+    entered = entered.cpu()
+    for clip in clips:
+        entered = clip.apply(entered)
+    return entered, sent.cpu(), present.cpu(), base
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:
@@ -148,11 +144,8 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 def noise_of(mechanism: Mechanism, clips: Sequence[Mechanism], pair: Pair) -> Tensor:
     """What was sent of an upload less what the mechanisms make of it without noise, 0 where
     nothing was sent."""
-    rows = _rows(pair, mechanism.of)
-    entered = rows.given
-    for clip in clips:
-        entered = clip.apply(entered)
-    return torch.where(rows.there, rows.sent - mechanism.apply(entered), 0.0)[0]
+    entered, sent, there, _ = _rows(pair, mechanism.of, clips)
+    return torch.where(there, sent - mechanism.apply(entered), 0.0)[0]
 
 
 # --- tests ------------------------------------------------------------------------------------
@@ -165,15 +158,12 @@ def _drawn(
     centres, sents, draws = [], [], []
     total = 0
     for pair in pairs:
-        rows = _rows(pair, mechanism.of)
-        entered = rows.given
-        for clip in clips:
-            entered = clip.apply(entered)
-        drawn = [mechanism.sample(entered, rng, base=rows.base) for _ in range(_DRAWS)]
+        entered, sent, there, base = _rows(pair, mechanism.of, clips)
+        drawn = [mechanism.sample(entered, rng, base=base) for _ in range(_DRAWS)]
         centre = torch.sigmoid(entered) if mechanism.scores else mechanism.apply(entered)
-        centres.append(centre[rows.there])
-        sents.append(rows.sent[rows.there])
-        draws.append(torch.stack([d[rows.there] for d in drawn]))
+        centres.append(centre[there])
+        sents.append(sent[there])
+        draws.append(torch.stack([d[there] for d in drawn]))
         total += len(sents[-1])
         if total > most:
             break
@@ -220,7 +210,7 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
         if moved <= slack:
             return
         why = f"it is declared without noise, but values are off by up to {moved:.4g}."
-        raise Broken(why, _CHANGE, "mechanisms")
+        raise Broken(why)
     # Of a law of rare large draws a sample may hold none: then those declared say what chance does.
     fourth = max(float((v - v.mean()).pow(4).mean()) for v in (rest, expected))
     # The declared draws are as many times more, with chance of their own.
@@ -228,11 +218,10 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
     chance = more * _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * max(drawn, std))
     if abs(drawn - std) > TOLERANCE * std + chance + slack:
         why = f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}."
-        raise Broken(why, _CHANGE, "mechanisms")
+        raise Broken(why)
     bias = abs(float(rest.mean() - expected.mean()))
     if bias > more * _Z * drawn / math.sqrt(n) + TOLERANCE * std + slack:
-        change = "Clip as declared, and draw with the declared mean."
-        raise Broken(f"the mean of {n} draws is off by {bias:.4g}.", change, "mechanisms")
+        raise Broken(f"the mean of {n} draws is off by {bias:.4g}.")
 
 
 def _standardised(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
@@ -260,15 +249,13 @@ def check_independence(rest: Tensor, what: str) -> None:
     spectrum = torch.fft.rfft(centred, n=2 * n).abs().square()
     correlation = torch.fft.irfft(spectrum, n=2 * n)[1:n] / power
     worst = int(correlation.abs().argmax())
-    found = float(correlation[worst])
+    highest = float(correlation[worst])
     chance = float(stats.norm.isf(FALSE_ALARM / _TESTS / 2 / n)) / math.sqrt(n)
-    if abs(found) <= TOLERANCE + chance:
+    if abs(highest) <= TOLERANCE + chance:
         return
     which = "neighbouring draws" if worst == 0 else f"draws {worst + 1} values apart"
     raise Broken(
-        f"{what} is declared independent, but {which} have a correlation of {found:.2g}.",
-        "Draw every value of every upload anew.",
-        "mechanisms",
+        f"{what} is declared independent, but {which} have a correlation of {highest:.2g}."
     )
 
 
@@ -278,22 +265,20 @@ def _shape(left: Tensor, declared: Tensor, what: str, rounding: float) -> None:
         return
     some = torch.linspace(0, len(left) - 1, min(len(left), _SHAPE_SAMPLES)).long()
     one, many = left[some], declared[:, some].flatten()
-    beyond = int(((one < many.min() - rounding) | (one > many.max() + rounding)).sum())
+    outliers = int(((one < many.min() - rounding) | (one > many.max() + rounding)).sum())
     # Equal values that were rounded differently stay so close that a little noise hides it.
     rng = torch.Generator().manual_seed(0)
     one, many = (v + rounding * torch.randn(v.shape, generator=rng) for v in (one, many))
-    found = stats.ks_2samp(one.numpy(), many.numpy(), method="asymp").statistic
+    distance = stats.ks_2samp(one.numpy(), many.numpy(), method="asymp").statistic
     # A level within the tolerance moves the cdf by less than a quarter of it.
     weight = 1 / len(one) + 1 / len(many)
     chance = math.sqrt(math.log(2 * _TESTS / FALSE_ALARM) / 2 * weight)
-    if beyond < _BEYOND and found <= TOLERANCE / 4 + chance:
+    if outliers < _OUTLIERS and distance <= TOLERANCE / 4 + chance:
         return
-    shown = f"has {beyond} values beyond" if beyond >= _BEYOND else "does not follow"
+    how = f"has {outliers} values beyond" if outliers >= _OUTLIERS else "does not follow"
     raise Broken(
-        f"the std is as declared, but the law is not: the {what} of {len(left)} draws {shown} "
-        "what it would be.",
-        "Declare the law that is drawn, in mechanisms() and guarantee().",
-        "mechanisms",
+        f"the std is as declared, but the law is not: the {what} of {len(left)} draws {how} "
+        "what it would be."
     )
 
 
@@ -302,25 +287,23 @@ def _scaling(mechanism: Mechanism, pairs: Sequence[Pair]) -> str:
     mean 0."""
     if mechanism.of not in UPLOAD_KINDS:
         raise NotChecked("it is part of the noise's test")
-    shown, spread = [], []
+    lengths, spread = [], []
     for pair in pairs:
-        rows = _rows(pair, mechanism.of)
-        left = mechanism.apply(rows.given)
+        given, sent, there, _ = _rows(pair, mechanism.of)
+        left = mechanism.apply(given)
         square = float(left.square().sum())
-        if square == 0 or torch.equal(left, rows.given):
+        if square == 0 or torch.equal(left, given):
             continue
-        sent = rows.sent[rows.there]
-        shown.append(float(left[rows.there] @ sent) / square)
-        rest = sent - left[rows.there]
+        lengths.append(float(left[there] @ sent[there]) / square)
+        rest = sent[there] - left[there]
         spread.append(float(rest.std()) / math.sqrt(square) if len(rest) > 1 else 0.0)
-    if not shown:
+    if not lengths:
         raise NotChecked("no checked upload was longer than the clip")
-    mean, chance = sum(shown) / len(shown), _Z * math.hypot(*spread) / len(shown)
+    mean, chance = sum(lengths) / len(lengths), _Z * math.hypot(*spread) / len(lengths)
     if abs(mean - 1) > TOLERANCE + chance:
         raise Broken(
             f"uploads that the declared {mechanism} shortens come out {mean:.4g} times as long, "
             "along what was given.",
-            "Clip all sent coordinates together to the declared norm, before the noise.",
             "upload",
         )
-    return f"{mean:.4g} of the declared length, of {len(shown)} long uploads"
+    return f"{mean:.4g} of the declared length, of {len(lengths)} long uploads"

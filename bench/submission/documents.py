@@ -8,7 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from bench.errors import UserError
 from bench.files import sha256
+from bench.harness.plan import expand
 from bench.names import is_file_name
+from bench.records import RUN, Job, Run
 from bench.records.submitted import MANIFEST, SCHEMA, read_file
 
 _FILES = re.compile(
@@ -72,3 +74,16 @@ def inside(folder: Path, name: str) -> Path:
     ):
         raise UserError(f"the manifest's path '{name}' leaves the submission's folder.")
     return path
+
+
+def check_suite(run: Run) -> None:
+    """Raises UserError if a run has a training or cell that its own suite does not name."""
+    plan = expand(run.suite)
+    named: set[Job] = {*plan.trainings, *plan.cells}
+    for training in run.trainings:
+        jobs: dict[Job, str] = {training.job: f"training of '{training.job.defense}'"}
+        jobs |= {c.job: f"cell {c.label} {c.checkpoint} {c.threat}" for c in training.cells}
+        for what in (what for job, what in jobs.items() if job not in named):
+            raise UserError(
+                f"{RUN} has a {what} that its suite does not name; run the suite again."
+            )

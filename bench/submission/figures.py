@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ _SPENDING = 0.2
 _COPY = 1e-10
 """MSE below which a copy counts as exact, as PSNR is capped there too."""
 Verdict = Literal["equal", "within tolerance", "differs"]
+Figure = tuple[Any, float | None]
+"""A number, text, None, or one number per victim; and its own tolerance, None for the caller's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +36,6 @@ class Comparison:
     submitted: str
     rerun: str
     verdict: Verdict
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedFigure:
-    """A figure of a record.
-
-    Attributes:
-        name: What it is.
-        value: A number, text, None, or one number per victim.
-        tolerance: Its own, None for the caller's.
-        relative: Whether the tolerance is relative for values below 1 too.
-    """
-
-    name: str
-    value: Any
-    tolerance: float | None = None
-    relative: bool = False
 
 
 def compare(
@@ -74,99 +59,84 @@ def compare(
             verdict="equal" if one == other else "differs",
         )
         return
-    first, again = ({f.name: f for f in _figures(r)} for r in (submitted, rerun))
+    first, again = (
+        _of_training(r) if isinstance(r, TrainRecord) else _of_attack(r) for r in (submitted, rerun)
+    )
     for name in {**first, **again}:
-        a, b = first.get(name), again.get(name)
+        (a, _), (b, own) = first.get(name, (None, None)), again.get(name, (None, None))
+        verdict: Verdict = "differs"
+        if name in first and name in again:
+            # Squared errors lie far below 1, where an absolute tolerance would let all pass.
+            squared = name.startswith("mse")
+            verdict = _verdict(a, b, tolerance if own is None else own, relative=squared)
         yield Comparison(
-            what=what,
-            figure=name,
-            submitted=_shown(a),
-            rerun=_shown(b),
-            verdict="differs" if a is None or b is None else _verdict(a, b, tolerance),
+            what=what, figure=name, submitted=_text(a), rerun=_text(b), verdict=verdict
         )
 
 
-def _figures(record: TrainRecord | AttackRecord) -> Iterator[ComparedFigure]:
-    return _of_training(record) if isinstance(record, TrainRecord) else _of_attack(record)
-
-
-def _of_training(record: TrainRecord) -> Iterator[ComparedFigure]:
+def _of_training(record: TrainRecord) -> dict[str, Figure]:
     """Utility, cost, ledger and audit."""
+    ledger, audit = record.ledger, record.audit
     accuracy = None if record.correct is None else record.correct / max(1, record.test_samples)
-    yield ComparedFigure(name="accuracy", value=accuracy)
-    yield ComparedFigure(name="own accuracy", value=record.personal_accuracy)
-    yield ComparedFigure(name="diverged", value="no" if record.diverged is None else "yes")
-    exact = ("test_samples", "rounds_played", "keeping_clients", "variant")
-    yield from _named(record, *exact, tolerance=0.0)
-    yield from _named(record, "class_chance", "personal_chance", "bytes_up", "bytes_down")
-    ledger = record.ledger
-    yield ComparedFigure(name="eps claimed", value=ledger.eps_claimed, tolerance=_EPSILON)
-    yield ComparedFigure(name="eps proven", value=ledger.eps_record, tolerance=_EPSILON)
-    yield ComparedFigure(name="unit of the claim", value=ledger.unit)
-    for name, value in ledger.constants.items():
-        yield ComparedFigure(name=f"ledger {name}", value=value)
-    if record.audit:
-        yield ComparedFigure(name="audit", value=record.audit.status)
-    if isinstance(record.audit, AuditSummary):
-        yield ComparedFigure(name="eps audited", value=record.audit.eps_audited)
-        yield ComparedFigure(name="audit of the claim", value=record.audit.verdict_claim)
-        yield ComparedFigure(name="audit of the proof", value=record.audit.verdict_proof)
+    figures: dict[str, Figure] = {
+        "accuracy": (accuracy, None),
+        "own accuracy": (record.personal_accuracy, None),
+        "diverged": ("no" if record.diverged is None else "yes", None),
+        **_named(record, 0.0, "test_samples", "rounds_played", "keeping_clients", "variant"),
+        **_named(record, None, "class_chance", "personal_chance", "bytes_up", "bytes_down"),
+        "eps claimed": (ledger.eps_claimed, _EPSILON),
+        "eps proven": (ledger.eps_record, _EPSILON),
+        "unit of the claim": (ledger.unit, None),
+        **{f"ledger {name}": (value, None) for name, value in ledger.constants.items()},
+    }
+    if audit:
+        figures["audit"] = (audit.status, None)
+    if isinstance(audit, AuditSummary):
+        figures["eps audited"] = (audit.eps_audited, None)
+        figures["audit of the claim"] = (audit.verdict_claim, None)
+        figures["audit of the proof"] = (audit.verdict_proof, None)
+    return figures
 
 
-def _of_attack(record: AttackRecord) -> Iterator[ComparedFigure]:
+def _of_attack(record: AttackRecord) -> dict[str, Figure]:
     """Scores, their floors, and its spending."""
-    yield ComparedFigure(name="failed victims", value=record.failed, tolerance=0.0)
-    yield from _named(record, "victims", "samples", "budget", "is_floor", tolerance=0.0)
-    yield from _named(record, "gradient_evaluations", tolerance=_SPENDING)
-    yield from _scores(record.values, "")
-    yield from _scores(record.floors, " floor")
-    if record.judged is not None:
-        yield ComparedFigure(name="judged loss", value=record.judged)
-    yield from _scores(record.doubled.values if record.doubled else {}, " at twice the budget")
+    doubled = record.doubled.values if record.doubled else {}
+    scores = {"": record.values, " floor": record.floors, " at twice the budget": doubled}
+    figures: dict[str, Figure] = {
+        "failed victims": (record.failed, 0.0),
+        **_named(record, 0.0, "victims", "samples", "budget", "is_floor"),
+        **_named(record, _SPENDING, "gradient_evaluations"),
+        **{f"{m}{at}": (value, None) for at, of in scores.items() for m, value in of.items()},
+    }
+    return figures if record.judged is None else figures | {"judged loss": (record.judged, None)}
 
 
 def _named(
-    record: TrainRecord | AttackRecord, *names: str, tolerance: float | None = None
-) -> Iterator[ComparedFigure]:
-    for name in names:
-        value = getattr(record, name)
-        yield ComparedFigure(name=name.replace("_", " "), value=value, tolerance=tolerance)
+    record: TrainRecord | AttackRecord, tolerance: float | None, *names: str
+) -> dict[str, Figure]:
+    return {name.replace("_", " "): (getattr(record, name), tolerance) for name in names}
 
 
-def _scores(values: Mapping[str, Sequence[float]], suffix: str) -> Iterator[ComparedFigure]:
-    for metric, value in values.items():
-        # Squared errors lie far below 1, where an absolute tolerance would let all pass.
-        squared = metric.startswith("mse")
-        yield ComparedFigure(name=f"{metric}{suffix}", value=value, relative=squared)
-
-
-def _verdict(a: ComparedFigure, b: ComparedFigure, tolerance: float) -> Verdict:
+def _verdict(a: Any, b: Any, tolerance: float, *, relative: bool) -> Verdict:
     """Equal to the last victim; or means that are as near as the tolerance, which grows with
-    figures beyond 1. The judged loss of a victim that an attack failed on is infinite: it must be
-    so in both, and the means are of the others."""
-    if a.value == b.value:
+    figures beyond 1, or is relative below it too. The judged loss of a victim that an attack failed
+    on is infinite: it must be so in both, and the means are of the others."""
+    if a == b:
         return "equal"
-    if _count(a.value) != _count(b.value) or not (_is_numeric(a.value) and _is_numeric(b.value)):
-        return "differs"
-    xs, ys = _numbers(a.value), _numbers(b.value)
-    if [*map(_not_finite, xs)] != [*map(_not_finite, ys)]:
+    xs, ys = _numbers(a), _numbers(b)
+    if not (xs and ys) or list(map(_not_finite, xs)) != list(map(_not_finite, ys)):
         return "differs"
     if all(x == y or math.isnan(x) for x, y in zip(xs, ys, strict=True)):
         return "equal"
     x, y = (_mean([v for v in values if math.isfinite(v)] or [0.0]) for values in (xs, ys))
-    allowed = tolerance if b.tolerance is None else b.tolerance
-    near = allowed * max(abs(x), abs(y), 0.0 if b.relative else 1.0)
-    return "within tolerance" if abs(x - y) <= near + (_COPY if b.relative else 0.0) else "differs"
-
-
-def _is_numeric(value: Any) -> bool:
-    """Whether it is a number, or one per victim."""
-    values = [value] if _count(value) is None else value
-    return all(isinstance(v, (int, float)) for v in values)
+    near = tolerance * max(abs(x), abs(y), 0.0 if relative else 1.0)
+    return "within tolerance" if abs(x - y) <= near + (_COPY if relative else 0.0) else "differs"
 
 
 def _numbers(value: Any) -> list[float]:
-    return [_number(v) for v in ([value] if _count(value) is None else value)]
+    """A number, or one per victim, as a list; nothing of text and None."""
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return list(map(float, values)) if all(isinstance(v, (int, float)) for v in values) else []
 
 
 def _not_finite(x: float) -> str:
@@ -174,26 +144,13 @@ def _not_finite(x: float) -> str:
     return "" if math.isfinite(x) else str(x)
 
 
-def _count(value: Any) -> int | None:
-    return len(value) if isinstance(value, Sequence) and not isinstance(value, str) else None
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
-def _mean(value: Any) -> float:
-    """NaN where the value is no number."""
-    if _count(value) is None:
-        return _number(value)
-    return sum(map(_number, value)) / len(value) if value else math.nan
-
-
-def _number(value: Any) -> float:
-    """NaN for text, and for none."""
-    return float(value) if isinstance(value, (int, float)) else math.nan
-
-
-def _shown(figure: ComparedFigure | None) -> str:
-    if figure is None or figure.value is None:
-        return "-"
-    value, mean = figure.value, _mean(figure.value)
-    if math.isnan(mean):
-        return str(value)[:80]
-    return f"{mean:.4g}" + ("" if _count(value) is None else f" (mean of {len(value)})")
+def _text(value: Any) -> str:
+    numbers = _numbers(value)
+    if not numbers or math.isnan(_mean(numbers)):
+        return "-" if value is None else str(value)[:80]
+    each = f" (mean of {len(numbers)})" if isinstance(value, Sequence) else ""
+    return f"{_mean(numbers):.4g}{each}"

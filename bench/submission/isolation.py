@@ -239,7 +239,7 @@ def _problem(made: Isolation) -> str | None:
 
 def _visible(shown: Sequence[Path]) -> list[Path]:
     """What a Python process needs to see beside the system, outer folders first, each once."""
-    found: list[Path] = []
+    visible: list[Path] = []
     own = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)}
     home = Path.home().resolve()
     libraries = _named_by("LD_LIBRARY_PATH")
@@ -251,9 +251,9 @@ def _visible(shown: Sequence[Path]) -> list[Path]:
                 "into a folder of its own, or give --sandbox none."
             )
         system = any(path.is_relative_to(s) for s in _SYSTEM)
-        if path.exists() and not system and not any(path.is_relative_to(f) for f in found):
-            found.append(path)
-    return found
+        if path.exists() and not system and not any(path.is_relative_to(f) for f in visible):
+            visible.append(path)
+    return visible
 
 
 def _packages() -> Iterator[Path]:

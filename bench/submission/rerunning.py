@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.errors import UserError
@@ -24,7 +23,7 @@ from bench.harness.runner import check as check_plan
 from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
 from bench.records import AttackJob, Cell, Run, TrainJob
-from bench.records.submitted import PluginSource, is_submission, read_submission
+from bench.records.submitted import is_submission, read_submission
 from bench.registry import Registry, discover
 from bench.submission.documents import inside
 
@@ -32,54 +31,17 @@ RECORDS, REFUSAL = "run", "refused.txt"
 """In the request's folder: records, and why nothing was run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rerunning:
-    """What is run again.
-
-    Attributes:
-        submission: The folder; of it run.json is read, of a submission also `source/` and
-            submission.json.
-        cells: Keys of the attacks, and of those that go before them.
-        kinds: Of `bench.harness.runner.KINDS`, what is run of what `out` lacks.
-        out: Where to write.
-        device: cpu or cuda.
-        data_dir: Where data sets lie that are not embedded; "" for nowhere.
-        workers: Processes, 0 for none.
-        mark: Before each line that tells of a job that ended.
-    """
-
-    submission: str
-    cells: list[str]
-    kinds: list[str]
-    out: str
-    device: str
-    data_dir: str
-    workers: int
-    mark: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
-def plugins_of(folder: Path) -> list[PluginSource]:
-    """What a submission says of its plugins; nothing for results that are none."""
-    return read_submission(folder).plugins if is_submission(folder) else []
-
-
-def sources_of(folder: Path) -> tuple[Path, ...]:
-    """The Python files of a submission, under the paths that they are loaded from."""
-    names = dict.fromkeys(s.file for s in plugins_of(folder) if s.file is not None)
-    return tuple(inside(folder, name).resolve() for name in names)
-
-
-def load_plugins(folder: Path) -> Registry:
-    """All plugins with those of a submission: this runs its code.
+def load_plugins(folder: Path) -> tuple[Registry, tuple[Path, ...]]:
+    """All plugins with those of a submission, and its files: this runs its code.
 
     Raises UserError if a plugin is missing or not the one that was run.
     """
-    registry = discover(sources_of(folder))
+    plugins = read_submission(folder).plugins if is_submission(folder) else []
+    names = dict.fromkeys(source.file for source in plugins if source.file is not None)
+    files = tuple(inside(folder, name).resolve() for name in names)
+    registry = discover(files)
     code = Code(registry)
-    for source in plugins_of(folder):
+    for source in plugins:
         registry.get(source.kind, source.name, where="the submission")
         comparable = source.sources.startswith("syntax:")  # older ones are hashes of files
         if comparable and code.package(source.kind, source.name) != source.sources:
@@ -87,7 +49,7 @@ def load_plugins(folder: Path) -> Registry:
                 f"the {source.kind} '{source.name}' ({source.origin}) is installed here with "
                 "other source than the submission was run with; install the same version of it."
             )
-    return registry
+    return registry, files
 
 
 class RecordedKeys(Keys):
@@ -112,52 +74,66 @@ def with_earlier(run: Run, keys: Collection[str]) -> list[Cell]:
     return [c for c in run.cells if c.job in needed]
 
 
-def run_again(request: Rerunning, tell: Callable[[str], None] = lambda text: None) -> None:
-    """Load the submitted code, and train or attack. `tell` is told what has ended.
+def run_again(
+    tell: Callable[[str], None],
+    *,
+    submission: str,
+    cells: Collection[str],
+    kind: str,
+    out: str,
+    device: str,
+    data_dir: str,
+    workers: int,
+) -> None:
+    """Load the submitted code, and train or attack.
 
-    Raises UserError for a suite that cannot run here.
+    Args:
+        tell: Is told what has ended.
+        submission: The folder; of it run.json is read, of a submission also `source/` and
+            submission.json.
+        cells: Keys of the attacks, and of those that go before them.
+        kind: Of `bench.harness.runner.KINDS`, what is run of what `out` lacks.
+        out: Where to write.
+        device: cpu or cuda.
+        data_dir: Where data sets lie that are not embedded; "" for nowhere.
+        workers: Processes, 0 for none.
+
+    Raises:
+        UserError: For a suite that cannot run here.
     """
-    folder, out = Path(request.submission), Path(request.out)
-    run = Run.read(folder)
-    cells = [c for c in run.cells if c.key in request.cells]
+    run = Run.read(Path(submission))
+    again = [c for c in run.cells if c.key in cells]
     plan = Plan(
         suite=run.suite,
-        trainings=tuple(dict.fromkeys(c.job.train for c in cells)),
-        cells=tuple(c.job for c in cells),
+        trainings=tuple(dict.fromkeys(c.job.train for c in again)),
+        cells=tuple(c.job for c in again),
     )
-    env = Environment(
-        device=request.device,
-        data_dir=Path(request.data_dir) if request.data_dir else None,
-        plugins=sources_of(folder),
-    )
-    registry = load_plugins(folder)
-    if TRAININGS in request.kinds:  # attacks have no data set to check
+    registry, files = load_plugins(Path(submission))
+    place = Path(data_dir) if data_dir else None
+    env = Environment(device=device, data_dir=place, plugins=files)
+    if kind == TRAININGS:  # attacks have no data set to check
         check_plan(plan, registry, env)
-    store = Store(out / RECORDS)
+    store = Store(Path(out) / RECORDS)
     store.prepare()
 
-    def told(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if not progress.cached:
             tell(f"{progress.done} of {progress.total}: {progress.label}")
 
-    keys = RecordedKeys(registry, env, cells)
-    executor = local(plan, env, workers=request.workers)
-    run_plan(plan, store, keys, on_progress=told, executor=executor, kinds=request.kinds)
+    keys, executor = RecordedKeys(registry, env, again), local(plan, env, workers=workers)
+    run_plan(plan, store, keys, on_progress=on_progress, executor=executor, kinds=[kind])
 
 
 def main() -> int:
     """Carry out the request on standard input; what the code prints is nowhere."""
-    request = Rerunning(**json.load(sys.stdin))
+    request = json.load(sys.stdin)
+    mark = request.pop("mark")  # before each line that tells of a job that ended
     with open(os.dup(1), "w", encoding="utf-8") as own, open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-
-        def tell(text: str) -> None:
-            print(f"{request.mark}{text}", file=own, flush=True)
-
         try:
-            run_again(request, tell)
+            run_again(lambda text: print(f"{mark}{text}", file=own, flush=True), **request)
         except UserError as error:
-            (Path(request.out) / REFUSAL).write_text(str(error), encoding="utf-8")
+            (Path(request["out"]) / REFUSAL).write_text(str(error), encoding="utf-8")
             return 2
     return 0
 

@@ -3,6 +3,7 @@ another, and what they leave is scored here."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,7 +33,7 @@ from bench.harness.train import save_public
 from bench.protocols.export import TRUTH, load_seen, load_truth, save_truth
 from bench.protocols.replay import replayed_truth
 from bench.records import (
-    RUN,
+    RUN_FILES,
     AttackOutcome,
     AttackRecord,
     Cell,
@@ -51,7 +53,6 @@ from bench.submission.isolation import Isolation, stop
 from bench.submission.rerunning import (
     RECORDS,
     REFUSAL,
-    Rerunning,
     run_again,
     with_earlier,
 )
@@ -168,78 +169,56 @@ def rerun(
     cells = with_earlier(Run.read(folder), {c.key for c in sampled})
     for job in trainings_of(cells):
         dataset_of(job, env)
-    comparisons: list[Comparison] = []
+
+    def play(kind: str, out: Path) -> tuple[Store, str | None]:
+        """Train or attack; the records, and how that ended, if not as it should."""
+        out.mkdir(exist_ok=True)
+        request = {
+            "submission": str(folder.resolve()),
+            "cells": [c.key for c in cells],
+            "kind": kind,
+            "out": str(out),
+            "device": env.device,
+            "data_dir": str(env.data_dir or "") if kind == TRAININGS else "",
+            "workers": workers,
+        }
+        if isolation.bwrap is None and workers == 0:
+            run_again(tell, **request)  # type: ignore[arg-type]
+            return Store(out / RECORDS), None
+        labels = {label_of(c.job.train) for c in cells} | {cell_label(c.job) for c in cells}
+        return Store(out / RECORDS), _run_in_process(isolation, request, labels, tell)
+
+    comparisons, first = list[Comparison](), Store(folder)
     try:
-        with deadline(timeout_s):
-            end = _run(
-                folder, cells, sampled, isolation, env, tolerance, workers, tell, comparisons
-            )
+        with (
+            deadline(timeout_s),
+            tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name,
+        ):
+            home = Path(name).resolve()
+            trained, end = play(TRAININGS, home / TRAININGS)
+            made, remade = Store(home / ATTACKS / RECORDS), home / "truth"
+            for job, key in trainings_of(cells).items():
+                record = _read_made(trained, "train", key)
+                mine = [c for c in cells if c.train_key == key]
+                if isinstance(record, TrainRecord):
+                    comparisons += _handed_on(trained, key, record, mine, env, remade, made)
+                elif record is not None:
+                    made.write("train", key, record)
+                comparisons += compare(label_of(job), first.read("train", key), record, tolerance)
+            if end is None:
+                _, end = play(ATTACKS, home / ATTACKS)
+            for cell in sampled:
+                record = _read_made(trained, "train", cell.train_key)
+                answer = _read_made(made, "attack", cell.key)
+                if isinstance(record, TrainRecord) and isinstance(answer, AttackRecord):
+                    answer = _scored(cell, env, record, answer, made, remade, home / "scored")
+                scored = first.read("attack", cell.key)
+                comparisons += compare(cell_label(cell.job), scored, answer, tolerance)
     except UserError as error:
         end = f"The rerun was refused: {error}"
     except OverDeadline:
         end = f"The rerun took more than {timeout_s:g} seconds and was stopped (--timeout)."
     return Rerun(comparisons=comparisons, end=end)
-
-
-def _run(
-    folder: Path,
-    cells: Sequence[Cell],
-    sampled: Sequence[Cell],
-    isolation: Isolation,
-    env: Environment,
-    tolerance: float,
-    workers: int,
-    tell: Callable[[str], None],
-    comparisons: list[Comparison],
-) -> str | None:
-    """Add to the comparisons; why the rerun ended early, if it did."""
-    first = Store(folder)
-    with tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name:
-        home = Path(name).resolve()
-
-        def play(kind: str) -> tuple[Path, str | None]:
-            out = home / kind
-            request = Rerunning(
-                submission=str(folder.resolve()),
-                cells=[c.key for c in cells],
-                kinds=[kind],
-                out=str(out),
-                device=env.device,
-                data_dir=str(env.data_dir or "") if kind == TRAININGS else "",
-                workers=workers,
-                mark=f"leakbench-{secrets.token_hex(16)}: ",
-            )
-            if isolation.bwrap is None and workers == 0:
-                run_again(request, tell)
-                return out / RECORDS, None
-            labels = {label_of(c.job.train) for c in cells} | {cell_label(c.job) for c in cells}
-            return out / RECORDS, _run_apart(isolation, request, labels, tell)
-
-        for kind in (TRAININGS, ATTACKS):
-            (home / kind).mkdir()
-        trained, end = play(TRAININGS)
-        remade = home / "truth"
-        made = Store(home / ATTACKS / RECORDS)
-        for job, key in trainings_of(cells).items():
-            record = _read_made(trained, "train", key)
-            assert not isinstance(record, AttackRecord)
-            mine = [c for c in cells if c.train_key == key]
-            if isinstance(record, TrainRecord):
-                comparisons += _handed_on(Store(trained), key, record, mine, env, remade, made)
-            elif record is not None:
-                made.write("train", key, record)
-            comparisons += compare(label_of(job), first.read("train", key), record, tolerance)
-        if end is None:
-            _, end = play(ATTACKS)
-        for cell in sampled:
-            record = _read_made(trained, "train", cell.train_key)
-            answer = _read_made(made.folder, "attack", cell.key)
-            assert not isinstance(answer, TrainRecord)
-            if isinstance(record, TrainRecord) and isinstance(answer, AttackRecord):
-                answer = _scored(cell, env, record, answer, made, remade, home / "scored")
-            scored = first.read("attack", cell.key), answer
-            comparisons += compare(cell_label(cell.job), *scored, tolerance)
-    return end
 
 
 def _handed_on(
@@ -323,31 +302,32 @@ def _scored(
         answers=made.artifacts(cell.key),
         artifacts=out / cell.key,
     )
-    found = guarded(score, {}).record
-    assert not isinstance(found, TrainRecord)
-    return found
+    scored = guarded(score, {}).record
+    assert not isinstance(scored, TrainRecord)
+    return scored
 
 
-def _run_apart(
-    isolation: Isolation, request: Rerunning, labels: set[str], tell: Callable[[str], None]
+def _run_in_process(
+    isolation: Isolation, request: dict[str, Any], labels: set[str], tell: Callable[[str], None]
 ) -> str | None:
     """Run the code in a process of its own; how that ended, if not as it should. The process, and
     with a sandbox all that it started, is gone afterwards.
 
-    Of its lines only those pass that begin with the request's mark and name one of the labels, each
+    Of its lines only those pass that begin with a secret mark and name one of the labels, each
     once: the code writes to the same pipe. Raises UserError with what it refused.
     """
-    out, folder = Path(request.out), Path(request.submission)
+    out, folder = Path(request["out"]), Path(request["submission"])
+    mark = f"leakbench-{secrets.token_hex(16)}: "
     # Not the records: figures that a plugin can read it can give back.
-    names = ("source", RUN, SUBMISSION)
+    names = ("source", *RUN_FILES, SUBMISSION)
     shown = [folder / n for n in names if (folder / n).exists()]
-    shown += [Path(request.data_dir)] if request.data_dir else []
+    shown += [Path(request["data_dir"])] if request["data_dir"] else []
     process = isolation.start(
         [sys.executable, "-m", "bench.submission.rerunning"], scratch=out, shown=shown,
-        hidden=() if TRAININGS in request.kinds else _EMBEDDED, device=request.device,
+        hidden=() if request["kind"] == TRAININGS else _EMBEDDED, device=request["device"],
     )  # fmt: skip
     last: deque[str] = deque(maxlen=_LAST_WORDS)
-    untold = set(labels)
+    labels_left = set(labels)
 
     def listen() -> None:
         assert process.stdout is not None
@@ -355,9 +335,9 @@ def _run_apart(
         while line := process.stdout.readline(_LONGEST):
             text = one_line(line)
             label = text.partition(": ")[2].rstrip().partition(": ")[2]
-            if text.startswith(request.mark) and label in untold:
-                untold.remove(label)
-                tell(text.removeprefix(request.mark).rstrip())
+            if text.startswith(mark) and label in labels_left:
+                labels_left.remove(label)
+                tell(text.removeprefix(mark).rstrip())
             elif text.strip():
                 last.append(text[:200])
             left -= len(line)
@@ -370,7 +350,7 @@ def _run_apart(
         with suppress(BrokenPipeError):  # how it ended says why it does not listen
             assert process.stdin is not None
             with process.stdin as file:
-                file.write(request.to_json())
+                file.write(json.dumps({**request, "mark": mark}))
         # Without a sandbox something that the code started may outlive it, and hold the pipe.
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
@@ -385,10 +365,10 @@ def _run_apart(
     return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
 
 
-def _read_made(folder: Path, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
+def _read_made(made: Store, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:
     """A record that a rerun left, None if it left none. Raises UserError for a link in its place,
     which could lead anywhere, and for what is no record."""
-    path = Store(no_link(folder.parent, folder.name)).path(kind, key)
+    path = Store(no_link(made.folder.parent, made.folder.name)).path(kind, key)
     try:
         return read_outcome(path, kind)
     except FileNotFoundError:

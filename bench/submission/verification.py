@@ -4,36 +4,39 @@ results out of leakbench's."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from bench import models
 from bench.errors import UserError
 from bench.harness.environment import versions
 from bench.harness.keys import Code
 from bench.harness.plan import expand
+from bench.harness.runner import cell_label, label_of
 from bench.harness.store import Store
+from bench.metrics.score import image_values
+from bench.privacy.ledger import account
+from bench.protocols.export import load_truth
 from bench.records import (
+    RECONSTRUCTION,
     RUN,
+    AttackRecord,
     Cell,
+    PlannedTraining,
     Run,
+    TrainRecord,
+    check_kept,
     check_together,
 )
-from bench.records.submitted import (
-    Submission,
-    is_submission,
-    read_submission,
-)
+from bench.records.submitted import Submission, is_submission, read_submission
 from bench.registry import discover
 from bench.seeding import generator
-from bench.submission.documents import check_files, inside
-from bench.submission.figures import Comparison
+from bench.submission.documents import check_files, check_suite, inside
+from bench.submission.figures import Comparison, compare
 from bench.submission.packing import cells_of
-from bench.submission.recomputed import recomputed
-from bench.submission.rerunning import plugins_of
-from bench.submission.selection import check_suite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,59 +47,50 @@ class Opened:
         folder: Where it lies.
         submission: What it says of itself; None of results, which need leakbench's plugins alone.
         run: How it was made.
+        code: Files that a rerun will execute.
     """
 
     folder: Path
     submission: Submission | None
     run: Run
+    code: list[str]
 
     @property
-    def environment(self) -> Mapping[str, str]:
-        """Versions and device that it was made with."""
-        if self.submission is not None:
-            return self.submission.environment
-        return dict(self.run.versions) | {"device": self.run.device}
+    def store(self) -> Store:
+        """Its records."""
+        return Store(self.folder, self.run)
 
 
-def sources(folder: Path) -> list[str]:
-    """Check the folder's files and name the code that a rerun will execute. Executes nothing.
+def open_folder(folder: Path) -> Opened:
+    """Check a folder's files and read it. Executes nothing.
 
     Raises UserError naming the first file that is not as it was written.
     """
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder}.")
-    names: dict[str, None] = {}
+    submission = None
     if is_submission(folder):
         check_files(folder)
-        names = dict.fromkeys(s.file for s in plugins_of(folder) if s.file is not None)
+        submission = read_submission(folder)
     run = Run.read(folder)
-    if run.plugins and not is_submission(folder):
+    if run.plugins and submission is None:
         raise UserError(
             f"{folder} was made with files that it does not hold ({', '.join(run.plugins)}): "
             "only a submission can be run again by others."
         )
-    store = Store(folder, run)
+    names = dict.fromkeys(s.file for s in (submission.plugins if submission else ()) if s.file)
+    # A model that is a file is code too, wherever it lies.
+    models_of = dict.fromkeys(models.file_of(t.job.task.model) for t in run.trainings)
+    code = [*names, *(str(file) for file in models_of if file is not None)]
+    opened = Opened(folder=folder, submission=submission, run=run, code=code)
     for kind, key in run.record_names:
-        if store.read(kind, key) is None:
+        if opened.store.read(kind, key) is None:
             raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")
-    check_together(run.trainings, store.read)
+    check_together(run.trainings, opened.store.read)
     check_suite(run)
     for name in names:
         inside(folder, name)
-    # A model that is a file is code too, wherever it lies.
-    named = dict.fromkeys(models.file_of(t.job.task.model) for t in run.trainings)
-    return [*names, *(str(file) for file in named if file is not None)]
-
-
-def recomputed_figures(opened: Opened) -> list[Comparison]:
-    """See `recomputed`, of leakbench's own plugins: none of the folder's code runs."""
-    return recomputed(opened.run, Store(opened.folder, opened.run), discover())
-
-
-def open_folder(folder: Path) -> Opened:
-    """Read a folder that `sources` has checked. Executes nothing."""
-    submission = read_submission(folder) if is_submission(folder) else None
-    return Opened(folder=folder, submission=submission, run=Run.read(folder))
+    return opened
 
 
 def candidates(opened: Opened, only: Mapping[str, str] | None = None) -> list[Cell]:
@@ -163,8 +157,11 @@ def _is_own(cell: Cell, made: Submission) -> bool:
 def same_environment(opened: Opened, device: str) -> bool:
     """Whether versions and device are those that it was made with, so that figures should be
     equal."""
+    before: Mapping[str, str] = dict(opened.run.versions) | {"device": opened.run.device}
+    if opened.submission is not None:
+        before = opened.submission.environment
     now = versions() | {"device": device}
-    return all(opened.environment.get(k) == v for k, v in now.items())
+    return all(before.get(k) == v for k, v in now.items())
 
 
 def changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
@@ -175,3 +172,68 @@ def changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
     known = [(k, n) for k, n in sorted(plugins) if (k, n) in registry.usable]
     now = Code(registry).of(known)  # type: ignore[arg-type]
     return [name for name, code in now.items() if opened.run.code.get(name, code) != code]
+
+
+# --- without a rerun ----------------------------------------------------------------------------
+
+_ROUNDING = 1e-4
+"""Of scores that another machine computed."""
+_EPSILONS = ("eps claimed", "eps proven", "unit of the claim")
+
+
+def recomputed(opened: Opened) -> list[Comparison]:
+    """Compare epsilons with those that follow from a training's facts, scores with those of stored
+    reconstructions, and what reads no message with its plugin: as far as a folder holds them and
+    leakbench's own plugins go. None of the folder's code runs.
+
+    Raises:
+        UserError: For a stored file that is not the one that its record lists, or has other truth.
+    """
+    registry, store = discover(), opened.store
+    comparisons: list[Comparison] = []
+    for training in opened.run.trainings:
+        trained = store.read("train", training.key)
+        if not isinstance(trained, TrainRecord):
+            continue
+        job = training.job
+        if all(("defense", part) in registry.usable for part in job.defense.split("+")):
+            ledger = account(registry.defense(job.defense, job.settings), trained.facts)
+            pairs = compare(label_of(job), trained, replace(trained, ledger=ledger), _ROUNDING)
+            comparisons += (c for c in pairs if c.figure in _EPSILONS)
+        for cell in training.cells:
+            scored = store.read("attack", cell.key)
+            if not isinstance(scored, AttackRecord):
+                continue
+            scores = _scores(training, trained, cell, scored, store)
+            remade = replace(scored, values={**scored.values, **scores})
+            if ("attack", cell.attack) in registry.usable:
+                attack = registry.attack(cell.attack, cell.job.settings)
+                remade = replace(remade, is_floor=attack.is_floor)
+            pairs = compare(cell_label(cell.job), scored, remade, _ROUNDING)
+            comparisons += (c for c in pairs if c.figure in ("is floor", *scores))
+    return comparisons
+
+
+def _scores(
+    training: PlannedTraining, trained: TrainRecord, cell: Cell, record: AttackRecord, store: Store
+) -> dict[str, list[float]]:
+    """Scores of a stored reconstruction by metric, those that need no other data; none where it is
+    not stored."""
+    path = store.artifacts(cell.key) / RECONSTRUCTION
+    if not path.is_file():
+        return {}
+    check_kept(path.parent, record, path.name)
+    tensors = load_file(path)
+    images, truth = tensors["images"], tensors["truth"]
+    place = store.artifacts(training.key)
+    files = [place / n for n in trained.observations[cell.checkpoint][cell.threat].truths]
+    if all(f.is_file() for f in files):
+        for file in files:
+            check_kept(place, trained, file.name)
+        whole = torch.cat([load_truth(f).x for f in files])
+        if not torch.equal(whole, truth):
+            raise UserError(f"{path} has other private samples than its training.")
+    if images.shape != truth.shape or len(images) != record.victims:
+        raise UserError(f"{path} has not the {record.victims} victims of its record.")
+    scores = image_values(images, truth, ())
+    return {m: scores[m].tolist() for m in ("mse", "psnr", "ssim", "success") if m in scores}

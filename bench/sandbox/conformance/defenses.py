@@ -2,329 +2,284 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense, fresh, unmet
-from bench.contract.events import Event, Facts, Gaussian, Laplace, RandomisedResponse, Round
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import UPLOAD_KINDS
-from bench.privacy.ledger import account
-from bench.sandbox.audit import Audit, audit
-from bench.sandbox.conformance.contract import check_class, check_roles, check_strength
-from bench.sandbox.conformance.findings import (
-    LEFT_OUT,
-    Broken,
-    Finding,
-    NotChecked,
-    begin_check,
-    failed,
-    findings_of,
-    passed,
-    skipped,
+from bench.contract.messages import EVERYONE, UPLOAD_KINDS, Sealed, as_kind
+from bench.protocols.export import load_seen, save_seen
+from bench.sandbox.conformance.contract import (
+    Case,
+    Rebuild,
+    check_roles,
+    check_strength,
+    class_cases,
+    skip,
 )
-from bench.sandbox.conformance.patterns import check_patterns
+from bench.sandbox.conformance.leaks import check_leaks, check_sealed
 from bench.sandbox.conformance.playground import (
-    BATCH,
-    SAMPLES,
+    LR,
     Ground,
-    company,
+    Played,
+    digits,
     fitting,
     grounds,
     play,
+    seen_of,
 )
-from bench.sandbox.conformance.probes import Probes
-from bench.sandbox.conformance.rounds import Examination, examine_rounds
-from bench.sandbox.conformance.watching import Watch, attributes, changed_attribute
-from bench.sandbox.hooked import PluginFault
-from bench.sandbox.noise import Pair, checks_of
+from bench.sandbox.conformance.proofs import proof_cases
+from bench.sandbox.conformance.watching import Watch, attributes, same
+from bench.sandbox.findings import Broken, NotChecked, require
+from bench.sandbox.rehearsal import Rehearsals
+from bench.sandbox.stage import CPU
+from bench.seeding import generator
 
-AUDIT_DRAWS, AUDIT_CONFIDENCE = 500, 1 - 1e-6
-_SAME = 1e-6
+_EQUAL = 1e-4
+"""Relative difference that conversions between weights and updates may leave."""
 
 
-def check_defense(
-    defense: Defense,
-    *,
-    settings: Mapping[str, Any],
-    rebuild: Callable[[Mapping[str, Any]], Defense],
-    fast: bool = False,
-) -> list[Finding]:
-    """All findings on a defense; `rebuild` is as in `Examination`. fast: without those that draw
+@dataclass(kw_only=True)
+class Rounds:
+    """The rounds that were played of a defense setting.
+
+    Attributes:
+        watch: What was noticed in them.
+        played: The runs that worked, by ground.
+    """
+
+    defense: Defense
+    watch: Watch = field(default_factory=Watch)
+    played: dict[Ground, Played] = field(default_factory=dict)
+
+    @property
+    def main(self) -> Ground:
+        """The ground of the checks that need one: fedavg where the defense is for it."""
+        return next((g for g in self.played if g.protocol == "fedavg"), list(self.played)[-1])
+
+
+def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) -> Iterator[Case]:
+    """All checks of a defense, which `build` makes from settings. fast: without those that draw
     often."""
-    own = Examination(defense=defense, rebuild=rebuild, settings=settings)
+    defense = fresh(build(settings))
+    rounds = Rounds(defense=defense)
     if not isinstance(defense, Composed):
-        own.findings += check_class(type(defense), Defense, settings)
-        own.add("roles", lambda: check_roles(defense))
-        own.add("strength", lambda: check_strength(defense, settings, rebuild))
-    _run_everywhere(own)
-    if own.played:
-        examine_rounds(own)
-        _examine_privacy(own, fast=fast)
-    else:
-        own.findings.append(skipped("everything else", "it needs a run that works"))
-    return own.findings
-
-
-# --- every protocol -------------------------------------------------------------------------------
-
-
-def _run_everywhere(own: Examination) -> None:
-    """Play every protocol that the defense is for; state, arguments and generators are watched."""
-    before = attributes(own.defense, Defense)
-    begin_check("first rounds")
-    try:
-        cut = fitting(own.defense)
-    except PluginFault:
-        cut = ("lenet", "block1")  # the runs below say what is wrong
-    watch = Watch()
-    kept: str | None = None
-    for ground in grounds(cut):
-        name = f"runs under {ground.name}"
-        lack = unmet(own.defense, cut=bool(ground.cut))
-        if lack is not None:
-            own.findings.append(skipped(name, f"not applicable: {lack}"))
-            continue
-        own.add(name, partial(_run, own, ground, watch))
-        if ground in own.played:
-            kept = kept or changed_attribute(
-                before, attributes(own.played[ground].defense, Defense)
-            )
-    noticed: tuple[tuple[Mapping[str, str], str], ...] = (
-        (watch.changed, f"{len(watch.called)} hooks watched"),
-        (watch.moved, ""),
-        (watch.state, ""),
-        ({kept: kept} if kept else {}, ""),
-    )
-    for (name, wrong, change), (found, right) in zip(_NOTICES, noticed, strict=True):
-        if found:
-            hook, what = next(iter(found.items()))
-            own.findings.append(failed(name, wrong.format(hook, what), change, hook))
-        else:
-            own.findings.append(passed(name, right))
-
-
-def _run(own: Examination, ground: Ground, watch: Watch) -> str:
-    own.played[ground] = played = play(own.defense, ground, watch=watch)
-    return f"{ground.model}, {len(played.clients)} clients"
-
-
-_NOTICES = (
-    (
-        "arguments untouched",
-        "{} changed its argument {} in place.",
-        "Make a new tensor (x + 1, not x += 1); hooks of one step share their arguments.",
-    ),
-    (
-        "global generators untouched",
-        "{} moved {}.",
-        'Draw from client.rng["defense"], or from the rng that the hook is given.',
-    ),
-    (
-        "process untouched",
-        "{} changed {} for the whole process.",
-        "Put back what you change before the hook returns; other plugins share the process.",
-    ),
-    (
-        "no state on self",
-        "the attribute {} changed during a run.",
-        "Keep a client's notes in client.memory and what was agreed in client.plan: one object "
-        "serves all clients.",
-    ),
-)
-"""Name of a check, what is wrong with a hook or attribute, and what to change."""
-
-
-# --- privacy --------------------------------------------------------------------------------------
-
-
-def _examine_privacy(own: Examination, *, fast: bool) -> None:
-    split = [g for g in own.played if g.cut]
-    whole = [g for g in own.played if not g.cut]
-    probes = Probes(defense=own.defense, split=(split or whole)[-1], whole=(whole or split)[-1])
-    own.add("guarantee agrees with mechanisms", lambda: _guarantee(own.defense))
-    own.add("which values are sent", lambda: _patterns(own, probes))
-    if fast:
-        own.findings += [skipped(n, LEFT_OUT) for n in ("declared noise", "audit of the proof")]
+        yield from class_cases(type(defense), settings)
+        yield "roles", partial(check_roles, defense)
+        yield "strength", partial(check_strength, defense, settings, build)
+    yield "first rounds", partial(first_rounds, rounds)
+    yield from rounds.watch.cases()
+    if not rounds.played:
+        yield "everything else", partial(skip, "it needs a run that works")
         return
-    own.add("declared noise", lambda: _declared(probes))
-    own.add("audit of the proof", lambda: _audit(own))
+    for ground in rounds.played:
+        yield f"same seed, same figures ({ground.name})", partial(check_repeats, rounds, ground)
+    yield "other draws, other figures", partial(other_draws, rounds)
+    yield "values that are not present", partial(check_presence, rounds)
+    yield "sealed boxes", partial(check_boxes, rounds)
+    yield "private data in messages", partial(check_leaks, rounds.played)
+    yield "zero strength is no defense", partial(check_zero_strength, rounds, settings, build)
+    yield "composed with the identity", partial(check_composed, rounds)
+    yield "observed and attacked", partial(check_observed, rounds)
+    yield from proof_cases(defense, settings, build, list(rounds.played), fast=fast)
 
 
-def _declared(probes: Probes) -> list[Finding]:
-    mechanisms = probes.mechanisms()
-    if not mechanisms:
-        return [skipped("declared noise", "mechanisms() declares none")]
-    return check_mechanisms(mechanisms, probes.pairs)
-
-
-def check_mechanisms(
-    mechanisms: Sequence[Mechanism], pairs_of: Callable[[str], Sequence[Pair]]
-) -> list[Finding]:
-    """One finding per declared mechanism; see `checks_of`."""
+def first_rounds(rounds: Rounds) -> list[Case]:
+    """A case for every protocol; state, arguments and generators are watched."""
     return [
-        finding
-        for name, check in checks_of(mechanisms, pairs_of)
-        for finding in findings_of(name, check)
+        (f"runs under {ground.name}", partial(check_run, rounds, ground))
+        for ground in grounds(fitting(rounds.defense))
     ]
 
 
-def _facts(defense: Defense) -> Facts:
-    return Facts(parameters=1000, clients=company(defense), batch=BATCH, records=SAMPLES)
+def check_run(rounds: Rounds, ground: Ground) -> str:
+    """Whether a few rounds can be played."""
+    lack = unmet(rounds.defense, cut=bool(ground.cut))
+    if lack is not None:
+        raise NotChecked(f"not applicable: {lack}")
+    before = attributes(rounds.defense, Defense)
+    rounds.played[ground] = played = play(rounds.defense, ground, watch=rounds.watch)
+    rounds.watch.compare(before, attributes(played.defense, Defense))
+    return f"{ground.model}, {len(played.clients)} clients"
 
 
-def _guarantee(defense: Defense) -> str:
-    """Whether every event's level of noise is one that `mechanisms` declares, and whether its
-    sensitivity covers the declared clip."""
-    facts = _facts(defense)
-    events = defense.guarantee(facts)
-    defense.claim(facts)
-    defense.constants(facts)
-    in_round = Round(
-        clients=facts.sampled,
-        batch=facts.batch,
-        local_steps=facts.local_steps,
-        parameters=facts.parameters,
-    )
-    declared = [*defense.mechanisms(), *defense.mechanisms_in(in_round)]
-    if not events:
-        raise NotChecked("guarantee() reports no event, so nothing is proven")
-    for event in events:
-        # Where the gradient is the defense's, clips are of samples of local steps, not of uploads.
-        wrong = _contradiction(event, declared, late="gradient" not in defense.owns)
-        if wrong is not None:
-            change = "Derive both from the same attribute of the defense."
-            raise Broken(wrong, change, "guarantee")
-    return ", ".join(type(e).__name__ for e in events)
+def _difference(a: Played, b: Played) -> str | None:
+    """Where two runs differ, or None."""
+    for one, two in zip(a.seen, b.seen, strict=True):
+        if [(m.kind, m.sender, m.step) for m in one] != [(m.kind, m.sender, m.step) for m in two]:
+            return "the messages that are sent"
+        for m, n in zip(one, two, strict=True):
+            for name, part in m.parts.items():
+                if name not in n.parts or not same(part.values, n.parts[name].values):
+                    return f"'{name}' in message '{m.kind}' of {m.sender}"
+                if not same(part.presence(), n.parts[name].presence()):
+                    return f"what is present of '{name}' in message '{m.kind}'"
+    moved = (n for n, value in a.state.items() if not same(value, b.state[n]))
+    return next((f"the model's '{name}'" for name in moved), None)
 
 
-def _contradiction(event: Event, declared: Sequence[Mechanism], *, late: bool) -> str | None:
-    """late: whether clips are of whole uploads."""
-    law = type(event).__name__
-    match event:
-        case Gaussian(std=level) | Laplace(scale=level):
-            pass
-        case RandomisedResponse(epsilon=epsilon):
-            level = 1 / (1 + math.exp(-epsilon))
-        case _:
-            return None
+def check_repeats(rounds: Rounds, ground: Ground) -> str:
+    """Whether the same seed gives the same figures."""
+    different = _difference(rounds.played[ground], play(rounds.defense, ground))
+    require(different is None, f"two runs with one seed differ: {different}.")
+    return "bit for bit"
+
+
+def other_draws(rounds: Rounds) -> list[Case]:
+    """A case for every kind of randomness that is declared."""
+    random = [m for m in rounds.defense.mechanisms() if m.random and not m.remembers]
+    declared = {type(m).__name__: m for m in random}
     if not declared:
-        return (
-            f"guarantee() rests on {law} of {level:.4g}, but mechanisms() tell attackers of none."
+        raise NotChecked("mechanisms() declares no randomness")
+    name = "other draws, other figures"
+    return [(name, partial(check_draws, rounds, m)) for m in declared.values()]
+
+
+def check_draws(rounds: Rounds, mechanism: Mechanism) -> str:
+    """Whether declared randomness follows the client's stream."""
+    name, ground = type(mechanism).__name__, rounds.main
+    upload = mechanism.of in UPLOAD_KINDS
+    kinds = UPLOAD_KINDS if upload else (mechanism.of,)
+    if not upload:
+        ground = next((g for g in rounds.played if g.labels == "shared"), ground)
+    one, other = (
+        [
+            p.values
+            for m in play(rounds.defense, ground, draws=draws, rounds=1).seen[0]
+            if m.kind in kinds
+            for p in m.parts.values()
+        ]
+        for draws in (1, 2)
+    )
+    if not one:
+        raise NotChecked(f"{name}: no {kinds[0]} left a client")
+    require(
+        not all(same(a, b) for a, b in zip(one, other, strict=True)),
+        f"{name} is declared, but other draws of the client's stream give the same message.",
+        "upload" if upload else mechanism.of,
+    )
+    return name
+
+
+def check_presence(rounds: Rounds) -> str:
+    """Whether the server reads a value that is not present, or is given one."""
+    withheld = [
+        (ground, m, name, part)
+        for ground, run in rounds.played.items()
+        for messages in run.seen
+        for m in messages
+        for name, part in m.parts.items()
+        if part.present is not None and not bool(part.present.all())
+    ]
+    if not withheld:
+        raise NotChecked("the defense withholds nothing")
+    under = list(dict.fromkeys(ground for ground, *_ in withheld))
+    for ground in under:
+        run = play(rounds.defense, ground, watch=Watch(poisons=True))
+        for key, value in rounds.played[ground].state.items():
+            require(
+                same(value, run.state[key]),
+                f"under {ground.name} the model's '{key}' depends on values that were not sent.",
+                "mix" if "mix" in rounds.defense.owns else "aggregate",
+            )
+    for _, message, key, part in withheld:
+        require(
+            len(part.values[~part.presence()].unique()) <= 1,
+            f"message '{message.kind}' carries values of '{key}' that it says are withheld.",
+            "upload",
         )
-    levels = [(m, m.proof[1]) for m in declared if m.proof is not None and m.proof[0] == law]
-    mine = [m for m, found in levels if math.isclose(found, level, rel_tol=_SAME)]
-    if levels and not mine:
-        shown = ", ".join(dict.fromkeys(f"{found:.4g}" for _, found in levels))
-        return f"guarantee() says {law} of {level:.4g}, but mechanisms() declare {shown}."
-    if not late or isinstance(event, RandomisedResponse):
-        return None
-    return _too_sure(event, mine, declared)
+    return f"not read under {', '.join(g.name for g in under)}"
 
 
-def _too_sure(
-    event: Gaussian | Laplace, mine: Sequence[Mechanism], declared: Sequence[Mechanism]
-) -> str | None:
-    """Replacing a record moves a clipped upload by up to twice the clip."""
-    if event.unit != "record" or event.sensitivity == 0:
-        return None
-    order = 2 if isinstance(event, Gaussian) else 1
-    for noise in mine:
-        if noise.of not in (*UPLOAD_KINDS, "smashed") or noise.clips:
-            continue
-        norms = [b for m in declared if m.of == noise.of and (b := m.bound_of(order)) is not None]
-        if not norms and math.isfinite(event.sensitivity):
-            return (
-                f"guarantee() says a sensitivity of {event.sensitivity:.4g}, but mechanisms() "
-                f"declare no clip of order {order} that would bound it."
-            )
-        if norms and event.sensitivity < 2 * min(norms) * (1 - _SAME):
-            return (
-                f"guarantee() says a sensitivity of {event.sensitivity:.4g} for a record, but "
-                f"replacing one moves an upload clipped to {min(norms):.4g} by up to "
-                f"{2 * min(norms):.4g}."
-            )
-    return None
+def check_boxes(rounds: Rounds) -> str:
+    """Whether what is sealed shows no value of its client."""
+    boxes: list[tuple[Sealed, Mapping[str, Tensor]]] = []
+    values: dict[str, Mapping[str, Tensor]] = {}
+
+    def uploaded(arguments: tuple[Any, ...], result: Any) -> None:
+        _, local, client = arguments
+        update = {n: local.end[n] - v for n, v in local.broadcast.items()}
+        values[client.id] = {**update, **{f"end {n}": v for n, v in local.end.items()}}
+
+    def finished(arguments: tuple[Any, ...], result: Any) -> None:
+        for client, messages in result.items():
+            boxes.extend((s, values[client]) for m in messages for s in m.sealed.values())
+
+    watch = Watch(listeners={"upload": uploaded, "finish_uploads": finished})
+    play(rounds.defense, rounds.main, watch=watch, rounds=1)
+    if not boxes:
+        raise NotChecked("the defense seals nothing")
+    return check_sealed(boxes)
 
 
-def _strong(own: Examination) -> tuple[Defense, str]:
-    """The defense where its strength, or that of every member, is strongest, and what is set."""
-    composed = isinstance(own.defense, Composed)
-    members = own.defense.members if isinstance(own.defense, Composed) else {"": own.defense}
-    ends = {
-        f"{name}.{m.strength.setting}" if composed else m.strength.setting: m.strength.strong
-        for name, m in members.items()
-        if m.strength is not None
-    }
-    if not ends:
-        return own.defense, ""
+def check_zero_strength(rounds: Rounds, settings: Mapping[str, Any], build: Rebuild) -> str:
+    """Whether the settings that should make it the identity do."""
+    declared = getattr(rounds.defense, "zero_strength", None)
+    if isinstance(rounds.defense, Composed):
+        raise NotChecked("a composed defense has no setting of its own")
+    if declared is None:
+        raise NotChecked(
+            "not declared: give the class `zero_strength`, the settings that make it the "
+            "identity, if there are any"
+        )
     try:
-        strong = own.rebuild({**own.settings, **ends})
+        weak = build({**settings, **declared})
     except ValueError as error:
-        raise NotChecked(f"it cannot be made as strong as it says: {error}") from None
-    return strong, " at " + ", ".join(f"{name}={value:g}" for name, value in ends.items())
-
-
-def _proven(defense: Defense) -> float:
-    """The smallest epsilon that is proven for a record, under some protocol."""
-    facts = [replace(_facts(defense), split=s) for s in (False, True)]
-    return min(account(defense, f).eps_record for f in facts)
-
-
-def _patterns(own: Examination, probes: Probes) -> str:
-    strong, at = _strong(own)
-    epsilon = _proven(strong)
-    if epsilon == math.inf:
-        raise NotChecked(f"nothing is proven for a record{at}")
-    return check_patterns(strong, probes.whole, epsilon, alone=probes.alone)
-
-
-def _audit(own: Examination) -> str:
-    """A short audit of one release against the proof, at the given settings and where the defense
-    is strongest. A claim that it refutes is told, since it may be the paper's; so is that."""
-    strong, at = _strong(own)
-    settings = {"": own.defense} | {at: strong}
-    provable = {at: d for at, d in settings.items() if _proven(d) < math.inf}
-    if not provable:
-        raise NotChecked("nothing is proven for a record, so nothing can be refuted")
-    audits = {at: _audited(defense, at) for at, defense in provable.items()}
-    if not any(a.pairs for a in audits.values()):
-        skips = next(iter(audits.values())).skipped
-        raise NotChecked("; ".join(f"{s.channel}: {s.why}" for s in skips))
-    tested, untested = [], []
-    for at, made in audits.items():
-        judged = [f for f in made.pairs if f.verdict_proof == "consistent"]
-        if any(f.eps_record < f.cap for f in judged):
-            claim = "" if made.verdict_claim != "violated" else "; it refutes the claim"
-            tested.append(
-                f"consistent{at}, epsilon of one release >= {made.eps_audited:.3g}{claim}"
-            )
-        elif judged:
-            least = min(judged, key=lambda f: f.eps_record)
-            untested.append(
-                f"not testable{at}: {least.draws} draws refute no proof above "
-                f"{least.cap:.3g}, and it says {least.eps_record:.4g}"
-            )
-    if not tested:
-        raise NotChecked("; ".join(untested) or "no audited input differs in one record")
-    return "; ".join([*tested, *untested])
-
-
-def _audited(defense: Defense, at: str) -> Audit:
-    """The audit; Broken if it refutes the proof."""
-    made = audit(fresh(defense), draws=AUDIT_DRAWS, confidence=AUDIT_CONFIDENCE)
-    if made.verdict_proof == "violated":
-        worst = max(
-            (f for f in made.pairs if f.verdict_proof == "violated"), key=lambda f: f.eps_lower
+        why = f"the settings of zero_strength are refused: {error}"
+        raise Broken(why) from error
+    without, under = play(Defense(), rounds.main), play(weak, rounds.main)
+    size = max(float(v.abs().max()) for v in without.state.values())
+    for key, value in without.state.items():
+        off = float((value - under.state[key]).abs().max())
+        require(
+            off <= _EQUAL * size,
+            f"with {dict(declared)} the model's '{key}' differs by {off:.3g} from the "
+            "undefended one's.",
         )
-        raise Broken(
-            f"one release through the real hooks{at} shows an epsilon of at least "
-            f"{worst.eps_lower:.4g} ({worst.pair}), but guarantee() proves {worst.eps_record:.4g}.",
-            "Count everything that leaves the client, with its true sensitivity.",
-            "guarantee",
-        )
-    return made
+    return f"with {dict(declared)}"
+
+
+def check_composed(rounds: Rounds) -> str:
+    """Whether a defense beside it that does nothing changes nothing."""
+    both = Composed({"identity": Defense(), "checked": fresh(rounds.defense)})
+    different = _difference(rounds.played[rounds.main], play(both, rounds.main))
+    require(
+        different is None, f"beside a defense that does nothing, something changes: {different}."
+    )
+    return "nothing changes"
+
+
+def check_observed(rounds: Rounds) -> str:
+    """One observed round as attacks get it: exported, reloaded, read, rehearsed."""
+    data = digits()
+    seen, _, network = seen_of(fresh(rounds.defense), rounds.main)
+    with tempfile.TemporaryDirectory() as folder:
+        save_seen(seen, Path(folder) / "seen")
+        again = load_seen(Path(folder) / "seen")
+    kinds = [m.kind for m in seen.messages]
+    same_kinds = [m.kind for m in again.messages] == kinds
+    require(same_kinds, "the export does not hold the messages.", "say")
+    visible, victims = 0, len(seen.clients)
+    if (kind := again.upload_kind()) is not None:  # read as an attack reads it
+        (message,) = again.of(again.clients[0], kind)
+        base = {n: again.before[n] for n in message.parts}
+        parts = as_kind(message, "update", base=base, lr=LR).parts
+        visible = sum(int(p.presence().sum()) for p in parts.values())
+    rng = generator(0, "conformance shadow")
+    rehearse = Rehearsals(seen=again, network=network, defense=rounds.defense, rng=rng, device=CPU)
+    x = data.aux_x[: 2 * victims].view(victims, 2, *network.shape)
+    shadow = rehearse(x[:, :1], data.aux_y[: 2 * victims].view(victims, 2)[:, :1])
+    sent = (m for m in again.messages if m.sender.startswith("client-") and m.parts)
+    missing = {m.kind for m in sent if m.receiver != EVERYONE} - {m.kind for m in shadow.messages}
+    require(
+        not missing,
+        f"an attacker's rehearsal of the round lacks the message(s) {', '.join(sorted(missing))}.",
+    )
+    return f"{victims} clients, {visible} values of an upload visible, rehearsed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from bench.contract.defense import Client
 from bench.contract.messages import UPLOAD_KINDS, Message, Sealed
-from bench.sandbox.conformance.findings import Broken
 from bench.sandbox.conformance.playground import CLASSES, Ground, Played
-from bench.sandbox.conformance.watching import tensors_in
+from bench.sandbox.conformance.watching import leaves
+from bench.sandbox.findings import Broken, require
 
 _COPIES = 16
 """Different values equal to private ones that a message may have by chance; a sample has 256."""
@@ -28,38 +29,50 @@ _PROTOCOL = (
 )
 
 
-def check_leaks(ground: Ground, played: Played) -> str:
+def check_leaks(played: Mapping[Ground, Played]) -> str:
     """Whether a message to the server, or a plan made of messages, holds private samples or
     labels. Uploads, smashed data and gradients, which the protocol itself sends, must hold none
-    bit for bit; the defense's own messages none up to scale either.
-
-    Raises:
-        Broken: For the first that does.
-    """
-    for client in played.clients:
-        for name, value in tensors_in(client.plan, "plan"):
-            if _copies(value, client):
-                raise Broken(
+    bit for bit; the defense's own messages none up to scale either."""
+    count = 0
+    for ground, run in played.items():
+        for client in run.clients:
+            for name, value in leaves(client.plan, "plan"):
+                require(
+                    not _copies(value, client),
                     f"client.plan holds private samples at {name}.",
-                    "Make plans from messages alone; notes belong in client.memory.",
                     "hear",
                 )
-    for round_number, messages in enumerate(played.seen):
-        for message in messages:
-            if problem := _header(message, round_number):
-                raise Broken(problem, "Put values into parts and nothing into headers.", "say")
-            for client in played.clients:
-                if problem := _body(message, client, ground, played.used.get(client.id)):
-                    raise Broken(
-                        f"the message '{message.kind}' of {message.sender} {problem}.",
-                        "Send nothing that was not made private; what a client keeps to itself "
-                        "belongs in client.memory.",
-                        "upload" if message.kind in UPLOAD_KINDS else "say",
-                    )
+        for number, message in ((n, m) for n, sent in enumerate(run.seen) for m in sent):
+            count += 1
+            hook = "upload" if message.kind in UPLOAD_KINDS else "say"
+            for problem in _problems(message, number, run, ground):
+                raise Broken(f"the message '{message.kind}' of {message.sender} {problem}.", hook)
     return (
-        f"{sum(len(m) for m in played.seen)} messages hold no plain or scaled copy of samples or "
-        "labels (other encodings are not looked for)"
+        f"{count} messages hold no plain or scaled copy of samples or labels (other encodings are "
+        "not looked for)"
     )
+
+
+def _problems(message: Message, number: int, run: Played, ground: Ground) -> Iterator[str]:
+    """What a message shows: in its header, or of a client in its parts."""
+    if message.round != number:
+        yield f"says round {message.round} in round {number}"
+    texts, numbers = ("kind", "sender", "receiver"), ("round", "step", "local_steps")
+    for name in (*texts, *numbers):
+        kind = str if name in texts else int
+        if type(getattr(message, name)) is not kind:
+            yield f"has a {name} that is no {kind.__name__}"
+    own = message.kind not in _PROTOCOL and not (message.kind == "labels" and ground.cut)
+    values = ((n, v) for n, p in message.parts.items() for v in (p.values, p.present))
+    for (name, value), client in product(values, run.clients):
+        if value is None:
+            continue
+        if _copies(value, client):
+            yield f"holds private samples of {client.id} bit for bit in '{name}'"
+        if own and _alike(value, client):
+            yield f"holds private samples of {client.id}, scaled, in '{name}'"
+        if own and _tells_labels(value, client, run.used.get(client.id)):
+            yield f"holds the labels of {client.id} in '{name}'"
 
 
 def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
@@ -69,74 +82,37 @@ def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
         Broken: For a box that shows its client's values.
     """
     for box, values in boxes:
-        for found in _insides(box.box):
-            if any(_shows(found, v) for v in values.values()):
-                raise Broken(
-                    "a sealed box holds the client's values in the clear.",
-                    "Encrypt them: the box travels through the server.",
-                    "upload",
-                )
+        require(
+            not any(_shows(inner, v) for inner in _insides(box.box) for v in values.values()),
+            "a sealed box holds the client's values in the clear.",
+        )
     return f"{len(boxes)} boxes"
 
 
-def _insides(box: Any, depth: int = 6) -> Iterator[Any]:
+def _insides(box: Any, depth: int = 6) -> Iterator[Tensor | bytes | bytearray]:
+    is_list = isinstance(box, (list, tuple))
     if isinstance(box, (Tensor, bytes, bytearray)):
         yield box
-    elif depth and isinstance(box, Mapping):
-        for value in box.values():
+    elif is_list and box and all(isinstance(v, float) for v in box):
+        yield torch.tensor(box)
+    elif depth:
+        by_name = box if isinstance(box, Mapping) else getattr(box, "__dict__", {})
+        for value in box if is_list else by_name.values():
             yield from _insides(value, depth - 1)
-    elif depth and isinstance(box, (list, tuple)):
-        if box and all(isinstance(v, float) for v in box):
-            yield torch.tensor(box)
-        else:
-            for value in box:
-                yield from _insides(value, depth - 1)
-    elif depth and hasattr(box, "__dict__"):
-        yield from _insides(vars(box), depth - 1)
 
 
-def _shows(found: Tensor | bytes | bytearray, values: Tensor) -> bool:
+def _shows(inner: Tensor | bytes | bytearray, values: Tensor) -> bool:
     plain = values.detach().float().flatten()
     plain = plain[plain != 0]
-    if isinstance(found, Tensor):
-        hits = torch.isin(found.detach().float().flatten(), plain)
+    if isinstance(inner, Tensor):
+        hits = torch.isin(inner.detach().float().flatten(), plain)
         return int(hits.sum()) >= min(_COPIES, max(1, len(plain)))
     pieces = plain[: 4 * (len(plain) // 4)].view(-1, 4)[:8]
-    return any(piece.numpy().tobytes() in bytes(found) for piece in pieces)
+    return any(piece.numpy().tobytes() in bytes(inner) for piece in pieces)
 
 
-def _header(message: Message, round_number: int) -> str | None:
-    if message.round != round_number:
-        return (
-            f"the message '{message.kind}' of {message.sender} says round {message.round} in "
-            f"round {round_number}"
-        )
-    for name in ("kind", "sender", "receiver"):
-        if type(getattr(message, name)) is not str:
-            return f"a message's {name} is no text"
-    for name in ("round", "step", "local_steps"):
-        if type(getattr(message, name)) is not int:
-            return f"the {name} of message '{message.kind}' is no whole number"
-    return None
-
-
-def _body(message: Message, client: Client, ground: Ground, used: Tensor | None) -> str | None:
-    own = message.kind not in _PROTOCOL and not (message.kind == "labels" and ground.cut)
-    for name, part in message.parts.items():
-        for value in (part.values, part.present):
-            if value is None:
-                continue
-            if _copies(value, client):
-                return f"holds private samples of {client.id} bit for bit in '{name}'"
-            if own and _alike(value, client):
-                return f"holds private samples of {client.id}, scaled, in '{name}'"
-            if own and _tells_labels(value, client, used):
-                return f"holds the labels of {client.id} in '{name}'"
-    return None
-
-
-def _copies(value: Tensor, client: Client) -> bool:
-    if not value.is_floating_point():
+def _copies(value: Any, client: Client) -> bool:
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
         return False
     values = value.detach().float().flatten()
     # Of values on a grid of few, one that coincides stands in many places.

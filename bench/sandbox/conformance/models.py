@@ -3,18 +3,18 @@ cut."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bench import data, models
 from bench.contract.messages import State
 from bench.errors import UserError
 from bench.models import ModuleNetwork
-from bench.sandbox.conformance.findings import Conformance, Finding, failed, passed, skipped
+from bench.sandbox.conformance.contract import Case
+from bench.sandbox.findings import Broken, NotChecked, require
 from bench.seeding import generator
 
 DATASETS = ("digits", "photos", "breast_cancer")
@@ -24,10 +24,10 @@ _TOLERANCE = 1e-3
 """Of logits and gradients, relative to the largest."""
 
 
-def check_model(
+def model_cases(
     name: str, settings: Mapping[str, Any], *, dataset: str | None = None
-) -> Conformance:
-    """The conformance of a model.
+) -> Iterator[Case]:
+    """The checks of a model.
 
     Args:
         name: As a suite names it: FILE.py:Net, an entry point, torchvision:NAME or timm:NAME.
@@ -37,92 +37,78 @@ def check_model(
     Raises:
         UserError: For an unknown data set.
     """
-    began, findings = time.perf_counter(), list[Finding]()
-    network, samples = None, torch.empty(0)
+    network, refusals = None, list[Case]()
     for place in DATASETS if dataset is None else (dataset,):
         loaded = data.load_dataset(place, seed=0)
-        samples = loaded.aux_x
-        what = f"it takes samples of {place} {list(loaded.shape)}"
+        case = f"it takes samples of {place} {list(loaded.shape)}"
         try:
-            found = models.build(
+            network = models.build(
                 name, shape=loaded.shape, classes=loaded.classes, settings=settings
             )
         except UserError as error:
-            findings.append(failed(what, str(error), "see docs/models.md"))
+            refusals.append((case, partial(require, False, str(error))))
             continue
-        assert isinstance(found, ModuleNetwork)
-        network = found
-        told = f"{network.n_parameters} parameters, head {network.anatomy.head}"
-        findings = [passed(what, told)]
         break
-    if network is not None:
-        params = network.init(generator(0, "init"))
-        buffers = network.calibrate(params, samples[:64])
-        checks: tuple[Callable[[ModuleNetwork, State, State, Tensor], Finding], ...] = (
-            *(_together, _cuts, _normalisation, _gradients),
-        )
-        findings += [check(network, params, buffers, samples[:_BATCH]) for check in checks]
-    return Conformance(
-        kind="model",
-        name=name,
-        settings=dict(settings),
-        findings=findings,
-        seconds=time.perf_counter() - began,
-    )
-
-
-def _together(network: ModuleNetwork, params: State, buffers: State, x: Tensor) -> Finding:
+    if network is None:
+        yield from refusals
+        return
+    assert isinstance(network, ModuleNetwork)
+    seen = f"{network.n_parameters} parameters, head {network.anatomy.head}"
+    yield case, lambda: seen
+    params = network.init(generator(0, "init"))
+    buffers = network.calibrate(params, loaded.aux_x[:64])
+    given = network, params, buffers, loaded.aux_x[:_BATCH]
     what = "clients' gradients, taken together, are those of the module by itself"
+    yield what, partial(check_together, network)
+    yield "cut in two it gives the same logits", partial(check_cuts, *given)
+    what = "statistics of batch normalisation stay with each client"
+    yield what, partial(check_normalisation, network)
+    yield "fast gradients are the general ones", partial(check_gradients, *given)
+
+
+def check_together(network: ModuleNetwork) -> str:
+    """Whether the module's operations can be taken over clients at once."""
     try:
         network.check()
     except UserError as error:
-        return failed(what, str(error), "replace the operation")
-    return passed(what)
+        raise Broken(str(error)) from error
+    return ""
 
 
-def _cuts(network: ModuleNetwork, params: State, buffers: State, x: Tensor) -> Finding:
+def check_cuts(network: ModuleNetwork, params: State, buffers: State, x: Tensor) -> str:
     """Each part of a cut network has only its own parameters, and both together give the logits."""
-    what = "cut in two it gives the same logits"
     if not network.cuts:
-        return skipped(what, "it cannot be cut: no submodule gives all that the head gets")
+        raise NotChecked("it cannot be cut: no submodule gives all that the head gets")
     whole = network.apply(params, x, buffers=buffers)
     for number, cut in enumerate(network.cuts, start=1):
-        below, above = network.stages[:number], network.stages[number:]
-        parts = [
+        below, above = (
             {n: v for n, v in params.items() if n.startswith(tuple(f"{s}." for s in stages))}
-            for stages in (below, above)
-        ]
-        smashed = network.run(parts[0], x, last=cut, buffers=buffers)
-        rest = network.run(parts[1], smashed, first=above[0], buffers=buffers)
-        if not _near(rest, whole):
-            return failed(
-                what,
-                f"cut after {cut} it gives other logits: something passes beside that tensor",
-                "let the submodule's output be all that the layers after it get",
-            )
-    return passed(what, f"after {', '.join(network.cuts)}")
+            for stages in (network.stages[:number], network.stages[number:])
+        )
+        smashed = network.run(below, x, last=cut, buffers=buffers)
+        rest = network.run(above, smashed, first=network.stages[number], buffers=buffers)
+        require(
+            bool((rest - whole).abs().max() <= _TOLERANCE * (1e-6 + whole.abs().max())),
+            f"cut after {cut} it gives other logits: something passes beside that tensor",
+        )
+    return f"after {', '.join(network.cuts)}"
 
 
-def _normalisation(network: ModuleNetwork, params: State, buffers: State, x: Tensor) -> Finding:
-    what = "statistics of batch normalisation stay with each client"
+def check_normalisation(network: ModuleNetwork) -> str:
+    """How statistics of batches are dealt with."""
     if not network.normalises:
-        return skipped(what, "it has none that is trained by batches")
-    return passed(what, f"{len(network.anatomy.norms)} layers, in evaluation by public data")
+        raise NotChecked("it has none that is trained by batches")
+    return f"{len(network.anatomy.norms)} layers, in evaluation by public data"
 
 
-def _gradients(network: ModuleNetwork, params: State, buffers: State, x: Tensor) -> Finding:
+def check_gradients(network: ModuleNetwork, params: State, buffers: State, x: Tensor) -> str:
     """Which weight gradients are made of a layer's input and its output's gradient; the network has
     held them against autograd's."""
-    what = "fast gradients are the general ones"
     _, layers = network.trace(params, x, buffers=buffers)
     fast = {f"{layer.name}.{n}" for layer in layers for n in ("weight", "bias")} & params.keys()
     if not fast:
-        return skipped(what, "none of its layers is of a known kind")
-    if len(fast) < len(params):
-        other = next(n for n in params if n not in fast)
-        return passed(what, f"{len(fast)} of {len(params)}; all by the general way, as {other}")
-    return passed(what, f"all {len(fast)}")
-
-
-def _near(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= _TOLERANCE * (1e-6 + other.abs().max()))
+        raise NotChecked("none of its layers is of a known kind")
+    if len(fast) == len(params):
+        return f"all {len(fast)}"
+    other = next(n for n in params if n not in fast)
+    return f"{len(fast)} of {len(params)}; all by the general way, as {other}"

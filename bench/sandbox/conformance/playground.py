@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from bench import data
 from bench.contract.attack import Seen
 from bench.contract.defense import Client, Defense
 from bench.contract.messages import SERVER, Message, State
-from bench.data.dataset import Dataset, from_arrays
+from bench.data.dataset import Dataset
 from bench.models import Network, build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
@@ -20,7 +22,7 @@ from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.sandbox.conformance.watching import Watch, watched
-from bench.sandbox.hooked import HookError, WrongAnswer
+from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer
 from bench.sandbox.stage import CPU, play_round
 from bench.seeding import generator
 
@@ -49,16 +51,16 @@ class Ground:
         return build(self.model, shape=shape, classes=classes, settings=settings)
 
     def federation(
-        self, defense: Defense, network: Network, data: Sequence[tuple[Tensor, Tensor]]
+        self, defense: Defense, network: Network, samples: Sequence[tuple[Tensor, Tensor]]
     ) -> Federation:
-        """Clients with such data under the defense itself, not a copy."""
+        """Clients with such samples under the defense itself, not a copy."""
         return start_federation(
             self.protocol,
             network=network,
             cuts=(self.cut,) if self.cut else (),
             labels=self.labels,
             defense=defense,
-            data=data,
+            data=samples,
             seed=0,
             device=CPU,
         )
@@ -70,13 +72,9 @@ CUTS = (("lenet", "block1"), ("vit_small", "embed"))
 
 def grounds(cut: tuple[str, str] = CUTS[0]) -> tuple[Ground, ...]:
     """Every protocol once."""
-    model, place = cut
-    return (
-        Ground(protocol="fedsgd"),
-        Ground(protocol="fedavg"),
-        Ground(protocol="splitfed", model=model, cut=place, labels="private"),
-        Ground(protocol="splitfed", model=model, cut=place, labels="shared"),
-    )
+    split: dict[str, Any] = {"protocol": "splitfed", "model": cut[0], "cut": cut[1]}
+    whole = (Ground(protocol="fedsgd"), Ground(protocol="fedavg"))
+    return (*whole, Ground(**split, labels="private"), Ground(**split, labels="shared"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +96,12 @@ class Played:
 
 def private_data(clients: int) -> list[tuple[Tensor, Tensor]]:
     """Samples of unrelated values in [0, 1), so that one that comes up elsewhere was copied."""
-    found = []
+    samples = []
     for i in range(clients):
         rng = generator(0, "conformance data", i)
         x = torch.rand(SAMPLES, *SHAPE, generator=rng, dtype=torch.float64).float()
-        found.append((x, torch.randint(CLASSES, (SAMPLES,), generator=rng)))
-    return found
+        samples.append((x, torch.randint(CLASSES, (SAMPLES,), generator=rng)))
+    return samples
 
 
 def company(defense: Defense) -> int:
@@ -119,6 +117,7 @@ def play(
     rounds: int = ROUNDS,
     draws: int = 0,
     shift: int = 0,
+    lr: float = LR,
 ) -> Played:
     """Play a few rounds with a watched copy of the defense.
 
@@ -130,13 +129,13 @@ def play(
         PluginFault: For a hook that raises, or returns what it may not.
     """
     copy = watched(defense, watch or Watch())
-    data = private_data(company(defense))
-    federation = ground.federation(copy, ground.network(), data[shift:] + data[:shift])
+    samples = private_data(company(defense))
+    federation = ground.federation(copy, ground.network(), samples[shift:] + samples[:shift])
     for client in federation.clients if draws else ():
         mine = generator(0, "other draws", draws, client.id)
         client.rng = {**client.rng, "defense": mine}
     steps = 1 if ground.protocol == "fedsgd" else 2
-    work = LocalWork(protocol=ground.protocol, batch=BATCH, lr=LR, local_steps=steps)
+    work = LocalWork(protocol=ground.protocol, batch=BATCH, lr=lr, local_steps=steps)
     results = [play_round(federation, work) for _ in range(rounds)]
     for name, value in federation.state.items():
         if not bool(torch.isfinite(value).all()):
@@ -151,40 +150,34 @@ def play(
 
 
 def fitting(defense: Defense) -> tuple[str, str]:
-    """The network and cut of splitfed whose smashed data the defense takes. Raises the last
-    HookError if it takes none."""
+    """The network and cut of splitfed whose smashed data the defense takes, the first if none."""
     for cut in CUTS:
         try:
             play(defense, grounds(cut)[2], rounds=1)
-        except HookError as error:
-            if cut == CUTS[-1] or not error.refuses:
-                raise
-        else:
             return cut
-    raise AssertionError("the last cut returns or raises")
+        except PluginFault as error:
+            if not (isinstance(error, HookError) and error.refuses):
+                break
+    return CUTS[0]
 
 
-def noise_dataset() -> Dataset:
-    """Samples of unrelated values as a data set, for rounds in which images do not matter."""
-    rng = generator(0, "conformance noise data")
-    x = torch.rand(4 * 64, *SHAPE, generator=rng)[:, 0].numpy()
-    y = torch.randint(CLASSES, (len(x),), generator=rng).numpy()
-    at = (slice(128), slice(128, 192), slice(192, None))
-    train, test, aux = ((x[part], y[part]) for part in at)
-    names = tuple(map(str, range(CLASSES)))
-    return from_arrays(name="noise", train=train, test=test, aux=aux, class_names=names)
+@cache
+def digits() -> Dataset:
+    """The data set of observed rounds."""
+    return data.load_dataset("digits", seed=0)
 
 
 def seen_of(
-    defense: Defense, ground: Ground, dataset: Dataset, *, batch: int = 1, victims: int = 2
+    defense: Defense, ground: Ground, *, batch: int = 1, victims: int = 2
 ) -> tuple[Seen, Truth, Network]:
-    """One observed round on a data set, as a run's first checkpoint has it."""
+    """One observed round on digits, as a run's first checkpoint has it."""
+    dataset = digits()
     network = ground.network(dataset.shape, dataset.classes)
     victims = -(-victims // defense.together) * defense.together
     order = torch.randperm(len(dataset.train_y), generator=generator(0, "conformance data"))
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
-    data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
-    federation = ground.federation(defense, network, data)
+    samples = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
+    federation = ground.federation(defense, network, samples)
     protocol = ProtocolSettings.model_validate(
         {
             "name": ground.protocol,

@@ -1,4 +1,4 @@
-"""Whether something changed: arguments of a hook, a plugin's attributes, the process's own state;
+"""Whether something changed: arguments of a call, a plugin's attributes, the process's own state;
 and a defense whose every hook is watched for it while a real protocol plays it."""
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,14 @@ from bench.contract.defense import Client, Defense
 from bench.contract.hooks import HOOKS, Hook
 from bench.contract.messages import Part
 from bench.foreign import Left, foreign_code
+from bench.sandbox.conformance.contract import Case
+from bench.sandbox.findings import Broken
 from bench.sandbox.hooked import check, hooked
 
 _DEPTH = 12
 _DATA = (dict, list, set, Tensor, np.ndarray, torch.Generator, int, float)
 """Kinds of class attributes that could hold state."""
-_OWN = ("memory", "plan", "rng")
+_WRITABLE = ("memory", "plan", "rng")
 """Fields of a client that hooks may write to."""
 _POISON = 1000.0
 Listener = Callable[[tuple[Any, ...], Any], None]
@@ -30,26 +34,33 @@ _ARGUMENTS = {
     hook.name: tuple(inspect.signature(getattr(Defense, hook.name)).parameters)[1:]
     for hook in HOOKS
 }
+_NOTICES = (
+    "arguments untouched",
+    "global generators untouched",
+    "process untouched",
+    "no state on self",
+)
+"""Checks of what was noticed."""
 
 
-def tensors_in(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in arguments of hooks with the way to them; what hooks may change is left out."""
-    if isinstance(value, Tensor):
-        if not torch._C._functorch.is_functorch_wrapped_tensor(value):
-            yield path, value
-    elif depth == 0 or isinstance(value, (str, bytes, torch.Generator)):
+def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
+    """What an argument holds, with the way to it; what hooks may change is left out."""
+    if isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
         return
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors_in(item, f"{path}[{key!r}]", depth - 1)
+    if isinstance(value, Mapping):
+        items = [(f"{path}[{key!r}]", item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from tensors_in(item, f"{path}[{i}]", depth - 1)
+        items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
     elif is_dataclass(value) and not isinstance(value, type):
-        for name in (f.name for f in fields(value)):
-            if not (isinstance(value, Client) and name in _OWN):
-                place = f"{path}.{name}" if path else name
-                yield from tensors_in(getattr(value, name), place, depth - 1)
+        names = [f.name for f in fields(value)]
+        if isinstance(value, Client):
+            names = [n for n in names if n not in _WRITABLE]
+        items = [(f"{path}.{name}" if path else name, getattr(value, name)) for name in names]
+    else:
+        yield path, value
+        return
+    for place, item in items if depth else ():
+        yield from leaves(item, place, depth - 1)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -59,72 +70,36 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Arguments of a hook as they were."""
-
-    tensors: list[tuple[str, Tensor, int, Tensor]]
-    keys: list[tuple[str, Any, tuple[Any, ...]]]
-
-    @staticmethod
-    def of(names: tuple[str, ...], arguments: tuple[Any, ...]) -> Snapshot:
-        tensors: list[tuple[str, Tensor, int, Tensor]] = []
-        keys: list[tuple[str, Any, tuple[Any, ...]]] = []
-        for name, argument in zip(names, arguments, strict=False):
-            for path, t in tensors_in(argument, name):
-                tensors.append((path, t, t._version, t.detach().clone()))
-            if isinstance(argument, dict):
-                keys.append((name, argument, tuple(argument)))
-            elif isinstance(argument, list):
-                keys.append((name, argument, tuple(map(id, argument))))
-            elif isinstance(argument, Client):
-                keys.append((name, argument, _identities(argument)))
-        return Snapshot(tensors, keys)
-
-    def changed(self) -> str | None:
-        """The way to something that is not as it was, or None."""
-        for path, tensor, version, copy in self.tensors:
-            if tensor._version != version or not same(tensor.detach(), copy):
-                return path
-        for name, argument, before in self.keys:
-            if isinstance(argument, Client):
-                now = _identities(argument)
-                for own, a, b in zip(_client_fields(), before, now, strict=True):
-                    if a != b:
-                        return f"{name}.{own}"
-            elif isinstance(argument, dict):
-                if tuple(argument) != before:
-                    return name
-            elif tuple(map(id, argument)) != before:
-                return name
-        return None
+def _all_leaves(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in arguments.items():
+        yield from leaves(value, name)
 
 
-def _client_fields() -> list[str]:
-    return [f.name for f in fields(Client) if f.name not in ("memory", "plan")]
+def _copy(leaf: Any) -> tuple[int, Tensor] | None:
+    return (leaf._version, leaf.detach().clone()) if isinstance(leaf, Tensor) else None
 
 
-def _identities(client: Client) -> tuple[int, ...]:
-    return tuple(id(getattr(client, name)) for name in _client_fields())
+def _changed(before: list[tuple[str, Any, Any]], arguments: Mapping[str, Any]) -> str | None:
+    """The way to something that is not as it was, or None."""
+    for old, new in zip_longest(before, _all_leaves(arguments)):
+        if old is None or new is None or old[0] != new[0]:
+            return str((old or new)[0])
+        path, leaf, copy = old
+        if new[1] is not leaf:
+            return path
+        if copy and (leaf._version != copy[0] or not same(leaf.detach(), copy[1])):
+            return path
+    return None
 
 
 def attributes(plugin: object, base: type) -> dict[str, str]:
     """A fingerprint of every attribute of a plugin and of its classes below `base`."""
-    found = {name: _print(value) for name, value in vars(plugin).items()}
-    for cls in type(plugin).__mro__:
-        if cls is base or not issubclass(cls, base):
-            break
+    values = dict(vars(plugin))
+    for cls in type(plugin).__mro__[: type(plugin).__mro__.index(base)]:
         for name, value in vars(cls).items():
             if isinstance(value, _DATA) and not name.startswith("__"):
-                found[f"class attribute {name}"] = _print(value)
-    return found
-
-
-def changed_attribute(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    for name in {**before, **after}:
-        if before.get(name) != after.get(name):
-            return name
-    return None
+                values[f"class attribute {name}"] = value
+    return {name: _print(value) for name, value in values.items()}
 
 
 def _print(value: Any) -> str:
@@ -143,43 +118,61 @@ def _print(value: Any) -> str:
         return type(value).__qualname__
 
 
-# --- a watched defense ----------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class Watch:
-    """What was noticed of a defense's hooks.
+    """What was noticed of a plugin's calls.
 
     Attributes:
-        changed: Hook -> the argument that it changed.
-        moved: Hook -> the global generators that it moved.
-        state: Hook -> what it changed that decides figures.
-        called: Hooks that were called.
+        faults: The first reason and hook by check of `_NOTICES`.
         poisons: Whether values that are not present are replaced before the server gets them.
         listeners: Told of a hook's arguments and answer.
     """
 
-    changed: dict[str, str] = field(default_factory=dict)
-    moved: dict[str, str] = field(default_factory=dict)
-    state: dict[str, str] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
+    faults: dict[str, tuple[str, str]] = field(default_factory=dict)
     poisons: bool = False
     listeners: Mapping[str, Listener] = field(default_factory=dict)
+
+    def call(self, name: str, call: Callable[[], Any], arguments: Mapping[str, Any]) -> Any:
+        """The answer of a call, with what it changed noticed."""
+        before = [(path, leaf, _copy(leaf)) for path, leaf in _all_leaves(arguments)]
+        left = Left()
+        with foreign_code(left, relays=False):
+            answer = call()
+        path = _changed(before, arguments)
+        noticed = {
+            "arguments untouched": path and f"changed its argument {path} in place",
+            "global generators untouched": left.moved and f"moved {' and '.join(left.moved)}",
+            "process untouched": left.deciding
+            and f"changed {' and '.join(left.deciding)} for the whole process",
+        }
+        for notice, what in noticed.items():
+            if what:
+                self.faults.setdefault(notice, (f"{name} {what}.", name))
+        return answer
+
+    def compare(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+        """Notice an attribute that differs between two fingerprints of a plugin."""
+        for name in {**before, **after}:
+            if before.get(name) != after.get(name):
+                reason = f"the attribute {name} changed during a run."
+                self.faults.setdefault("no state on self", (reason, name))
+
+    def cases(self) -> list[Case]:
+        """A check of each thing that might have been noticed."""
+        return [(name, partial(self._check, name)) for name in _NOTICES]
+
+    def _check(self, name: str) -> str:
+        if name in self.faults:
+            raise Broken(*self.faults[name])
+        return ""
 
     def around(self, hook: Hook, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """One call of a hook, with everything noticed; raises WrongAnswer."""
         name = hook.name
         if name == "mix" and self.poisons:
             arguments = ({c: poisoned(p) for c, p in arguments[0].items()}, *arguments[1:])
-        before, left = Snapshot.of(_ARGUMENTS[name], arguments), Left()
-        with foreign_code(left, relays=False):
-            result = call(*arguments)
-        self.called.add(name)
-        for found, what in ((self.moved, left.moved), (self.state, left.deciding)):
-            if what:
-                found.setdefault(name, " and ".join(what))
-        if (path := before.changed()) is not None:
-            self.changed.setdefault(name, path)
+        given = dict(zip(_ARGUMENTS[name], arguments, strict=False))
+        result = self.call(name, partial(call, *arguments), given)
         check(hook, arguments, result)
         if name in self.listeners:
             self.listeners[name](arguments, result)

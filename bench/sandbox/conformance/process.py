@@ -1,0 +1,151 @@
+"""A check in a process of its own: that a plugin never ends, or ends its process, is a finding."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+from bench.sandbox.findings import Conformance, Finding
+from bench.toolkit.processes import end_with_parent, prints_aside
+
+TIMEOUT_S = 600.0
+"""Limit for the check of one plugin."""
+_READY_S = 600.0
+"""How long the process may take until it has imported leakbench itself."""
+_STACK_S = 2.0
+"""How long a process may take to tell where it is."""
+_STACK = "stack.txt"
+_READY = "ready"
+
+
+def check_in_process(
+    target: str,
+    settings: Mapping[str, Any],
+    *,
+    fast: bool = False,
+    dataset: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[Conformance]:
+    """As `check_plugins`, in a process of its own, which works in an empty temporary folder.
+
+    Its end is a finding, where the plugin brings it about or the check of one plugin takes longer
+    than `timeout_s`. Raises UserError as `check_plugins`, and for a limit that is no number of
+    seconds.
+    """
+    if not 1 <= timeout_s <= 1e6:
+        raise UserError(f"--timeout must be between 1 and 1e6 seconds, got {timeout_s:g}.")
+    file, colon, model = target.rpartition(":")
+    if not file.endswith(".py"):
+        file, colon, model = target, "", ""
+    if file.endswith(".py") or Path(file).is_file():
+        file = str(Path(file).resolve())
+    given = {"target": f"{file}{colon}{model}", "fast": fast, "dataset": dataset}
+    blank = Conformance(kind="plugin", name=target, settings=settings)
+    context = multiprocessing.get_context("spawn")
+    skip, later = 0, 1
+    while later:
+        with tempfile.TemporaryDirectory(prefix="leakbench-check-") as folder:
+            pipe, far = context.Pipe()
+            asked = {**given, "settings": settings, "skip": skip}
+            process = context.Process(target=_serve, args=(far, Path(folder), asked))
+            process.start()
+            far.close()
+            try:
+                for conformance, coming in _received(process, pipe, blank, timeout_s, Path(folder)):
+                    skip, later = skip + 1, coming
+                    yield replace(conformance, name=target) if colon else conformance
+            finally:
+                pipe.close()
+                process.kill()
+                process.join()
+
+
+def _received(
+    process: BaseProcess, pipe: Connection, blank: Conformance, timeout_s: float, folder: Path
+) -> Iterator[tuple[Conformance, int]]:
+    """The findings on each plugin, and, where the process must be ended or ends, that; with the
+    number of plugins that come after it. Raises the UserError that the process raises."""
+    at, conformance, later, began, limit = "its import", blank, 0, time.monotonic(), _READY_S
+    while True:
+        try:
+            if not pipe.poll(max(0.0, began + limit - time.monotonic())):
+                place = _place(process, folder, blank.name)
+                reason = f"{at} did not end within {limit:g} s{place}."
+                change = "Let it end; --timeout gives it longer."
+                break
+            news = pipe.recv()
+        except (EOFError, OSError):
+            process.join()
+            code = process.exitcode or 0
+            end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+            reason = f"{at} ended its process, which {end}."
+            change = "Neither end the process nor crash it; lines above may say more."
+            break
+        if isinstance(news, UserError):
+            raise news
+        if news == _READY:
+            began, limit = time.monotonic(), timeout_s
+            continue
+        at, conformance, later = news
+        if at:
+            continue
+        yield conformance, later
+        if not later:
+            return
+        at, began = "its import", time.monotonic()
+        conformance = blank
+    last = Finding(name="ends", status="failed", reason=reason, change=change)
+    seconds = time.monotonic() - began
+    yield replace(conformance, findings=[*conformance.findings, last], seconds=seconds), later
+
+
+def _place(process: BaseProcess, folder: Path, target: str) -> str:
+    """Where it is: the innermost line of the plugin's own file, or else of any."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid or 0, signal.SIGUSR1)
+    until, lines = time.monotonic() + _STACK_S, list[tuple[str, str, str]]()
+    while not lines and time.monotonic() < until:
+        time.sleep(0.05)
+        with suppress(OSError):
+            text = (folder / _STACK).read_text(errors="replace", encoding="utf-8")
+            lines = re.findall(r'File "(.*)", line (\d+) in (.*)', text)
+    own = [line for line in lines if Path(line[0]).name == Path(target.partition(":")[0]).name]
+    for file, line, function in [*own, *lines][:1]:
+        return f": it was at {Path(file).name}, line {line}, in {function}"
+    return ""
+
+
+def _serve(pipe: Connection, folder: Path, asked: dict[str, Any]) -> None:
+    """The process's own part: everything that is noticed goes into the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it decides when to stop
+    end_with_parent()
+    prints_aside()
+    stack = (folder / _STACK).open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    sys.path[:] = [os.path.abspath(p) for p in sys.path]
+    place = folder / "work"
+    place.mkdir()
+    os.chdir(place)
+    os.environ["TMPDIR"], tempfile.tempdir = str(place), None
+    from bench.sandbox.conformance.plugins import progress
+
+    pipe.send(_READY)
+    try:
+        for news in progress(**asked):
+            pipe.send(news)
+    except UserError as error:
+        pipe.send(UserError(str(error)))

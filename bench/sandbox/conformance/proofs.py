@@ -1,0 +1,209 @@
+"""Whether what a defense declares and proves holds of what it sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from bench.contract.compose import Composed
+from bench.contract.defense import Defense, fresh
+from bench.contract.events import Event, Facts, Gaussian, Laplace, RandomisedResponse, Round
+from bench.contract.mechanisms import Mechanism
+from bench.contract.messages import UPLOAD_KINDS
+from bench.privacy.ledger import account
+from bench.sandbox.audit import Audit, audit
+from bench.sandbox.conformance.contract import LEFT_OUT, Case, Rebuild, skip
+from bench.sandbox.conformance.playground import BATCH, SAMPLES, Ground, company
+from bench.sandbox.conformance.probes import check_patterns, mechanisms_on, pairs_of
+from bench.sandbox.findings import Broken, NotChecked, require
+from bench.sandbox.noise import checks_of
+
+AUDIT_DRAWS, AUDIT_CONFIDENCE = 500, 1 - 1e-6
+_SAME = 1e-6
+
+
+def proof_cases(
+    defense: Defense,
+    settings: Mapping[str, Any],
+    rebuild: Rebuild,
+    grounds: Sequence[Ground],
+    *,
+    fast: bool,
+) -> Iterator[Case]:
+    """The checks of mechanisms and guarantee, on the grounds on which the defense runs. fast:
+    without those that draw often."""
+    split, whole = ([g for g in grounds if bool(g.cut) is cut] for cut in (True, False))
+    ground = whole[0] if whole else split[-1]
+    yield "guarantee agrees with mechanisms", partial(check_guarantee, defense)
+    sent = partial(check_sent_values, defense, settings, rebuild, ground)
+    yield "which values are sent", sent
+    if fast:
+        yield "declared noise", partial(skip, LEFT_OUT)
+        yield "audit of the proof", partial(skip, LEFT_OUT)
+        return
+    yield "declared noise", partial(declared_noise, defense, (split or whole)[-1], ground)
+    yield "audit of the proof", partial(check_audit, defense, settings, rebuild)
+
+
+def declared_noise(defense: Defense, split: Ground, whole: Ground) -> list[Case]:
+    """A case for every declared mechanism; see `checks_of`."""
+    mechanisms = mechanisms_on(whole, defense)
+    if not mechanisms:
+        raise NotChecked("mechanisms() declares none")
+    return list(checks_of(mechanisms, cache(partial(pairs_of, defense, split=split, whole=whole))))
+
+
+# --- the guarantee ------------------------------------------------------------------------------
+
+
+def _facts(defense: Defense) -> Facts:
+    return Facts(parameters=1000, clients=company(defense), batch=BATCH, records=SAMPLES)
+
+
+def check_guarantee(defense: Defense) -> str:
+    """Whether every event's level of noise is one that `mechanisms` declares, and whether its
+    sensitivity covers the declared clip."""
+    facts = _facts(defense)
+    events = defense.guarantee(facts)
+    defense.claim(facts)
+    defense.constants(facts)
+    in_round = Round(
+        clients=facts.sampled,
+        batch=facts.batch,
+        local_steps=facts.local_steps,
+        parameters=facts.parameters,
+    )
+    declared = [*defense.mechanisms(), *defense.mechanisms_in(in_round)]
+    if not events:
+        raise NotChecked("guarantee() reports no event, so nothing is proven")
+    for event in events:
+        # Where the gradient is the defense's, clips are of samples of local steps, not of uploads.
+        wrong = _contradiction(event, declared, late="gradient" not in defense.owns)
+        require(wrong is None, wrong or "")
+    return ", ".join(type(e).__name__ for e in events)
+
+
+def _contradiction(event: Event, declared: Sequence[Mechanism], *, late: bool) -> str | None:
+    """late: whether clips are of whole uploads."""
+    law = type(event).__name__
+    match event:
+        case Gaussian(std=level) | Laplace(scale=level):
+            pass
+        case RandomisedResponse(epsilon=epsilon):
+            level = 1 / (1 + math.exp(-epsilon))
+        case _:
+            return None
+    if not declared:
+        return (
+            f"guarantee() rests on {law} of {level:.4g}, but mechanisms() tell attackers of none."
+        )
+    levels = [(m, m.proof[1]) for m in declared if m.proof is not None and m.proof[0] == law]
+    mine = [m for m, other in levels if math.isclose(other, level, rel_tol=_SAME)]
+    if levels and not mine:
+        others = ", ".join(dict.fromkeys(f"{other:.4g}" for _, other in levels))
+        return f"guarantee() says {law} of {level:.4g}, but mechanisms() declare {others}."
+    if not late or isinstance(event, RandomisedResponse):
+        return None
+    # Replacing a record moves a clipped upload by up to twice the clip.
+    sensitivity, order = event.sensitivity, 2 if isinstance(event, Gaussian) else 1
+    if event.unit != "record" or sensitivity == 0:
+        return None
+    says = f"guarantee() says a sensitivity of {sensitivity:.4g}"
+    for noise in mine:
+        if noise.of not in (*UPLOAD_KINDS, "smashed") or noise.clips:
+            continue
+        norms = [b for m in declared if m.of == noise.of and (b := m.bound_of(order)) is not None]
+        if not norms and math.isfinite(sensitivity):
+            return f"{says}, but mechanisms() declare no clip of order {order} that would bound it."
+        if norms and sensitivity < 2 * min(norms) * (1 - _SAME):
+            return (
+                f"{says} for a record, but replacing one moves an upload clipped to "
+                f"{min(norms):.4g} by up to {2 * min(norms):.4g}."
+            )
+    return None
+
+
+# --- the proof ------------------------------------------------------------------------------------
+
+
+def _strongest(
+    defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild
+) -> tuple[Defense, str]:
+    """The defense where its strength, or that of every member, is strongest, and what is set."""
+    composed = isinstance(defense, Composed)
+    members = defense.members if isinstance(defense, Composed) else {"": defense}
+    ends = {
+        f"{name}.{m.strength.setting}" if composed else m.strength.setting: m.strength.strong
+        for name, m in members.items()
+        if m.strength is not None
+    }
+    if not ends:
+        return defense, ""
+    try:
+        strong = rebuild({**settings, **ends})
+    except ValueError as error:
+        raise NotChecked(f"it cannot be made as strong as it says: {error}") from None
+    return strong, " at " + ", ".join(f"{name}={value:g}" for name, value in ends.items())
+
+
+def _proven(defense: Defense) -> float:
+    """The smallest epsilon that is proven for a record, under some protocol."""
+    facts = [replace(_facts(defense), split=s) for s in (False, True)]
+    return min(account(defense, f).eps_record for f in facts)
+
+
+def check_sent_values(
+    defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild, ground: Ground
+) -> str:
+    """Whether the data chooses which values are sent, which a proof has to count."""
+    strong, at = _strongest(defense, settings, rebuild)
+    epsilon = _proven(strong)
+    if epsilon == math.inf:
+        raise NotChecked(f"nothing is proven for a record{at}")
+    return check_patterns(strong, ground, epsilon)
+
+
+def check_audit(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild) -> str:
+    """A short audit of one release against the proof, at the given settings and where the defense
+    is strongest. A claim that it refutes is told, since it may be the paper's; so is that."""
+    strong, at = _strongest(defense, settings, rebuild)
+    provable = {at: d for at, d in {"": defense, at: strong}.items() if _proven(d) < math.inf}
+    if not provable:
+        raise NotChecked("nothing is proven for a record, so nothing can be refuted")
+    audits = {at: _audited(setting, at) for at, setting in provable.items()}
+    if not any(a.pairs for a in audits.values()):
+        skips = next(iter(audits.values())).skipped
+        raise NotChecked("; ".join(f"{s.channel}: {s.why}" for s in skips))
+    tested, untested = [], []
+    for at, made in audits.items():
+        compared = [f for f in made.pairs if f.verdict_proof == "consistent"]
+        if any(f.eps_record < f.cap for f in compared):
+            claim = "" if made.verdict_claim != "violated" else "; it refutes the claim"
+            tested.append(
+                f"consistent{at}, epsilon of one release >= {made.eps_audited:.3g}{claim}"
+            )
+        elif compared:
+            least = min(compared, key=lambda f: f.eps_record)
+            untested.append(
+                f"not testable{at}: {least.draws} draws refute no proof above "
+                f"{least.cap:.3g}, and it says {least.eps_record:.4g}"
+            )
+    if not tested:
+        raise NotChecked("; ".join(untested) or "no audited input differs in one record")
+    return "; ".join([*tested, *untested])
+
+
+def _audited(defense: Defense, at: str) -> Audit:
+    """The audit; Broken if it refutes the proof."""
+    made = audit(fresh(defense), draws=AUDIT_DRAWS, confidence=AUDIT_CONFIDENCE)
+    if made.verdict_proof == "violated":
+        violated = (f for f in made.pairs if f.verdict_proof == "violated")
+        worst = max(violated, key=lambda f: f.eps_lower)
+        raise Broken(
+            f"one release through the real hooks{at} shows an epsilon of at least "
+            f"{worst.eps_lower:.4g} ({worst.pair}), but guarantee() proves {worst.eps_record:.4g}."
+        )
+    return made
