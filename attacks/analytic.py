@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.engine.observation import gradient_estimate, lawless, mechanisms_of, unusable
+from attacks.engine.observation import Release, gradient_estimate, lawless, parsed, unusable
 from attacks.engine.rank_one import (
     completed_inputs,
     inputs_by_rank,
@@ -44,21 +44,22 @@ class Analytic(Attack):
     source = "Phong et al. 2018, IEEE TIFS 13(5); Geiping et al., arXiv:2003.14053, Prop. 3.1"
 
     def applies(self, seen: Seen) -> str | None:
-        reason = (None if rankings(seen) else unusable(seen)) or lawless(seen)
+        release = parsed(seen)[-1]
+        reason = (None if rankings(seen) else unusable(release)) or lawless(release)
         if reason is not None:
             return reason
         weight, bias = _first_layer(seen)
         if bias is None:
             return "the network does not begin with a linear layer with bias on the sample"
-        samples = int(seen.known["samples"])
-        if samples > 1:
-            return f"rows of the first layer hold one sample alone, but {samples} were used"
-        if not {weight, bias} <= set(seen.of(seen.clients[0], str(seen.upload_kind()))[0].parts):
+        if release.samples > 1:
+            return f"rows of the first layer hold one sample alone, but {release.samples} were used"
+        if release.uploaded is None or not {weight, bias} <= set(release.uploaded.parts):
             return "the first layer's weight and bias were not both sent"
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        layer = LayerGradient.stacked([_layer_gradient(one) for one in seen.releases])
+        releases = parsed(seen)
+        layer = LayerGradient.stacked([_layer_gradient(one) for one in releases])
         scale, shift = _standardised(seen, ctx)
         public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
@@ -66,7 +67,7 @@ class Analytic(Attack):
         notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
         solved = visible.any(dim=1)
         if bool((public >= 0).all()):  # only magnitudes follow, so signs must be known
-            more = _completed(seen, layer, public) | _by_rank(seen, ctx)
+            more = _completed(releases[-1], layer, public) | _by_rank(seen, ctx)
             for victim, inputs in more.items():
                 exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
                 x[victim] = torch.where(exact, x[victim], inputs.to(x))
@@ -77,17 +78,16 @@ class Analytic(Attack):
         return Reconstruction(images=images.cpu(), failed=~solved.cpu(), notes=notes)
 
 
-def _completed(seen: Seen, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
+def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
     """Inputs [F] of the first layer by victim where the gradient is without noise but for a part
     that is encrypted or withheld, from the cells in the open."""
-    if mechanisms_of(seen):
+    part = (
+        None if release.uploaded is None else release.uploaded.parts[_first_layer(release.seen)[0]]
+    )
+    if release.acting or part is None or part.present is None or part.absent == "zero":
         return {}
-    kind, weight = str(seen.upload_kind()), _first_layer(seen)[0]
     inputs = {}
-    for victim, client in enumerate(seen.clients):
-        part = seen.of(client, kind)[0].parts[weight]
-        if part.present is None or part.absent == "zero":
-            continue
+    for victim in range(len(release.clients)):
         table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
         present = torch.cat(
             [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
@@ -229,25 +229,23 @@ class LayerGradient:
         return answer, present.any(dim=2) & (bias != 0)
 
 
-def _layer_gradient(seen: Seen) -> LayerGradient:
+def _layer_gradient(release: Release) -> LayerGradient:
     """Of one release."""
-    name, bias_name = _first_layer(seen)
-    assert bias_name is not None
-    estimate = gradient_estimate(seen)
-    weights = _candidates(seen, name, estimate.values[name])
-    biases = _candidates(seen, bias_name, estimate.values[bias_name])
+    names = _first_layer(release.seen)
+    estimate = gradient_estimate(release)
+    weights, biases = (_candidates(release, str(n), estimate.values[str(n)]) for n in names)
     undecided, decided = (
         (
-            _variance(seen, name, weights[0], decided=known),
-            _variance(seen, bias_name, biases[0], decided=known),
+            _variance(release, str(names[0]), weights[0], decided=known),
+            _variance(release, str(names[1]), biases[0], decided=known),
         )
         for known in (False, True)
     )
     return LayerGradient(
         weight=weights,
         bias=biases,
-        weight_present=estimate.present[name],
-        bias_present=estimate.present[bias_name],
+        weight_present=estimate.present[str(names[0])],
+        bias_present=estimate.present[str(names[1])],
         variances=undecided,
         decided_variances=decided,
     )
@@ -286,17 +284,13 @@ def _standardised(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))
 
 
-def _candidates(seen: Seen, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
+def _candidates(release: Release, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
     """What the gradient can have been; two tensors where signs are perturbed."""
-    unlike = [m for m in mechanisms_of(seen, name) if not m.faithful]
+    unlike = [m for m in release.acting if m.covers(name) and not m.faithful]
     if not unlike:
         return (estimate,)
-    return unlike[-1].candidates(estimate, base=seen.before[name].to(estimate), step=_step(seen))
-
-
-def _step(seen: Seen) -> float:
-    """Learning rate times local steps."""
-    return float(seen.known["lr"]) * int(seen.known["local_steps"])
+    base = release.before[name].to(estimate)
+    return unlike[-1].candidates(estimate, base=base, step=release.step)
 
 
 def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:
@@ -306,13 +300,14 @@ def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:
     return chosen
 
 
-def _variance(seen: Seen, name: str, estimate: Tensor, *, decided: bool) -> Tensor:
+def _variance(release: Release, name: str, estimate: Tensor, *, decided: bool) -> Tensor:
     """Variance of a gradient estimate's noise under the public mechanisms, [V, ...].
 
     decided: whether a perturbed gradient's sign counts as known."""
-    base, total = seen.before[name].to(estimate), torch.zeros_like(estimate)
-    for mechanism in mechanisms_of(seen, name):
-        total = total + mechanism.gradient_variance(
-            estimate, base=base, step=_step(seen), decided=decided
-        )
+    base, total = release.before[name].to(estimate), torch.zeros_like(estimate)
+    for mechanism in release.acting:
+        if mechanism.covers(name):
+            total = total + mechanism.gradient_variance(
+                estimate, base=base, step=release.step, decided=decided
+            )
     return total

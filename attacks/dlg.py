@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks.engine.deep_leakage import DeepLeakage
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import likely_labels, read_labels
-from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.observation import lawless, nothing_to_match, parsed
 from attacks.engine.restarts import Labels
 from bench.api import Context, Seen
 
@@ -24,7 +24,8 @@ class DLG(DeepLeakage):
     source = "Zhu, Liu, Han, arXiv:1906.08935"
 
     def applies(self, seen: Seen) -> str | None:
-        return nothing_to_match(seen) or lawless(seen)
+        release = parsed(seen)[-1]
+        return nothing_to_match(release) or lawless(release)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:
         if evidence.returned is not None:

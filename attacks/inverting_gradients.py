@@ -12,12 +12,12 @@ from attacks.engine.adam import Decay, descend
 from attacks.engine.encoding import Encoding
 from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence
-from attacks.engine.labels import known_labels, read_labels
+from attacks.engine.labels import read_labels
 from attacks.engine.lbfgs import Evaluate, Minimum, Phase
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.observation import lawless, nothing_to_match, parsed
 from attacks.engine.private import with_private_parts
-from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
+from attacks.engine.restarts import STARTS, Problems, Start, Wave, solve
 from attacks.engine.terms import Term, TotalVariation, roughness
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -91,15 +91,15 @@ class InvertingGradients(Attack):
             raise ValueError(f"start must be one of {', '.join(STARTS)}, got '{self.start}'.")
 
     def applies(self, seen: Seen) -> str | None:
-        return nothing_to_match(seen) or lawless(seen)
+        release = parsed(seen)[-1]
+        return nothing_to_match(release) or lawless(release)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        seen = with_private_parts(linked(seen, ctx, apart=False), ctx)
-        evidence = Evidence(seen, ctx, dtype=torch.float32, distance="cosine")
+        releases = with_private_parts(linked(parsed(seen), ctx, apart=False), ctx)
+        evidence = Evidence(releases, ctx, dtype=torch.float32, distance="cosine")
         encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
         matcher = Matcher(evidence, encoding, beliefs=self._constant(encoding))
-        granted = known_labels(seen, ctx.device)
-        known = read_labels(evidence, ctx) if granted is None else Labels(fixed=granted)
+        known = read_labels(evidence, ctx)
         optimiser = SignedAdam(
             matcher=matcher,
             fading=self._fading(encoding, ctx),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.judging import judged, judging, unexplained
-from attacks.engine.labels import known_labels, read_labels
+from attacks.engine.labels import read_labels
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError
 from attacks.engine.together import best_labels
@@ -74,9 +74,8 @@ class Likelihood(Judge):
     ) -> Tensor:
         """Labels int64 [V, K] to judge the answer with."""
         evidence, samples = matcher.evidence, matcher.encoding.samples
-        granted = known_labels(evidence.seen, ctx.device)
-        if granted is not None:
-            return granted
+        if evidence.release.granted is not None:
+            return evidence.release.granted.to(ctx.device)
         if answer.labels is not None:
             return answer.labels.to(ctx.device)
         counts = answer.label_counts

@@ -7,6 +7,7 @@ import torch
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Distance, Evidence, Layers
 from attacks.engine.matching import Matcher
+from attacks.engine.observation import parsed
 from attacks.engine.private import with_private_parts
 from attacks.engine.terms import TotalVariation
 from bench.contract.attack import Context, Seen
@@ -17,7 +18,7 @@ def evidence_for(
     distance: Distance = "likelihood", layers: Layers = "even", draws: int = 0,
 ) -> Evidence:  # fmt: skip
     """What was seen, with what clients kept to themselves estimated."""
-    found = with_private_parts(seen, ctx)
+    found = with_private_parts(parsed(seen), ctx)
     return Evidence(found, ctx, dtype=dtype, distance=distance, layers=layers, draws=draws)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attacks.engine.gradients import ObservedTraining, Returned, Simulated, layered
-from attacks.engine.observation import IN_ORDER, SUMMED, SplitView, same_state
-from bench.api import Context, Kind, Mechanism, Seen, State
+from attacks.engine.observation import Release, SplitView
+from bench.api import Context, Kind, Mechanism, State
 
 _SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 64, 0
 """Public samples and draws of a defense's random weights that show how far activations move."""
@@ -37,28 +37,26 @@ class Clients:
             send is asked for several times.
     """
 
-    def __init__(self, seen: Seen, ctx: Context, *, dtype: torch.dtype) -> None:
+    def __init__(self, release: Release, ctx: Context, *, dtype: torch.dtype) -> None:
         def moved(state: State) -> dict[str, Tensor]:
             return {n: v.to(dtype=dtype, device=ctx.device) for n, v in state.items()}
 
         self.network, self.defense = ctx.network, ctx.defense
         self.dtype, self.device = dtype, ctx.device
-        const = moved(seen.const)
-        self.before = moved(seen.before)
+        const = moved(release.seen.const)
+        self.before = moved(release.before)
         self.start = dict(ctx.defense.receive(self.before, const))
-        steps, self.batch = int(seen.known["local_steps"]), int(seen.known["batch"])
-        self.summed = int(seen.known.get(SUMMED, 1))
+        self.batch, self.samples = release.batch, release.samples
+        self.step, self.summed, self.in_order = release.step, release.summed, release.in_order
         self.training = ObservedTraining(
             start=self.start,
             const=const,
-            buffers=moved(seen.buffers),
-            steps=steps,
+            buffers=moved(release.seen.buffers),
+            steps=release.steps,
             batch=self.batch // self.summed,
-            lr=float(seen.known["lr"]),
-            mode=str(seen.known["mode"]),
+            lr=release.lr,
+            mode=str(release.seen.known["mode"]),
         )
-        self.samples, self.step = int(seen.known["samples"]), self.training.lr * steps
-        self.in_order = bool(seen.known.get(IN_ORDER, False))
         self.shared = False
         self._latest: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
         self.simulated = Simulated(
@@ -200,39 +198,6 @@ class Clients:
         return Spread(variance=variance.clamp_min(least * floor), together=together)
 
 
-@dataclass(kw_only=True)
-class OwnValues:
-    """What the victims of one release trained from in place of what they received, as far as it
-    can be told: a Gaussian prior, and what was found under it.
-
-    Attributes:
-        kept: Where a victim has values of its own, bool [V, ...] by name, or [1, ...] where it is
-            the same for all.
-        centre: Of their moves from what was received [...].
-        scale: Deviations of the moves from there, by name.
-        sizes: Numbers by name of all that any release's victims kept, in whose order they stand.
-        found: The moves in units of these deviations [V, numbers]; None: not looked for.
-    """
-
-    kept: State
-    centre: State
-    scale: Mapping[str, float]
-    sizes: Mapping[str, int]
-    found: Tensor | None = None
-
-    def moves(self, units: Tensor, victims: Tensor) -> dict[str, Tensor]:
-        """Moves [P, ...] by name, 0 where nothing was kept, of units [P, numbers] for the victims
-        int64 [P]."""
-        pieces = dict(zip(self.sizes, units.split(list(self.sizes.values()), dim=1), strict=True))
-        found = {}
-        for name, centre in self.centre.items():
-            kept = self.kept[name]
-            kept = kept if len(kept) == 1 else kept[victims]
-            move = centre.to(units) + self.scale[name] * pieces[name].view(-1, *centre.shape)
-            found[name] = torch.where(kept, move, 0.0)
-        return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """How a sample's activations move.
@@ -251,19 +216,6 @@ class Spread:
             return None
         eye = torch.eye(len(self.together), dtype=torch.float64, device=self.together.device)
         return torch.linalg.inv(self.together + noise * eye).to(self.variance)
-
-
-def shared_clients(
-    seen: Seen, ctx: Context, known: list[tuple[Seen, Clients]], *, dtype: torch.dtype
-) -> Clients:
-    """Candidate clients of a release: those of a `known` one from the same state, or new ones,
-    which then are known."""
-    for other, clients in known:
-        if same_state(seen, other):
-            clients.shared = True
-            return clients
-    known.append((seen, Clients(seen, ctx, dtype=dtype)))
-    return known[-1][1]
 
 
 def moves(mechanisms: Sequence[Mechanism]) -> list[Mechanism]:

@@ -10,16 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import OwnValues
 from attacks.engine.encoding import Encoding
 from attacks.engine.epochs import linked
-from attacks.engine.evidence import Evidence, Layers, attach, keeping, releases_of
+from attacks.engine.evidence import Evidence, Layers, keeping, releases_of
 from attacks.engine.judging import judged, judging
-from attacks.engine.labels import known_labels
 from attacks.engine.lbfgs import Minimum, Phase, minimise
 from attacks.engine.matching import Matcher
+from attacks.engine.observation import Release, parsed
 from attacks.engine.own_values import match_with_own, unexplained
-from attacks.engine.private import openly, own_values, with_private_parts
+from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
     STARTS,
     Labels,
@@ -128,16 +127,25 @@ class DeepLeakage(Attack):
         raise NotImplementedError
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        answer = self._matched(seen, ctx)
-        known = None if self.preset == "paper" else openly(seen, ctx)
-        return answer if known is None else _better(answer, self._matched(known, ctx), seen, ctx)
+        each = parsed(seen)
+        answer = self._matched(each, ctx)
+        known = [] if self.preset == "paper" else openly(each, ctx)
+        return _better(answer, self._matched(known, ctx), seen, ctx) if known else answer
 
-    def _matched(self, seen: Seen, ctx: Context) -> Reconstruction:
+    def _matched(self, each: list[Release], ctx: Context) -> Reconstruction:
         """The answer by all releases together."""
-        each = seen.releases
-        seen = linked(seen, ctx)
-        own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
-        evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype, own))
+        releases = with_private_parts(linked(each, ctx), ctx)
+        granted = releases[-1].granted
+        evidence = cache(
+            lambda dtype: Evidence(
+                releases,
+                ctx,
+                dtype=dtype,
+                layers=self.layers,
+                draws=self.draws,
+                arranged=not self.counts_labels or granted is not None,
+            )
+        )
         first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
         noisy, square = first.noisy, first.square
         framed = noisy and self.preset != "paper"
@@ -158,8 +166,8 @@ class DeepLeakage(Attack):
             dtypes=optimiser.dtypes[-1:],
             heats=_FADING,
         )
-        granted = known_labels(seen, ctx.device)
-        known = self.labels(first, ctx) if granted is None else Labels(fixed=granted)
+        given = None if granted is None else Labels(fixed=granted.to(ctx.device))
+        known = given or self.labels(first, ctx)
         # Under noise no loss is "solved": the likelihood has no known minimum.
         stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
         waves = self._waves(
@@ -217,7 +225,7 @@ class DeepLeakage(Attack):
 
     def _from_one(
         self,
-        releases: Sequence[Seen],
+        releases: Sequence[Release],
         ctx: Context,
         optimiser: QuasiNewton,
         known: Labels,
@@ -231,7 +239,7 @@ class DeepLeakage(Attack):
         for release in releases:
             if not bool((solution.loss > _TRAPPED * matcher.evidence.square).any()):
                 return
-            alone, other = self._matched(release, ctx), Solution(matcher)
+            alone, other = self._matched([release], ctx), Solution(matcher)
             images, labels = _images_and_labels(alone)
             other.images, other.labels = images.to(other.images), labels.to(other.labels)
             if alone.failed is not None:
@@ -261,24 +269,6 @@ class DeepLeakage(Attack):
                 bytes_each = 8 * matcher.working_numbers
                 solution.evaluations += uploads.reorder(images, y, bytes_each=bytes_each)
             go_on(ctx, wave, known, solution)
-
-    def _evidence(
-        self,
-        seen: Seen,
-        ctx: Context,
-        dtype: torch.dtype,
-        own: Sequence[OwnValues | None],
-    ) -> Evidence:
-        evidence = Evidence(
-            seen,
-            ctx,
-            dtype=dtype,
-            layers=self.layers,
-            draws=self.draws,
-            arranged=not self.counts_labels or known_labels(seen, ctx.device) is not None,
-        )
-        attach(evidence, own)
-        return evidence
 
     def _matcher(self, evidence: Evidence, ctx: Context, *, framed: bool) -> Matcher:
         """framed: Whether to look around the public mean, with a prior that weighs in; without

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients, OwnValues, Spread, column, moves, shared_clients
+from attacks.engine.clients import Clients, Spread, column, moves
 from attacks.engine.observation import (
     SMASHED,
-    STEPS,
-    SUMMED,
     ObservedUploads,
+    Release,
     SplitView,
-    bounds_of,
     gradient_estimate,
-    kind_of,
-    mechanisms_of,
-    noise_of,
     observe,
     opened,
     opened_mean,
@@ -38,7 +33,7 @@ from attacks.engine.terms import (
     Uploads,
     UploadSum,
 )
-from bench.api import Context, GaussianNoise, Kind, Mechanism, Seen, SmashedNoise
+from bench.api import Context, GaussianNoise, Kind, Mechanism, SmashedNoise
 
 Distance = Literal["likelihood", "cosine"]
 Layers = Literal["even", "relative"]
@@ -50,7 +45,7 @@ _MANY = 4
 
 
 class Evidence:
-    """Uploads and smashed data of the victims of a `Seen`, weighed against each other.
+    """Uploads and smashed data of the victims, weighed against each other.
 
     The releases tell of the same samples with randomness of their own, so that their terms add up:
     every earlier one is evidence by itself, of which this one has the terms and sums too.
@@ -65,7 +60,8 @@ class Evidence:
     in.
 
     Args:
-        seen: With what the clients kept to themselves estimated (see `with_private_parts`).
+        releases: Oldest first, with what clients kept to themselves estimated (see
+            `with_private_parts`).
         ctx: The attack's.
         dtype: Of all tensors, on the context's device.
         distance: `likelihood` (squared distance without noise) or `cosine` of the uploads.
@@ -76,7 +72,7 @@ class Evidence:
             leave unexplained counts as noise.
         share: Weight of one release's cosine; None: such that those of all releases are averaged.
         arranged: Whether candidates' samples stand as the last release's first epoch used them.
-        known: Other releases with their candidate clients, which one from the same state shares.
+        known: Other releases with their candidate clients, which those from the same state share.
 
     Attributes:
         earlier: Of the releases before the last, each by itself.
@@ -94,7 +90,7 @@ class Evidence:
 
     def __init__(
         self,
-        seen: Seen,
+        releases: Sequence[Release],
         ctx: Context,
         *,
         dtype: torch.dtype,
@@ -103,15 +99,15 @@ class Evidence:
         draws: int = 0,
         share: float | None = None,
         arranged: bool = True,
-        known: list[tuple[Seen, Clients]] | None = None,
+        known: list[tuple[Release, Clients]] | None = None,
     ) -> None:
-        *before, seen = seen.releases
-        self.seen, self.ctx, self.dtype, self.distance = seen, ctx, dtype, distance
-        share = 1 / (len(before) + 1) if share is None else share
+        *before, release = releases
+        self.release, self.ctx, self.dtype, self.distance = release, ctx, dtype, distance
+        share = 1 / len(releases) if share is None else share
         known = [] if known is None else known
         self.earlier = [
             Evidence(
-                release,
+                [one],
                 ctx,
                 dtype=dtype,
                 distance=distance,
@@ -121,24 +117,27 @@ class Evidence:
                 arranged=False,
                 known=known,
             )
-            for release in before
+            for one in before
         ]
-        self.clients = shared_clients(seen, ctx, known, dtype=dtype)
+        alike = next((c for other, c in known if release.same_start(other)), None)
+        self.clients = alike or Clients(release, ctx, dtype=dtype)
+        self.clients.shared = alike is not None
+        known.append((release, self.clients))
         # Beside coordinates that were opened, and are exact, noised ones add nothing.
-        zone = opened(seen)
-        mechanisms = [] if zone else mechanisms_of(seen)
-        self.noise: Mechanism | None = None if zone else noise_of(seen)
-        self.view = split_view(seen, dtype=dtype, device=ctx.device)
+        zone = opened(release)
+        mechanisms = [] if zone else release.acting
+        self.noise: Mechanism | None = None if zone else release.noise
+        self.view = split_view(release, dtype=dtype, device=ctx.device)
         self.returned = None if self.view is None else self.clients.returned(self.view)
         self.spread: Spread | None = None
         if self.view is not None:
             self.spread = self.clients.spread(self.view, ctx.aux_x, least=_EXACT)
-        self.bounds = None if zone else bounds_of(seen)
+        self.bounds = None if zone else release.bounds
         names = None if self.returned is None else set(self.returned.start)
         if self.noise is not None and self.noise.tensors is not None and distance == "likelihood":
             covered = set(self.noise.tensors)  # what is sent without noise has no place in its law
             names = covered if names is None else names & covered
-        kind = kind_of(mechanisms[-1]) if mechanisms else "gradient"
+        kind = cast(Kind, mechanisms[-1].of) if mechanisms else "gradient"
         observation = self._observed(kind, zone, names)
         if observation is not None and self._resolves_no_noise(observation):
             self.noise = None
@@ -155,10 +154,11 @@ class Evidence:
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
                 bounds=self.bounds if distance == "likelihood" else None,
+                own=release.own if distance == "likelihood" else None,
             )
             if self._shuffled(arranged):
                 self.uploads.orders = Orders.drawn(
-                    len(seen.clients),
+                    len(release.clients),
                     samples=self.clients.samples,
                     batch=self.clients.batch,
                     steps=self.clients.training.steps,
@@ -172,7 +172,7 @@ class Evidence:
             else:
                 relative = layers == "relative"
                 self.terms.append(UploadLikelihood(self.uploads, relative=relative))
-            shared = opened_mean(seen, dtype=dtype)
+            shared = opened_mean(release, dtype=dtype)
             if shared is not None and distance == "likelihood":
                 covers, mean = shared
                 moved = {n: c.to(ctx.device) for n, c in covers.items()}
@@ -195,16 +195,16 @@ class Evidence:
         self, kind: Kind, zone: dict[str, Tensor], names: set[str] | None
     ) -> ObservedUploads | None:
         """Uploads as `kind`, of the tensors `names` alone (None: of all), or None."""
-        if self.seen.upload_kind() is None:
+        if self.release.uploaded is None:
             return None
-        if STEPS in self.seen.known and self.returned is None:  # steps of which each used a part
+        if self.release.of_epoch > 1 and self.returned is None:  # steps of which each used a part
             return None
         if self.distance == "cosine":
-            found = gradient_estimate(self.seen, dtype=self.dtype)
+            found = gradient_estimate(self.release, dtype=self.dtype)
         else:
             law = self.noise or self.bounds
             absent = law is not None and law.reads_absent
-            found = observe(self.seen, kind, dtype=self.dtype, absent=absent)
+            found = observe(self.release, kind, dtype=self.dtype, absent=absent)
         if zone:
             shown = {n: p & zone.get(n, p.new_zeros(())) for n, p in found.present.items()}
             found = replace(found, present=shown)
@@ -223,7 +223,7 @@ class Evidence:
 
     def _resolves_no_noise(self, observation: ObservedUploads) -> bool:
         """Whether a sum's noise, as of numbers of fixed point, is too small to look for."""
-        if self.noise is None or SUMMED not in self.seen.known:
+        if self.noise is None or "summed" not in self.release.seen.known:
             return False
         size = sum(v[0].numel() for v in observation.values.values())
         rms = float((observation.square.mean() / size).sqrt())
@@ -320,7 +320,7 @@ class Evidence:
         """[V], the unit of the objective without noise: |upload|^2, once more for smashed data, of
         all releases."""
         if self.distance == "cosine":
-            return torch.ones(len(self.seen.clients), dtype=self.dtype, device=self.ctx.device)
+            return torch.ones(len(self.release.clients), dtype=self.dtype, device=self.ctx.device)
         if self.uploads is not None:
             own = self.uploads.observation.square * (1 if self.view is None else 2)
         else:
@@ -349,13 +349,6 @@ def some_terms(evidence: Evidence, share: float) -> list[Term]:
 def releases_of(evidence: Evidence) -> list[Evidence]:
     """Every release by itself, oldest first."""
     return [*evidence.earlier, evidence]
-
-
-def attach(evidence: Evidence, own: Sequence[OwnValues | None]) -> None:
-    """Let the uploads of every release know what was kept (see `private.own_values`)."""
-    for one, kept in zip(releases_of(evidence), own, strict=True):
-        if one.uploads is not None:
-            one.uploads.own = kept
 
 
 def keeping(evidence: Evidence) -> list[Uploads]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
-from attacks.engine.epochs import whole_epochs
+from attacks.engine.epochs import united
 from attacks.engine.lined_up import lined_up
 from attacks.engine.local import FOLDS, fit_local
-from attacks.engine.observation import SMASHED
+from attacks.engine.observation import SMASHED, Release, parsed
 from attacks.engine.regression import LAMBDAS, fit
 from bench.api import Context, Reconstruction, Seen
 
@@ -389,9 +389,10 @@ def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> In
     for every attack on what was seen."""
 
     def make(ctx: Context) -> Inverter:
-        *before, last = by_state(lined_up(whole_epochs(seen, ctx), ctx))
+        releases = [united(one, ctx) for one in parsed(seen)]
+        *before, last = by_state(lined_up(releases, ctx))
 
-        def channel(some: Seen) -> Channel:
+        def channel(some: list[Release]) -> Channel:
             return Channel(some, ctx, max_features=max_features)
 
         others = [Inverter(channel(some), ctx, rows=rows) for some in before]

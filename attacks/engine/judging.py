@@ -7,13 +7,12 @@ from torch import Tensor
 
 from attacks.engine.encoding import Encoding
 from attacks.engine.epochs import linked
-from attacks.engine.evidence import Evidence, attach, keeping, releases_of
-from attacks.engine.labels import known_labels
+from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.lbfgs import Phase, minimise
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.observation import lawless, nothing_to_match, parsed
 from attacks.engine.own_values import suit
-from attacks.engine.private import own_values, with_private_parts
+from attacks.engine.private import with_private_parts
 from bench.api import Context, Seen
 
 _STEPS = 30
@@ -29,13 +28,12 @@ def judging(seen: Seen, ctx: Context) -> Matcher | None:
 
     Raises NonFiniteError for a value that is not finite.
     """
-    seen = linked(seen, ctx)
-    own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
-    if nothing_to_match(seen) is not None or lawless(seen) is not None:
+    releases = with_private_parts(linked(parsed(seen), ctx), ctx)
+    last = releases[-1]
+    if nothing_to_match(last) is not None or lawless(last) is not None:
         return None
-    arranged = known_labels(seen, ctx.device) is not None
-    evidence = Evidence(seen, ctx, dtype=torch.float64, arranged=arranged)
-    attach(evidence, own)
+    arranged = last.granted is not None
+    evidence = Evidence(releases, ctx, dtype=torch.float64, arranged=arranged)
     encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype, framed=True)
     return Matcher(evidence, encoding)
 

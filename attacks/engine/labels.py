@@ -3,51 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence, releases_of
-from attacks.engine.observation import ObservedUploads, kind_of
+from attacks.engine.observation import FEATURES_GRADIENT, ObservedUploads, Release
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import restored_counts
 from attacks.engine.terms import Uploads
-from attacks.engine.wire_labels import in_the_clear, labels_by_slope, labels_sent, shows_slopes
-from bench.api import Context, Seen
+from attacks.engine.wire_labels import labels_by_slope
+from bench.api import Context, Kind
 from bench.toolkit.batches import class_means
 
 _LARGEST = 2**26
 """Numbers held at once while classes are compared."""
 
 
-def known_labels(seen: Seen, device: torch.device) -> Tensor | None:
-    """Labels int64 [V, K] if the threat grants them or if they were sent in the clear."""
-    granted = seen.known.get("truth_labels")
-    if granted is not None:
-        return torch.tensor(granted, device=device)
-    sent = labels_sent(seen)
-    if sent is not None and in_the_clear(sent):
-        return sent.argmax(dim=-1).to(device)
-    return None
-
-
-def labels_by_sample(seen: Seen, ctx: Context) -> Tensor | None:
+def labels_by_sample(release: Release, ctx: Context) -> Tensor | None:
     """Labels int64 [V, K], sample by sample of the smashed data, where a split protocol's
     messages show them: noised soft labels, else the gradients that private heads returned."""
-    sent = labels_sent(seen)
+    sent = release.soft_labels
     if sent is not None:
         return sent.argmax(dim=-1)
-    return labels_by_slope(seen, ctx)[0] if shows_slopes(seen) else None
+    slopes = FEATURES_GRADIENT in release.by_sample
+    return labels_by_slope(release, ctx)[0] if slopes else None
 
 
 def read_labels(evidence: Evidence, ctx: Context) -> Labels:
-    """Labels to hold fixed: of one sample by the sign rule (ranked under noise), of several by
-    restored counts."""
-    by_sample = labels_by_sample(evidence.seen, ctx)
+    """Labels to hold fixed: granted ones; of one sample by the sign rule (ranked under noise), of
+    several by restored counts."""
+    granted = evidence.release.granted
+    if granted is not None:
+        return Labels(fixed=granted.to(ctx.device))
+    by_sample = labels_by_sample(evidence.release, ctx)
     if by_sample is not None:
         return Labels(fixed=by_sample.to(ctx.device), notes=("labels: read off the wire",))
     if evidence.clients.samples > 1:
-        restored = restored_counts(evidence.seen, ctx)
+        restored = restored_counts([evidence.release], ctx)
         classes = torch.arange(ctx.network.classes)
         rows = [torch.repeat_interleave(classes, c) for c in restored.counts]
         notes = tuple(f"labels: {note}" for note in restored.notes)
@@ -61,7 +55,7 @@ def read_labels(evidence: Evidence, ctx: Context) -> Labels:
 def likely_labels(evidence: Evidence, ctx: Context) -> Labels:
     """Labels of one sample to begin with: the sign rule's, where it holds, then the ranking."""
     ranking = rank_labels(evidence, ctx)
-    by_sample = labels_by_sample(evidence.seen, ctx)
+    by_sample = labels_by_sample(evidence.release, ctx)
     exact = negative_bias(evidence, ctx) if by_sample is None else by_sample[:, 0]
     if exact is not None:
         later = (ranking != exact[:, None]).long().argsort(dim=1, stable=True)
@@ -116,7 +110,7 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
     present = aux_y.unique()
     means = class_means(aux_x, aux_y, classes=classes)
     targets = torch.eye(classes, dtype=clients.dtype, device=ctx.device)
-    victims = len(evidence.seen.clients)
+    victims = len(evidence.release.clients)
     scores = torch.full((victims, classes), torch.inf, device=ctx.device)
     prepared = {n: uploads.prepared(seen.values[n][:, None], {n: clients.before[n]}) for n in names}
     width = sum(v.numel() for v in clients.start.values()) * victims
@@ -138,5 +132,5 @@ def _as_the_law_has_it(uploads: Uploads) -> ObservedUploads:
     seen, law = uploads.observation, uploads.law
     if law is None or seen.kind != "gradient" or not (law.faithful or law.of != "weights"):
         return seen
-    kind = kind_of(law)
+    kind = cast(Kind, law.of)
     return replace(seen, kind=kind, values=uploads.clients.as_sent(seen.values, kind))

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients, OwnValues
+from attacks.engine.clients import Clients
 from attacks.engine.gradients import Layered, Returned, as_vector
-from attacks.engine.observation import ObservedUploads, SplitView
+from attacks.engine.observation import ObservedUploads, OwnValues, SplitView
 from attacks.engine.orders import Orders
 from attacks.engine.products import Products
 from bench.api import GaussianNoise, Mechanism, Prepared, State, squared_distance
@@ -98,11 +98,12 @@ class Uploads:
         clips: Sequence[Mechanism],
         law: Mechanism | None,
         bounds: Mechanism | None = None,
+        own: OwnValues | None = None,
     ) -> None:
         self.clients, self.observation, self.law, self.bounds = clients, observation, law, bounds
         self.returned, self.clips = returned, clips
         self.orders: Orders | None = None
-        self.own: OwnValues | None = None
+        self.own = own
         self.unexplained: Tensor | None = None
 
     def sent(
