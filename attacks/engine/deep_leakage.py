@@ -257,17 +257,13 @@ class DeepLeakage(Attack):
         solution: Solution,
     ) -> None:
         """Search the order of the samples and the images in turn, where local epochs hide it."""
-        shuffled = [e.uploads for e in releases_of(evidence) if e.orders is not None]
+        shuffled = any(one.orders is not None for one in releases_of(evidence))
         matcher = optimiser.matcher(evidence.dtype)
         optimiser = optimiser.scaled(1 / _SEARCHES)
         wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
         for _ in range(_SEARCHES if shuffled else 0):
             images = solution.images.nan_to_num(0.5).to(evidence.dtype)
-            y = torch.nn.functional.one_hot(solution.labels, matcher.encoding.classes).to(images)
-            for uploads in shuffled:
-                assert uploads is not None
-                bytes_each = 8 * matcher.working_numbers
-                solution.evaluations += uploads.reorder(images, y, bytes_each=bytes_each)
+            solution.evaluations += matcher.reorder(images, solution.labels)
             go_on(ctx, wave, known, solution)
 
     def _matcher(self, evidence: Evidence, ctx: Context, *, framed: bool) -> Matcher:

@@ -79,14 +79,6 @@ class Matcher:
         compares = [term.against(victims) for term in self.evidence.terms]
         return _total(compares, Candidate(x=x, y=y, vectors=x.flatten(1)))[0]
 
-    def distances(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
-        """As `losses` where nothing is noised; where intervals are told that a noise which falls
-        stands for (see `Mechanism.vague`), the squared distance of the uploads to these."""
-        if not self.evidence.noisy:
-            return self.losses(x, y, victims)
-        found = [one.uploads for one in releases_of(self.evidence) if one.uploads is not None]
-        return torch.stack([u.to_intervals(x, y, victims) for u in found]).sum(dim=0)
-
     def judged(self, x: Tensor, y: Tensor) -> Tensor:
         """How badly one candidate for every victim explains all that was seen, and how unlike
         public samples it is: comparable between answers of any attack.
@@ -138,6 +130,14 @@ class Matcher:
         if free and isinstance(term, UploadLikelihood) and term.uploads.weighs:
             return term.uploads.surprise(candidate.x, candidate.y, everyone)
         return _total([term.against(everyone)], candidate)[0]
+
+    def reorder(self, x: Tensor, y: Tensor) -> int:
+        """Improve the guessed orders of samples, where local epochs hide them, by images x
+        [V, K, *shape] with labels y [V, K]; see `Orders.improve`."""
+        hot = torch.nn.functional.one_hot(y, self.encoding.classes).to(x)
+        hidden = [one.uploads for one in releases_of(self.evidence) if one.orders is not None]
+        bytes_each = 8 * self.working_numbers
+        return sum(u.reorder(x, hot, bytes_each=bytes_each) for u in hidden if u is not None)
 
     @property
     def working_numbers(self) -> int:
