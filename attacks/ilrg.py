@@ -65,8 +65,10 @@ class ILRG(Attack):
         sent = united(releases[-1], ctx).soft_labels
         if sent is not None:
             return _decoded(sent)
-        found = restored_counts(releases, ctx, shrink=self.shrink, refine=self.refine)
-        return Reconstruction(label_counts=found.counts, failed=found.silent, notes=found.notes)
+        counts, silent, notes = restored_counts(
+            releases, ctx, shrink=self.shrink, refine=self.refine
+        )
+        return Reconstruction(label_counts=counts, failed=silent, notes=notes)
 
 
 def _decoded(labels: Tensor) -> Reconstruction:

@@ -18,7 +18,7 @@ from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match, parsed
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Problems, Start, Wave, solve
-from attacks.engine.terms import Term, TotalVariation, roughness
+from attacks.engine.terms import Term, roughness, total_variation
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -120,7 +120,7 @@ class InvertingGradients(Attack):
     def _constant(self, encoding: Encoding) -> list[Term]:
         """Total variation of a given weight."""
         given = self.total_variation if encoding.image else None
-        return [TotalVariation(given)] if given else []
+        return [total_variation(given)] if given else []
 
     def _fading(self, encoding: Encoding, ctx: Context) -> float | None:
         """Weight of total variation that fades, or None."""

@@ -9,7 +9,7 @@ from attacks.engine.evidence import Distance, Evidence, Layers
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import parsed
 from attacks.engine.private import with_private_parts
-from attacks.engine.terms import TotalVariation
+from attacks.engine.terms import total_variation as variation
 from bench.contract.attack import Context, Seen
 
 
@@ -30,5 +30,5 @@ def matcher_for(
     evidence = evidence_for(seen, ctx, dtype=dtype, distance=distance, layers=layers)
     samples = evidence.clients.samples
     encoding = Encoding(ctx, samples=samples, dtype=dtype, bounded=bounded)
-    beliefs = [TotalVariation(total_variation)] if total_variation else []
+    beliefs = [variation(total_variation)] if total_variation else []
     return Matcher(evidence, encoding, beliefs=beliefs)

@@ -13,7 +13,6 @@ import attacks.engine.deep_leakage
 from attacks.dlg import DLG
 from attacks.engine.observation import Release, parse, parsed, split_view, withheld
 from attacks.engine.private import Drift, with_private_parts
-from attacks.engine.terms import SmashedDistance
 from attacks.engine.wire_labels import labels_by_slope
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
@@ -215,8 +214,8 @@ def test_a_client_that_withholds_what_others_send_is_matched_too(digits: Dataset
     ctx = context(digits, network, Defense(), seen)
     evidence = evidence_for(seen, ctx)
     assert evidence.uploads is not None
-    (smashed_term,) = [t for t in evidence.terms if isinstance(t, SmashedDistance)]
-    assert bool((smashed_term.unit > 0).all())
+    assert evidence.view is not None
+    assert bool((evidence.unit(evidence.view) > 0).all())
 
 
 def withholds(part: Part) -> Part:

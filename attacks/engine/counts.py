@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -204,13 +203,6 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     return Restored.joined(parts)
 
 
-class _Whole(NamedTuple):
-    """Counts int64 [V, C], and the largest distance of a class's solved count from it, [V]."""
-
-    counts: Tensor
-    distance: Tensor
-
-
 def _restored(head: HeadGradient, counting: Counting) -> Restored:
     """`restore` for as many victims as fit into a cache."""
     silent = _silent(head)
@@ -222,18 +214,18 @@ def _restored(head: HeadGradient, counting: Counting) -> Restored:
                 raise NonFiniteError("the head's gradient holds non-finite values.")
     share = counting.public.share
     solved = _solve(_softmax(logits), filled.bias, rows, total=counting.total, share=share)
-    found = _whole(solved, total=counting.total)
-    unsettled = ~silent & (found.distance > _near(_SETTLED, len(share)))
+    counts, distance = _whole(solved, total=counting.total)
+    unsettled = ~silent & (distance > _near(_SETTLED, len(share)))
     if counting.refine and bool(unsettled.any()):
         if product is None:
             product = _applied(counting.weight, filled.weight)
-        found = _refined(found, filled, product, rows, unsettled, counting)
+        counts, distance = _refined(counts, distance, filled, product, rows, unsettled, counting)
     if rows is None:
         rows = torch.ones_like(filled.bias, dtype=torch.bool)
     return Restored(
-        counts=found.counts,
+        counts=counts,
         plain=solved,
-        doubt=found.distance,
+        doubt=distance,
         rows=rows.sum(dim=1),
         silent=silent,
     )
@@ -278,9 +270,10 @@ def whole(solved: Tensor, *, total: int) -> Tensor:
     return round_to_total(solved.clamp_min(0.0), total=total)
 
 
-def _whole(solved: Tensor, *, total: int) -> _Whole:
+def _whole(solved: Tensor, *, total: int) -> tuple[Tensor, Tensor]:
+    """Counts int64 [V, C], and the largest distance of a class's solved count from it, [V]."""
     counts = whole(solved, total=total)
-    return _Whole(counts, (counts - solved).abs_().amax(dim=1))
+    return counts, (counts - solved).abs_().amax(dim=1)
 
 
 def _near(level: tuple[float, float], classes: int) -> float:
@@ -387,14 +380,15 @@ def _solve(
 
 
 def _refined(
-    first: _Whole,
+    counts: Tensor,
+    distance: Tensor,
     head: HeadGradient,
     product: Tensor,
     rows: Tensor | None,
     unsettled: Tensor,
     counting: Counting,
-) -> _Whole:
-    """The counts `first`, or an iterate that is near whole counts or nearer.
+) -> tuple[Tensor, Tensor]:
+    """The counts with their distances, or an iterate that is near whole counts or nearer.
 
     With counts n and probabilities p, the weight gradient is dW = M E, M_ij = (n_j / K)
     (p_j[i] - [i = j]), exactly if every sample of a class has the embedding E_j; the quotient
@@ -402,10 +396,10 @@ def _refined(
     public features), takes p from E, and n from p. Samples of a class differ, and the mean of
     their softmax is not the softmax of the mean: the public samples' gap is added to the logits.
     """
-    counts, distance = first.counts.clone(), first.distance.clone()
+    solved, counts, distance = counts, counts.clone(), distance.clone()
     at, left = torch.arange(len(distance), device=distance.device), unsettled
     bias, partial = head.bias, None if head.weight_seen is None else head
-    solved, probability = first.counts, counting.public.probability[None]
+    probability = counting.public.probability[None]
     for step in range(counting.refine + 1):
         if not bool(left.all()):
             at, bias, product, solved = at[left], bias[left], product[left], solved[left]
@@ -416,15 +410,15 @@ def _refined(
             logits = _embedded_logits(product, partial, probability, solved, counting)
             probability = _softmax(logits.add_(counting.offset))
         solved = _solve(probability, bias, rows, total=counting.total, share=counting.public.share)
-        found, best = _whole(solved, total=counting.total), distance[at]
+        (tried, away), best = _whole(solved, total=counting.total), distance[at]
         # Within half an instance the refined model is trusted over a chance agreement.
-        better = found.distance <= best.clamp_min(0.5)
-        counts[at] = torch.where(better[:, None], found.counts, counts[at])
-        distance[at] = torch.where(better, found.distance, best)
-        left = found.distance > _near(_SETTLED, counts.shape[1])
+        better = away <= best.clamp_min(0.5)
+        counts[at] = torch.where(better[:, None], tried, counts[at])
+        distance[at] = torch.where(better, away, best)
+        left = away > _near(_SETTLED, counts.shape[1])
         if not bool(left.any()):
             break
-    return _Whole(counts, distance)
+    return counts, distance
 
 
 def _embedded_logits(

@@ -29,7 +29,7 @@ from attacks.engine.restarts import (
     go_on,
     solve,
 )
-from attacks.engine.terms import FadingPrior, Prior
+from attacks.engine.terms import fading_prior, prior
 from attacks.engine.together import match_together
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -148,11 +148,16 @@ class DeepLeakage(Attack):
         )
         first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
         noisy, square = first.noisy, first.square
+        dtypes = {
+            "auto": (torch.float32, torch.float64),
+            "float32": (torch.float32,),
+            "float64": (torch.float64,),
+        }[self.precision]
         framed = noisy and self.preset != "paper"
         matcher = cache(lambda dtype: self._matcher(evidence(dtype), ctx, framed=framed))
         optimiser = QuasiNewton(
             matcher=matcher,
-            dtypes=self._dtypes(noisy=noisy),
+            dtypes=dtypes[:1] if noisy else dtypes,
             evaluations=ctx.budget,
             history=self.history,
             least_gain=1e-5 if noisy else 1e-7,
@@ -276,13 +281,8 @@ class DeepLeakage(Attack):
             framed=framed,
             bounded=self.bounds,
         )
-        prior = Prior() if evidence.noisy else FadingPrior(evidence.square)
-        return Matcher(evidence, encoding, beliefs=[prior] if framed else [])
-
-    def _dtypes(self, *, noisy: bool) -> Sequence[torch.dtype]:
-        if self.precision == "auto":
-            return (torch.float32,) if noisy else (torch.float32, torch.float64)
-        return (torch.float64,) if self.precision == "float64" else (torch.float32,)
+        weighing = prior if evidence.noisy else fading_prior(evidence.square)
+        return Matcher(evidence, encoding, beliefs=[weighing] if framed else [])
 
     def _waves(
         self,
@@ -439,11 +439,10 @@ class QuasiNewton:
             least_gain=self.least_gain,
             redraw=problems.redraw,
         )
-        return found if self.heats[-1] == 0 else self._as_judged(found, problems)
-
-    def _as_judged(self, found: Minimum, problems: Problems) -> Minimum:
-        """With losses of the likelihood where a descent ends: a softer one may hide which of a
-        victim's labels is right."""
+        if self.heats[-1] == 0:
+            return found
+        # With losses of the likelihood where a descent ends: a softer one may hide which of a
+        # victim's labels is right.
         matcher = self.matcher(self.dtypes[-1])
         everyone = torch.arange(len(found.x), device=found.x.device)
         loss, _ = matcher.evaluator(problems.victims, problems.held)(found.x, everyone)

@@ -24,14 +24,15 @@ from attacks.engine.observation import (
 )
 from attacks.engine.orders import Orders
 from attacks.engine.terms import (
-    SmashedDistance,
-    SmashedLikelihood,
-    SmashedTogether,
     Term,
     UploadCosine,
     UploadLikelihood,
     Uploads,
     UploadSum,
+    joint_distance,
+    likelihood,
+    smashed_term,
+    weighed_distance,
 )
 from bench.api import Context, GaussianNoise, Kind, Mechanism, SmashedNoise
 
@@ -253,17 +254,18 @@ class Evidence:
         tried = [self.clients.weights]
         if draws and self.spread is not None:
             tried = self.clients.realised(draws)
+        law = weighed_distance(view, self.unit(view))
         # One noise has its own law; several, and drawn weights, go by their variance.
         noises = view.noises if self.distance == "likelihood" else ()
         if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):
-            return SmashedLikelihood(self.clients, view, tried, law=noises[-1])
-        if self.spread is not None and self.distance == "likelihood" and not draws:
+            law = likelihood(view, noises[-1])
+        elif self.spread is not None and self.distance == "likelihood" and not draws:
             precision = self.spread.precision(view.std**2)
             if precision is not None and bool(view.present.all()):
-                return SmashedTogether(self.clients, view, tried, precision=precision)
-        return SmashedDistance(self.clients, view, tried, unit=self._unit(view))
+                law = joint_distance(view, precision)
+        return smashed_term(self.clients, view, tried, law)
 
-    def _unit(self, view: SplitView) -> Tensor:
+    def unit(self, view: SplitView) -> Tensor:
         """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as
         much as the upload's."""
         square = _square(view)

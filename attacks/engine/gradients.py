@@ -8,7 +8,7 @@ vmapped program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -68,6 +68,29 @@ class ObservedTraining:
             "buffers": self.buffers,
         }
 
+    def mean_direction(
+        self,
+        defense: Defense,
+        gradient: Callable[[int, State], State],
+        variables: State,
+        sure: State | None = None,
+    ) -> dict[str, Tensor]:
+        """Mean over the steps of the directions that the defense makes of gradients.
+
+        gradient: Of a step, counted from 0, by the variables at its start. sure: Factors by name.
+        """
+        memory: State = {}
+        sure = sure or {}
+        total: dict[str, Tensor] = {}
+        for step in range(self.steps):
+            slopes = gradient(step, variables)
+            moved, memory = defense.direction(slopes, memory, step, self.const, _SOFTNESS)
+            moved = {n: sure[n] * m if n in sure else m for n, m in moved.items()}
+            total = {n: total[n] + g for n, g in moved.items()} if step else dict(moved)
+            if step + 1 < self.steps:
+                variables = {n: v - self.lr * moved[n] for n, v in variables.items()}
+        return {n: g / self.steps for n, g in total.items()}
+
 
 class Simulated:
     """Mean direction over the local steps, each on its own slice of the candidate samples: the
@@ -113,13 +136,10 @@ class Simulated:
             loss = replace(self.loss, realize=realize)
             grads = (self.defense.gradient(one, start, x, y, {}) for one in (loss, self.loss))
             real, _ = self.defense.direction(next(grads), {}, 0, training.const)
-            mean, _ = self._direction(next(grads), {}, 0)
+            mean, _ = self.defense.direction(next(grads), {}, 0, training.const, _SOFTNESS)
             for name, value in mean.items():
                 both[name] += torch.stack([(real[name] * value).sum(), value.square().sum()])
         return {n: (t[0] / t[1].clamp_min(_TINY)).clamp(0, 1) for n, t in both.items()}
-
-    def _direction(self, gradient: State, memory: State, step: int) -> tuple[State, State]:
-        return self.defense.direction(gradient, memory, step, self.training.const, _SOFTNESS)
 
     def __call__(self, x: Tensor, y: Tensor, moves: State | None = None) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name. moves: From the common
@@ -128,23 +148,16 @@ class Simulated:
         return vmap(self._one)(x, y, {} if moves is None else dict(moves))
 
     def _one(self, x: Tensor, y: Tensor, moves: State) -> dict[str, Tensor]:
-        training, sure = self.training, self.sureness
-        start: State = training.start
-        variables: State = {**start, **{n: start[n] + move for n, move in moves.items()}}
-        total: dict[str, Tensor] | None = None
-        memory: State = {}
+        training, start = self.training, self.training.start
         per_epoch = -(-len(x) // training.batch)
-        for step in range(training.steps):
+
+        def gradient(step: int, variables: State) -> State:
             first = step % per_epoch * training.batch  # an epoch after the other
             part = slice(first, first + training.batch)
-            grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
-            moved, memory = self._direction(grads, memory, step)
-            moved = {n: sure[n] * m if n in sure else m for n, m in moved.items()}
-            total = dict(moved) if total is None else {n: total[n] + g for n, g in moved.items()}
-            if step + 1 < training.steps:
-                variables = {n: v - training.lr * moved[n] for n, v in variables.items()}
-        assert total is not None
-        return {n: g / training.steps for n, g in total.items()}
+            return self.defense.gradient(self.loss, variables, x[part], y[part], {})
+
+        variables = {**start, **{n: start[n] + move for n, move in moves.items()}}
+        return training.mean_direction(self.defense, gradient, variables, self.sureness)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,17 +202,11 @@ class Returned:
         return vmap(self._one)(x, self.slopes[victims], y)
 
     def _one(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
-        variables, total = self.start, {n: torch.zeros_like(v) for n, v in self.start.items()}
-        memory: State = {}
-        for step, each in enumerate(slopes):
-            given = (each * len(each), y)
-            grads = self.defense.gradient(self.loss, variables, (x,), given, {})  # type: ignore[arg-type]
-            moved, memory = self.defense.direction(
-                grads, memory, step, self.training.const, softness=_SOFTNESS
-            )
-            total = {n: total[n] + g for n, g in moved.items()}
-            variables = {n: v - self.training.lr * moved[n] for n, v in variables.items()}
-        return {n: g / len(slopes) for n, g in total.items()}
+        def gradient(step: int, variables: State) -> State:
+            given = (slopes[step] * len(slopes[step]), y)
+            return self.defense.gradient(self.loss, variables, (x,), given, {})  # type: ignore[arg-type]
+
+        return self.training.mean_direction(self.defense, gradient, self.start)
 
 
 class Layered:

@@ -41,10 +41,10 @@ def read_labels(evidence: Evidence, ctx: Context) -> Labels:
     if by_sample is not None:
         return Labels(fixed=by_sample.to(ctx.device), notes=("labels: read off the wire",))
     if evidence.clients.samples > 1:
-        restored = restored_counts([evidence.release], ctx)
+        counts, _, said = restored_counts([evidence.release], ctx)
         classes = torch.arange(ctx.network.classes)
-        rows = [torch.repeat_interleave(classes, c) for c in restored.counts]
-        notes = tuple(f"labels: {note}" for note in restored.notes)
+        rows = [torch.repeat_interleave(classes, c) for c in counts]
+        notes = tuple(f"labels: {note}" for note in said)
         return Labels(fixed=torch.stack(rows).to(ctx.device), notes=notes)
     exact = negative_bias(evidence, ctx)
     if exact is not None:
@@ -112,7 +112,7 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
     targets = torch.eye(classes, dtype=clients.dtype, device=ctx.device)
     victims = len(evidence.release.clients)
     scores = torch.full((victims, classes), torch.inf, device=ctx.device)
-    prepared = {n: uploads.prepared(seen.values[n][:, None], {n: clients.before[n]}) for n in names}
+    prepared = {n: uploads.prepared(seen.values[n][:, None], [n]) for n in names}
     width = sum(v.numel() for v in clients.start.values()) * victims
     for some in present.split(max(1, _LARGEST // width)):
         expected = uploads.sent(means[some, None], targets[some, None])

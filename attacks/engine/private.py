@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacks.engine.chunks import in_chunks
-from attacks.engine.lbfgs import Phase, minimise
+from attacks.engine.chunks import minimised
+from attacks.engine.lbfgs import Evaluate
 from attacks.engine.observation import (
     SMASHED,
     OwnValues,
@@ -51,7 +51,6 @@ _OUTSIDE = 0.02
 """Deviation allowed to pixels outside [0, 1]: withheld stages leave brightness and contrast open,
 and this settles most of it."""
 _EVALUATIONS, _HISTORY, _LEAST_GAIN = 150, 30, 1e-5
-_BYTES = 8
 
 
 def with_private_parts(releases: list[Release], ctx: Context) -> list[Release]:
@@ -313,33 +312,26 @@ class Drift:
         start = self.view.values.new_zeros(
             len(self.release.clients), self.batch * self.pixels + width
         )
-        found, losses = torch.empty_like(start), start.new_empty(len(start))
+        losses = start.new_empty(len(start))
+        for share in noises:
+            std = max(share * self.spread, self.view.std)
+            start, losses, _ = minimised(
+                partial(self._evaluate, one, std),
+                start,
+                numbers_each=24 * start.shape[1],
+                evaluations=_EVALUATIONS,
+                history=_HISTORY,
+                least_gain=_LEAST_GAIN,
+            )
+        return start, losses
 
-        def work(part: slice) -> None:
-            vectors = start[part]
-            for share in noises:
-                std = max(share * self.spread, self.view.std)
-                minimum = self._descend(vectors, one, part, std=std)
-                vectors = minimum[0]
-            found[part], losses[part] = minimum
-
-        in_chunks(
-            work,
-            len(start),
-            bytes_each=_BYTES * start.shape[1] * (2 * _HISTORY + 32),
-            device=self.ctx.device,
-        )
-        return found, losses
-
-    def _descend(
-        self, vectors: Tensor, one: Surrogate, part: slice, *, std: float
-    ) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, one: Surrogate, std: float, part: slice) -> Evaluate:
         values, present = self.view.values[part], self.view.present[part]
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
-                rows = torch.arange(len(self.release.clients), device=z.device)[part][problems]
+                rows = torch.arange(len(self.view.values), device=z.device)[part][problems]
                 images, stages = self._decoded(z, one, rows)
                 rest = self._cut(stages, images) - values[problems]
                 rest = torch.where(present[problems], rest, 0.0)
@@ -351,15 +343,7 @@ class Drift:
                 gradient = torch.autograd.grad(loss.sum(), z)[0]
             return loss.detach(), gradient
 
-        stop = vectors.new_full((len(vectors),), -torch.inf)
-        minimum = minimise(
-            [Phase(evaluate=evaluate, stop=stop, dtype=torch.float64)],
-            vectors,
-            max_evaluations=_EVALUATIONS,
-            history=_HISTORY,
-            least_gain=_LEAST_GAIN,
-        )
-        return minimum.x, minimum.loss
+        return evaluate
 
     def _decoded(
         self, z: Tensor, one: Surrogate, rows: Tensor | slice

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -29,7 +28,7 @@ from attacks.engine.weighed import (
     weighed_counts,
 )
 from attacks.engine.wire_labels import head_values, network_weights
-from bench.api import Context, Kind, Mechanism, State
+from bench.api import Context, Kind, Mechanism
 from bench.toolkit.batches import class_means
 
 _LENGTHENINGS = 4
@@ -40,25 +39,17 @@ SHRINK, REFINE = 0.1, 3
 """The strong values of iLRG's settings."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchCounts:
-    """Label counts of V batches.
-
-    Attributes:
-        counts: int64 [V, C].
-        silent: Victims that showed no head gradient but 0, bool [V].
-        notes: How much of the head was visible, and how far the counts are to be trusted.
-    """
-
-    counts: Tensor
-    silent: Tensor
-    notes: tuple[str, ...]
-
-
 def restored_counts(
     releases: Sequence[Release], ctx: Context, *, shrink: float = SHRINK, refine: int = REFINE
-) -> BatchCounts:
-    """What iLRG makes of the uploads of all releases; shrink, refine: see `attacks.ilrg.ILRG`."""
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """What iLRG makes of the uploads of all releases.
+
+    shrink, refine: See `attacks.ilrg.ILRG`.
+
+    Returns:
+        Label counts int64 [V, C]; bool [V], victims that showed no head gradient but 0; notes: how
+        much of the head was visible, and how far the counts are to be trusted.
+    """
     views = [_view(one, ctx, shrink=shrink, refine=refine) for one in releases]
     found = Restored.surest([v.found for v in views])
     counts, notes = found.counts, _notes(found, views[-1].head)
@@ -73,7 +64,7 @@ def restored_counts(
             counts = counts.clone()
             counts[doubtful] = weighed
             notes += (f"counts of {len(weighed)} of {len(counts)} victims weighed on public data",)
-    return BatchCounts(counts=counts, silent=found.silent, notes=notes)
+    return counts, found.silent, notes
 
 
 def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> HeadView:
@@ -82,7 +73,11 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
     weight, bias = (
         v.detach().cpu() for v in head_values(weights, ctx.network, release.seen.buffers)
     )
-    head, samples = _head_gradient(release, weight, bias), _public_samples(weights, release, ctx)
+    head = _head_gradient(release, weight, bias)
+    buffers = {n: v.to(ctx.device) for n, v in release.seen.buffers.items()}
+    with torch.no_grad():
+        features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
+    samples = PublicSamples(features=features.double().cpu(), labels=ctx.aux_y.cpu())
     counting = Counting(
         weight=weight,
         bias=bias,
@@ -224,13 +219,6 @@ def _head_gradient(release: Release, weight: Tensor, bias: Tensor) -> HeadGradie
     return HeadGradient(
         weight=values[0], bias=values[1], weight_seen=visible[0], bias_seen=visible[1]
     )
-
-
-def _public_samples(weights: State, release: Release, ctx: Context) -> PublicSamples:
-    buffers = {n: v.to(ctx.device) for n, v in release.seen.buffers.items()}
-    with torch.no_grad():
-        features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
-    return PublicSamples(features=features.double().cpu(), labels=ctx.aux_y.cpu())
 
 
 def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> PublicClasses:
