@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,20 +138,12 @@ class LayerGradient:
     def stacked(parts: Sequence[LayerGradient]) -> LayerGradient:
         """The rows of all releases below one another."""
 
-        def rows(tensors: Sequence[Tensor]) -> Tensor:
-            return torch.cat(list(tensors), dim=1)
+        def rows(values: Sequence[Any]) -> Any:
+            if isinstance(values[0], Tensor):
+                return torch.cat(list(values), dim=1)
+            return tuple(rows(each) for each in zip(*values, strict=True))
 
-        def both(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-            return rows([w for w, _ in pairs]), rows([b for _, b in pairs])
-
-        return LayerGradient(
-            weight=tuple(rows(each) for each in zip(*(p.weight for p in parts), strict=True)),
-            bias=tuple(rows(each) for each in zip(*(p.bias for p in parts), strict=True)),
-            weight_present=rows([p.weight_present for p in parts]),
-            bias_present=rows([p.bias_present for p in parts]),
-            variances=both([p.variances for p in parts]),
-            decided_variances=both([p.decided_variances for p in parts]),
-        )
+        return LayerGradient(**{n: rows([vars(p)[n] for p in parts]) for n in vars(parts[0])})
 
     @property
     def present(self) -> Tensor:

@@ -130,7 +130,7 @@ def test_left_out_predictions_equal_those_of_refits_without_the_fold(partial: bo
     seen = Grid(values=values * (1 if present is None else present), present=present)
     turn = torch.arange(rows) % group
     factor, everything = 0.1, torch.ones(rows, dtype=torch.bool)
-    found = fit_local(
+    left_out, predicted, loss = fit_local(
         seen, x, seen, group=group, turn=turn, judged=everything, factors=[factor],
         judge=lambda out: (out - x).square().mean(),
     )  # fmt: skip
@@ -153,10 +153,10 @@ def test_left_out_predictions_equal_those_of_refits_without_the_fold(partial: bo
         return uncut(design[asked] @ weights, size, (1, 4, 6)).float()
 
     for k in range(FOLDS):
-        assert torch.allclose(found.left_out[fold == k], refit(fold != k, fold == k), atol=1e-4)
+        assert torch.allclose(left_out[fold == k], refit(fold != k, fold == k), atol=1e-4)
     upright = everything & (turn == 0)
-    assert torch.allclose(found.predicted[upright], refit(everything, upright), atol=1e-4)
-    assert found.loss == pytest.approx(float((found.left_out - x).square().mean()), rel=1e-5)
+    assert torch.allclose(predicted[upright], refit(everything, upright), atol=1e-4)
+    assert loss == pytest.approx(float((left_out - x).square().mean()), rel=1e-5)
 
 
 def test_images_beyond_those_taught_are_predicted_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,11 +167,11 @@ def test_images_beyond_those_taught_are_predicted_too(monkeypatch: pytest.Monkey
     x = torch.stack([values[:, 0], torch.randn(90, 2, 2, generator=rng)], dim=1)
     grid = Grid(values=values, present=None)
     rows = torch.ones(90, dtype=torch.bool)
-    found = fit_local(
+    left_out, _, _ = fit_local(
         grid, x, grid, group=1, turn=torch.zeros(90, dtype=torch.int64), judged=rows,
         factors=[1e-8, 1.0], judge=lambda out: (out - x).square().mean(),
     )  # fmt: skip
-    errors = (found.left_out - x).square().mean(dim=(2, 3))
+    errors = (left_out - x).square().mean(dim=(2, 3))
     assert float(errors[:, 0].max()) < 1e-6
     assert float(errors[:, 1].mean()) > 1.0
 
@@ -216,7 +216,7 @@ def test_the_smallest_penalty_leaves_out_exactly_beside_many_intercepts() -> Non
     everything = torch.ones(rows, dtype=torch.bool)
     found = fit(x, y, group=group, strata=strata, judged=everything,
                 judge=lambda out: (out - y).square().mean())  # fmt: skip
-    assert found.loss > 0.9
+    assert loss > 0.9
 
 
 def test_a_hundred_public_images_open_tokens(photos: Dataset) -> None:

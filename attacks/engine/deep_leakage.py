@@ -175,14 +175,7 @@ class DeepLeakage(Attack):
         known = given or self.labels(first, ctx)
         # Under noise no loss is "solved": the likelihood has no known minimum.
         stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
-        waves = self._waves(
-            optimiser,
-            known,
-            square,
-            noisy=noisy,
-            around_mean=around_mean,
-            far=_far_from_pixels(first),
-        )
+        waves = self._waves(optimiser, around_mean, known)
         solution = solve(ctx, waves=waves, known=known, stop=stop)
         if first.clients.summed > 1 and known.fixed is None and known.ranking is None:
             # Clients weigh unlike in a sum, so that counting fails: found labels are held.
@@ -193,8 +186,8 @@ class DeepLeakage(Attack):
             if len(each) > 1 and not noisy and not keeping(first):
                 self._from_one(each, ctx, optimiser, known, solution)
                 solution.solved = int((solution.loss <= stop).sum())
-            self._reordered(first, ctx, optimiser, known, solution)
-            self._with_what_is_hidden(first, ctx, matcher, known, solution)
+            self._reordered(ctx, optimiser, known, solution)
+            self._with_what_is_hidden(optimiser, known, solution)
         notes = [*known.notes]
         if not noisy:
             notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")
@@ -203,20 +196,17 @@ class DeepLeakage(Attack):
         return solution.answer(matcher(first.dtype), notes)
 
     def _with_what_is_hidden(
-        self,
-        evidence: Evidence,
-        ctx: Context,
-        matcher: Callable[[torch.dtype], Matcher],
-        known: Labels,
-        solution: Solution,
+        self, optimiser: QuasiNewton, known: Labels, solution: Solution
     ) -> None:
         """Match again together with what clients kept, or what nothing explains, and then all
         victims together by sums that the server learns."""
-        evaluations, plain = (1 + self.restarts) * ctx.budget, matcher(evidence.dtype)
+        evaluations = (1 + self.restarts) * optimiser.evaluations
+        plain = optimiser.matcher(optimiser.dtypes[0])
+        evidence = plain.evidence
         if keeping(evidence) or (evidence.noisy and unexplained(plain, solution)):
             match_with_own(plain, solution, evaluations=evaluations, history=self.history)
         if evidence.sums:
-            exact = matcher(torch.float64)
+            exact = optimiser.matcher(torch.float64)
             for one, other in zip(releases_of(evidence), releases_of(exact.evidence), strict=True):
                 if one.uploads is not None and other.uploads is not None:
                     other.uploads.unexplained = one.uploads.unexplained
@@ -254,20 +244,15 @@ class DeepLeakage(Attack):
             solution.evaluations += other.evaluations + alone.evaluations
 
     def _reordered(
-        self,
-        evidence: Evidence,
-        ctx: Context,
-        optimiser: QuasiNewton,
-        known: Labels,
-        solution: Solution,
+        self, ctx: Context, optimiser: QuasiNewton, known: Labels, solution: Solution
     ) -> None:
         """Search the order of the samples and the images in turn, where local epochs hide it."""
-        shuffled = any(one.orders is not None for one in releases_of(evidence))
-        matcher = optimiser.matcher(evidence.dtype)
+        matcher = optimiser.matcher(optimiser.dtypes[0])
+        shuffled = any(one.orders is not None for one in releases_of(matcher.evidence))
         optimiser = optimiser.scaled(1 / _SEARCHES)
         wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
         for _ in range(_SEARCHES if shuffled else 0):
-            images = solution.images.nan_to_num(0.5).to(evidence.dtype)
+            images = solution.images.nan_to_num(0.5).to(matcher.encoding.dtype)
             solution.evaluations += matcher.reorder(images, solution.labels)
             go_on(ctx, wave, known, solution)
 
@@ -284,18 +269,11 @@ class DeepLeakage(Attack):
         weighing = prior if evidence.noisy else fading_prior(evidence.square)
         return Matcher(evidence, encoding, beliefs=[weighing] if framed else [])
 
-    def _waves(
-        self,
-        optimiser: QuasiNewton,
-        known: Labels,
-        square: Tensor,
-        *,
-        noisy: bool,
-        around_mean: QuasiNewton,
-        far: bool,
-    ) -> list[Wave]:
+    def _waves(self, optimiser: QuasiNewton, around_mean: QuasiNewton, known: Labels) -> list[Wave]:
+        matcher = optimiser.matcher(optimiser.dtypes[0])
+        noisy, square = matcher.evidence.noisy, matcher.evidence.square
         first = Wave(
-            matcher=optimiser.matcher(optimiser.dtypes[0]),
+            matcher=matcher,
             optimiser=optimiser,
             count=1 if not noisy and self.preset != "paper" else 1 + self.restarts,
             start=self.start,
@@ -321,9 +299,13 @@ class DeepLeakage(Attack):
             start="answer",
             above=_UNSOLVED * square,
         )
-        if far:
-            # Layers of fewer numbers than pixels make the same of many images: the likeliest of
-            # them is wanted, not the nearest to where a descent begins.
+        uploads = matcher.evidence.uploads
+        lowest = next(iter(matcher.evidence.clients.start))
+        shown = None if uploads is None else uploads.observation.present.get(lowest)
+        if shown is None or not bool(shown.any()):
+            # Images are seen through layers alone: smashed data, or an upload without anything of
+            # the network's first tensor. Layers of fewer numbers than pixels make the same of many
+            # images: the likeliest of them is wanted, not the nearest to where a descent begins.
             likeliest = replace(framed, count=1, above=None)
             return [likeliest, further, replace(first, above=framed.above), framed, further]
         return [first, framed, further]
@@ -376,16 +358,6 @@ def _images_and_labels(answer: Reconstruction) -> tuple[Tensor, Tensor]:
     if answer.images is None or answer.labels is None:
         raise TypeError("matching answers with images and labels.")
     return answer.images, answer.labels
-
-
-def _far_from_pixels(evidence: Evidence) -> bool:
-    """Whether images are seen through layers alone: smashed data, or an upload without anything of
-    the network's first tensor."""
-    if evidence.uploads is None:
-        return True
-    first = next(iter(evidence.clients.start))
-    present = evidence.uploads.observation.present.get(first)
-    return present is None or not bool(present.any())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,15 +84,6 @@ class Piece:
     loss: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Scores of classes: of the victims' samples [M, C], and of the public images as they are,
-    each by a regression without it."""
-
-    victims: Tensor
-    left_out: Tensor
-
-
 class Inverter:
     """Ridge regressions from a channel to images, on pairs played through the defense.
 
@@ -155,8 +146,9 @@ class Inverter:
         return out
 
     # --- labels --------------------------------------------------------------------------------
-    def _reading(self) -> Reading:
-        """Scores of classes by the feature set that errs least on left-out images."""
+    def _reading(self) -> tuple[Tensor, Tensor]:
+        """Scores of classes by the feature set that errs least on left-out images: of the victims'
+        samples [M, C], and of the public images as they are, each by a regression without it."""
         pairs = self.pooled
         target = torch.nn.functional.one_hot(pairs.y, self.ctx.network.classes).double()
 
@@ -171,16 +163,15 @@ class Inverter:
             )
         choice = min(fits, key=lambda c: fits[c].loss)
         victims = joined(self.channel.blocks, choice, self.scale)
-        return Reading(victims=fits[choice](victims, 0), left_out=fits[choice].left_out[pairs.real])
+        return fits[choice](victims, 0), fits[choice].left_out[pairs.real]
 
     def _read_labels(self, all_: Sequence[Inverter]) -> tuple[Tensor, float]:
         """Labels int64 [M] by the scores of all inverters together, and the share that is right
         on public images left out."""
         if self.channel.labels is not None:
             return self.channel.labels, 1.0
-        alike = [i for i in all_ if i.reading.left_out.shape == self.reading.left_out.shape]
-        victims = torch.stack([i.reading.victims for i in alike]).sum(dim=0)
-        public = torch.stack([i.reading.left_out for i in alike]).sum(dim=0)
+        alike = [i.reading for i in all_ if i.reading[1].shape == self.reading[1].shape]
+        victims, public = (torch.stack(t).sum(dim=0) for t in zip(*alike, strict=True))
         right = public.argmax(dim=1) == self.pooled.y[self.pooled.real]
         return victims.argmax(dim=1), float(right.double().mean())
 
@@ -279,7 +270,7 @@ class Inverter:
         if seen is None or victims is None or not seen.tiles(self.shape):
             return flat
         judge = self._judge(pairs, flat.judged)
-        found = fit_local(
+        left_out, predicted, loss = fit_local(
             seen,
             pairs.x,
             victims,
@@ -291,9 +282,9 @@ class Inverter:
         )
         local = replace(
             flat,
-            predicted=found.predicted.flatten(1),
-            left_out=found.left_out.flatten(1),
-            loss=found.loss,
+            predicted=predicted.flatten(1),
+            left_out=left_out.flatten(1),
+            loss=loss,
         )
         if local.loss < SOLVED:
             return local
