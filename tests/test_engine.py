@@ -23,7 +23,6 @@ from attacks.engine.convolutions import (
     by_output,
 )
 from attacks.engine.gradients import Layered, ObservedTraining, Simulated, as_vector, layered
-from attacks.engine.products import Products
 from attacks.idlg import IDLG
 from bench import models
 from bench.contract.defense import Defense, Loss
@@ -157,42 +156,6 @@ def test_layered_gradients_are_used_only_where_they_hold() -> None:
     assert layered(network, Defense(), replace(work, mode="train")) is None
     with pytest.raises(ValueError, match="cannot be traced in train mode"):
         network.trace(work.start, torch.zeros(2, *network.shape).double(), mode="train")
-
-
-@pytest.mark.parametrize("name", ["cnn_selective_shield", "mlp3", "resnet18"])
-def test_products_of_factors_are_inner_products_of_gradients(name: str) -> None:
-    network, work = work_of(name, batch=1)
-    model = Layered(network, work)
-    x, y = candidates(network, 3, 1)
-    truth = {n: v.detach() for n, v in model(*candidates(network, 3, 1)).items()}
-    moved = (x + 0.1).detach().requires_grad_()
-    products = Products(model, truth, samples=1)
-    assert products.factors
-    victims = torch.tensor([2, 0, 1])
-    inner, square = products(moved, y, victims)
-    whole = as_vector(model(moved, y), list(truth))
-    expected = (whole * as_vector(truth, list(truth))[victims]).sum(dim=1)
-    assert torch.allclose(inner, expected, rtol=1e-8)
-    assert torch.allclose(square, whole.square().sum(dim=1), rtol=1e-8)
-    mine = torch.autograd.grad((inner / square.sqrt()).sum(), moved)[0]
-    theirs = torch.autograd.grad((expected / whole.norm(dim=1)).sum(), moved)[0]
-    assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-12)
-
-
-def test_noised_gradients_are_multiplied_out() -> None:
-    network, work = work_of("mlp3", batch=1)
-    model = Layered(network, work)
-    x, y = candidates(network, 2, 1)
-    rng = generator(4, "engine")
-    noisy = {
-        n: v.detach() + 0.1 * torch.randn(v.shape, dtype=DOUBLE, generator=rng)
-        for n, v in model(x, y).items()
-    }
-    products = Products(model, noisy, samples=1)
-    assert set(products.factors) <= {"head"}  # five rows are of low rank whatever they hold
-    inner, _ = products(x, y, torch.arange(2))
-    expected = (as_vector(model(x, y), list(noisy)) * as_vector(noisy, list(noisy))).sum(dim=1)
-    assert torch.allclose(inner, expected)
 
 
 # --- the objective --------------------------------------------------------------------------------

@@ -245,17 +245,3 @@ class PatchProduct(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
         d, u = ctx.saved_tensors
         return slope @ u, slope.mT @ d
-
-
-class Patches(torch.autograd.Function):
-    """`Geometry.patches`, with `Geometry.fold` as derivative (that of a strided view is slower)."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, problems: int, geometry: Geometry) -> Tensor:
-        ctx.geometry, ctx.size = geometry, a.shape
-        return geometry.patches(a, problems)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.geometry.fold(slope, ctx.size), None, None

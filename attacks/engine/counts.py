@@ -55,21 +55,6 @@ class HeadGradient:
         """The same for some of the victims."""
         return replace(self, **{n: v[chosen] for n, v in vars(self).items() if v is not None})
 
-    @staticmethod
-    def joined(parts: list[HeadGradient]) -> HeadGradient:
-        """Of several victims' one after another; where one shows all, all are given a presence."""
-        weight, bias = (torch.cat([getattr(p, n) for p in parts]) for n in ("weight", "bias"))
-        seen = {}
-        for name, value in (("weight_seen", weight), ("bias_seen", bias)):
-            shown = [getattr(p, name) for p in parts]
-            if any(s is not None for s in shown):
-                filled = [
-                    torch.ones_like(v, dtype=torch.bool) if s is None else s
-                    for s, v in zip(shown, value.split([len(p.bias) for p in parts]), strict=True)
-                ]
-                seen[name] = torch.cat(filled)
-        return HeadGradient(weight=weight, bias=bias, **seen)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PublicClasses:

@@ -25,13 +25,13 @@ from attacks.engine.observation import (
 from attacks.engine.orders import Orders
 from attacks.engine.terms import (
     Term,
-    UploadCosine,
     UploadLikelihood,
     Uploads,
     UploadSum,
     joint_distance,
     likelihood,
     smashed_term,
+    upload_cosine,
     weighed_distance,
 )
 from bench.api import Context, GaussianNoise, Kind, Mechanism, SmashedNoise
@@ -149,8 +149,8 @@ class Evidence:
         self.sums: list[UploadSum] = []
         if observation is not None:
             self.uploads = Uploads(
-                self.clients,
-                observation,
+                clients=self.clients,
+                observation=observation,
                 returned=self.returned,
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
@@ -169,15 +169,15 @@ class Evidence:
                     dtype=dtype,
                 )
             if distance == "cosine":
-                self.terms.append(UploadCosine(self.uploads, share=share))
+                self.terms.append(upload_cosine(self.uploads, share))
             else:
                 relative = layers == "relative"
                 self.terms.append(UploadLikelihood(self.uploads, relative=relative))
             shared = opened_mean(release, dtype=dtype)
             if shared is not None and distance == "likelihood":
-                covers, mean = shared
-                moved = {n: c.to(ctx.device) for n, c in covers.items()}
-                self.sums.append(UploadSum(self.uploads, covers=moved, mean=mean.to(ctx.device)))
+                covers = {n: c.to(ctx.device) for n, c in shared[0].items()}
+                mean = shared[1].to(ctx.device)
+                self.sums.append(UploadSum(uploads=self.uploads, covers=covers, mean=mean))
         if self.view is not None:
             self.terms.append(self._smashed_term(self.view, draws=draws))
         self.own = self.terms

@@ -219,8 +219,14 @@ class Layered:
         """x [P, K, *shape], soft labels y [P, K, C] -> mean gradients [P, ...] by name."""
         found: dict[str, Tensor] = {}
         for layer in self.deltas(x, y):
-            for name, value in parameter_gradients(layer, len(x)).items():
-                found[name] = found[name] + value if name in found else value
+            name, d = layer.layer.name, layer.delta.unflatten(0, (len(x), -1))
+            gradients = {f"{name}.weight": _weight_gradient(layer, len(x))}
+            if f"{name}.bias" in _names(layer.layer):
+                channel = d.ndim - 1 if layer.layer.kind == "linear" else 2
+                rest = [i for i in range(1, d.ndim) if i != channel]
+                gradients[f"{name}.bias"] = d.sum(dim=rest)
+            for n, value in gradients.items():
+                found[n] = found[n] + value if n in found else value
         return found
 
     def deltas(self, x: Tensor, y: Tensor) -> list[Traced]:
@@ -265,20 +271,6 @@ def _supported(layer: Layer) -> bool:
     if layer.kind == "conv":
         return covers(layer.module)  # type: ignore[arg-type]
     return layer.kind in ("linear", "affine")
-
-
-def parameter_gradients(traced: Traced, problems: int, *, weight: bool = True) -> dict[str, Tensor]:
-    """Gradients [P, ...] by the layer's parameters, `weight`: or by its bias alone."""
-    layer, delta = traced.layer, traced.delta
-    found: dict[str, Tensor] = {}
-    if weight:
-        found[f"{layer.name}.weight"] = _weight_gradient(traced, problems)
-    bias = f"{layer.name}.bias"
-    if bias in _names(layer):
-        d = delta.unflatten(0, (problems, -1))
-        channel = d.ndim - 1 if layer.kind == "linear" else 2
-        found[bias] = d.sum(dim=[i for i in range(1, d.ndim) if i != channel])
-    return found
 
 
 def _weight_gradient(traced: Traced, problems: int) -> Tensor:

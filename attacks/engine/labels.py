@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence, releases_of
-from attacks.engine.observation import FEATURES_GRADIENT, ObservedUploads, Release
+from attacks.engine.observation import FEATURES_GRADIENT, Release
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import restored_counts
-from attacks.engine.terms import Uploads
 from attacks.engine.wire_labels import labels_by_slope
 from bench.api import Context, Kind
 from bench.toolkit.batches import class_means
@@ -103,7 +102,12 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
     """[V, C], the less the likelier, of one release; infinite without public images."""
     uploads, clients, classes = evidence.uploads, evidence.clients, ctx.network.classes
     assert uploads is not None
-    seen = _as_the_law_has_it(uploads)
+    seen, law = uploads.observation, uploads.law
+    # Estimated gradients are compared as the kind of upload that the law speaks of. An estimate
+    # that took broadcast weights for what was hidden is no upload any more, and stays a gradient.
+    if law is not None and seen.kind == "gradient" and (law.faithful or law.of != "weights"):
+        kind = cast(Kind, law.of)
+        seen = replace(seen, kind=kind, values=clients.as_sent(seen.values, kind))
     names = [n for n in ctx.network.head if n in seen.values] or list(seen.values)
     aux_y = ctx.aux_y.to(ctx.device)
     aux_x = ctx.aux_x.to(dtype=clients.dtype, device=ctx.device)
@@ -124,13 +128,3 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
             added = misfit.flatten(2).sum(dim=2).to(scores)
             scores[:, some] = torch.where(scores[:, some].isinf(), 0.0, scores[:, some]) + added
     return scores
-
-
-def _as_the_law_has_it(uploads: Uploads) -> ObservedUploads:
-    """Estimated gradients as the kind of upload that the law speaks of. An estimate that took
-    broadcast weights for what was hidden is no upload any more, and stays a gradient."""
-    seen, law = uploads.observation, uploads.law
-    if law is None or seen.kind != "gradient" or not (law.faithful or law.of != "weights"):
-        return seen
-    kind = cast(Kind, law.of)
-    return replace(seen, kind=kind, values=uploads.clients.as_sent(seen.values, kind))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import cast
 
@@ -73,7 +73,7 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
     weight, bias = (
         v.detach().cpu() for v in head_values(weights, ctx.network, release.seen.buffers)
     )
-    head = _head_gradient(release, weight, bias)
+    head = _head_gradient([release], weight, bias)
     buffers = {n: v.to(ctx.device) for n, v in release.seen.buffers.items()}
     with torch.no_grad():
         features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
@@ -200,25 +200,26 @@ def _rehearsed(
 ) -> HeadGradient:
     """Head gradients of shadow clients with these public samples, through the whole network."""
     held = sum(v.numel() for v in release.before.values())
-    parts = []
-    for some in chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held)):
-        shadow = ctx.shadow(ctx.aux_x[some], ctx.aux_y[some], release=release.playable)
-        parts.append(_head_gradient(parse(shadow), counting.weight, counting.bias))
-    return HeadGradient.joined(parts)
+    some = chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held))
+    played = (ctx.shadow(ctx.aux_x[s], ctx.aux_y[s], release=release.playable) for s in some)
+    return _head_gradient(map(parse, played), counting.weight, counting.bias)
 
 
-def _head_gradient(release: Release, weight: Tensor, bias: Tensor) -> HeadGradient:
-    """What the victims sent of the head; a tensor that was not sent is wholly hidden."""
-    estimate = gradient_estimate(release)
-    values, visible = [], []
-    for name, like in zip(release.seen.network["head"], (weight, bias), strict=True):
-        shape = (len(release.clients), *like.shape)
-        values.append(estimate.values.get(name, like.new_zeros(()).expand(shape)).to(like.device))
-        present = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
-        visible.append(None if bool(present.all()) else present.to(like.device))
-    return HeadGradient(
-        weight=values[0], bias=values[1], weight_seen=visible[0], bias_seen=visible[1]
-    )
+def _head_gradient(releases: Iterable[Release], weight: Tensor, bias: Tensor) -> HeadGradient:
+    """What the victims of all releases sent of the head; a tensor that was not sent is wholly
+    hidden."""
+    shown: list[list[Tensor]] = [[], [], [], []]
+    for release in releases:
+        estimate, names = gradient_estimate(release), release.seen.network["head"]
+        for place, (name, like) in enumerate(zip(names, (weight, bias), strict=True)):
+            shape = (len(release.clients), *like.shape)
+            value = estimate.values.get(name, like.new_zeros(()).expand(shape))
+            there = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
+            shown[place].append(value.to(like.device))
+            shown[place + 2].append(there.to(like.device))
+    weights, biases, *seen = map(torch.cat, shown)
+    hidden = [None if bool(s.all()) else s for s in seen]
+    return HeadGradient(weight=weights, bias=biases, weight_seen=hidden[0], bias_seen=hidden[1])
 
 
 def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> PublicClasses:

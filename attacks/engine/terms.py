@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from attacks.engine.clients import Clients
-from attacks.engine.gradients import Layered, Returned, as_vector
+from attacks.engine.gradients import Returned, as_vector
 from attacks.engine.observation import ObservedUploads, OwnValues, SplitView
 from attacks.engine.orders import Orders
-from attacks.engine.products import Products
 from bench.api import GaussianNoise, Mechanism, Prepared, State, squared_distance
 from bench.toolkit.vectors import flatten
 
@@ -74,6 +73,7 @@ class Term(Protocol):
 # --- uploads ----------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, kw_only=True)
 class Uploads:
     """What the victims uploaded, and what candidates would have.
 
@@ -91,22 +91,15 @@ class Uploads:
             nothing is known of it.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        observation: ObservedUploads,
-        *,
-        returned: Returned | None,
-        clips: Sequence[Mechanism],
-        law: Mechanism | None,
-        bounds: Mechanism | None = None,
-        own: OwnValues | None = None,
-    ) -> None:
-        self.clients, self.observation, self.law, self.bounds = clients, observation, law, bounds
-        self.returned, self.clips = returned, clips
-        self.orders: Orders | None = None
-        self.own = own
-        self.unexplained: Tensor | None = None
+    clients: Clients
+    observation: ObservedUploads
+    returned: Returned | None
+    clips: Sequence[Mechanism]
+    law: Mechanism | None
+    bounds: Mechanism | None = None
+    own: OwnValues | None = None
+    orders: Orders | None = None
+    unexplained: Tensor | None = None
 
     def sent(
         self, x: Tensor, y: Tensor, victims: Tensor | None = None, own: Tensor | None = None
@@ -323,54 +316,30 @@ class UploadLikelihood:
         return torch.cat(pieces, dim=1) * (observation.square / len(pieces))[:, None]
 
 
-class UploadCosine:
+def upload_cosine(uploads: Uploads, share: float) -> Term:
     """1 - cosine of the angle between visible values, times a weight.
 
     Source: Geiping et al., arXiv:2003.14053, Eq. 4.
     """
 
-    def __init__(self, uploads: Uploads, *, share: float = 1.0) -> None:
-        self.uploads, self.share = uploads, share
-
-    def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        seen = self.uploads.observation.square[victims].clamp_min(_TINY)
-        products = self._products(victims)
+    def term(victims: Tensor, heat: float = 0.0) -> Compare:
+        values, mask = uploads.values[victims], uploads.mask(victims)
+        seen = uploads.observation.square[victims].clamp_min(_TINY)
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            inner, square = products(candidate)
-            away = self.share * (1 - inner / ((square + _TINY) * seen).sqrt())
+            sent = uploads.vector(candidate.x, candidate.y, victims)
+            if mask is not None:
+                sent = sent * mask
+            inner, square = (sent * values).sum(dim=1), sent.square().sum(dim=1)
+            away = share * (1 - inner / ((square + _TINY) * seen).sqrt())
             return (Misfit(away.detach(), away, torch.ones_like(away)),)
 
         return compare
 
-    def _products(self, victims: Tensor) -> Callable[[Candidate], tuple[Tensor, Tensor]]:
-        """Inner products [P] with what was seen, and squared lengths [P]."""
-        uploads, by_layer = self.uploads, self.by_layer
-        if by_layer is not None:
-            return lambda candidate: by_layer(candidate.x, candidate.y, victims)
-        values, mask = uploads.values[victims], uploads.mask(victims)
-        names = list(uploads.observation.values)
-
-        def multiplied(candidate: Candidate) -> tuple[Tensor, Tensor]:
-            sent = as_vector(uploads.sent(candidate.x, candidate.y, victims), names)
-            if mask is not None:
-                sent = sent * mask
-            return (sent * values).sum(dim=1), sent.square().sum(dim=1)
-
-        return multiplied
-
-    @cached_property
-    def by_layer(self) -> Products | None:
-        """Inner products layer by layer, where every coordinate of every layer was seen."""
-        uploads, clients = self.uploads, self.uploads.clients
-        if not isinstance(clients.gradients, Layered) or uploads.visible is not None:
-            return None
-        seen = uploads.observation.values
-        if set(seen) != set(clients.start):
-            return None
-        return Products(clients.gradients, seen, samples=clients.samples)
+    return term
 
 
+@dataclass(eq=False, kw_only=True)
 class UploadSum:
     """What the next broadcast shows of values that were hidden in every single upload: their mean
     over the victims, who alone took part.
@@ -383,8 +352,9 @@ class UploadSum:
         mean: The mean update there, one tensor after another [M].
     """
 
-    def __init__(self, uploads: Uploads, *, covers: Mapping[str, Tensor], mean: Tensor) -> None:
-        self.uploads, self.covers, self.mean = uploads, covers, mean
+    uploads: Uploads
+    covers: Mapping[str, Tensor]
+    mean: Tensor
 
     def sent(self, candidate: Candidate) -> Tensor:
         """Updates of candidates there, [P, M]."""
