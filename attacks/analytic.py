@@ -223,24 +223,33 @@ class LayerGradient:
 
 
 def _layer_gradient(release: Release) -> LayerGradient:
-    """Of one release."""
-    names = _first_layer(release.seen)
-    estimate = gradient_estimate(release)
-    weights, biases = (_candidates(release, str(n), estimate.values[str(n)]) for n in names)
-    undecided, decided = (
-        (
-            _variance(release, str(names[0]), weights[0], decided=known),
-            _variance(release, str(names[1]), biases[0], decided=known),
-        )
-        for known in (False, True)
-    )
+    """Of one release: candidates, two where signs are perturbed, and the variance of their noise
+    under the public mechanisms, before and after the signs are decided."""
+    estimate, step = gradient_estimate(release), release.step
+    candidates: list[tuple[Tensor, ...]] = []
+    undecided: list[Tensor] = []
+    decided: list[Tensor] = []
+    names = [str(name) for name in _first_layer(release.seen)]
+    for name in names:
+        value, base = estimate.values[name], release.before[name].double()
+        acting = [m for m in release.acting if m.covers(name)]
+        unlike = [m for m in acting if not m.faithful]
+        each = unlike[-1].candidates(value, base=base, step=step) if unlike else (value,)
+        candidates.append(each)
+        for known, variances in ((False, undecided), (True, decided)):
+            total = torch.zeros_like(value)
+            for mechanism in acting:
+                total = total + mechanism.gradient_variance(
+                    each[0], base=base, step=step, decided=known
+                )
+            variances.append(total)
     return LayerGradient(
-        weight=weights,
-        bias=biases,
-        weight_present=estimate.present[str(names[0])],
-        bias_present=estimate.present[str(names[1])],
-        variances=undecided,
-        decided_variances=decided,
+        weight=candidates[0],
+        bias=candidates[1],
+        weight_present=estimate.present[names[0]],
+        bias_present=estimate.present[names[1]],
+        variances=(undecided[0], undecided[1]),
+        decided_variances=(decided[0], decided[1]),
     )
 
 
@@ -277,30 +286,8 @@ def _standardised(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))
 
 
-def _candidates(release: Release, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
-    """What the gradient can have been; two tensors where signs are perturbed."""
-    unlike = [m for m in release.acting if m.covers(name) and not m.faithful]
-    if not unlike:
-        return (estimate,)
-    base = release.before[name].to(estimate)
-    return unlike[-1].candidates(estimate, base=base, step=release.step)
-
-
 def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:
     chosen = candidates[0]
     for other in candidates[1:]:
         chosen = torch.where((chosen - target).abs() <= (other - target).abs(), chosen, other)
     return chosen
-
-
-def _variance(release: Release, name: str, estimate: Tensor, *, decided: bool) -> Tensor:
-    """Variance of a gradient estimate's noise under the public mechanisms, [V, ...].
-
-    decided: whether a perturbed gradient's sign counts as known."""
-    base, total = release.before[name].to(estimate), torch.zeros_like(estimate)
-    for mechanism in release.acting:
-        if mechanism.covers(name):
-            total = total + mechanism.gradient_variance(
-                estimate, base=base, step=release.step, decided=decided
-            )
-    return total

@@ -166,14 +166,6 @@ class Clients:
             found.append(self.defense.realize(self.start, const, moved))
         return found
 
-    def cut(self, view: SplitView, weights: State, x: Tensor) -> Tensor:
-        """Activations before noise of samples x [N, *shape]."""
-        return view.sent(
-            self.network.run(
-                weights, x, last=view.cut, mode=self.training.mode, buffers=self.training.buffers
-            )
-        )
-
     def spread(self, view: SplitView, public: Tensor, *, least: float) -> Spread | None:
         """How activations move with the defense's random weights, around those of the mean weights;
         None where weights are not random.
@@ -185,9 +177,9 @@ class Clients:
             return None
         few = public[:_SPREAD_SAMPLES].to(dtype=self.dtype, device=self.device)
         with torch.no_grad():
-            centre = self.cut(view, self.weights, few)
+            centre = view.made(self.network, self.weights, few)
             draws = self.realised(_SPREAD_DRAWS)
-            apart = torch.cat([self.cut(view, w, few) - centre for w in draws])
+            apart = torch.cat([view.made(self.network, w, few) - centre for w in draws])
         variance = apart.square().mean(dim=0)
         floor = float(variance.mean())
         together = None

@@ -116,15 +116,15 @@ def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list
     if not tells and last.samples == 1:
         return releases
     names = names if tells else []
-    each = [part for one in releases for part in (*_later_epochs(one, view, names, ctx), one)]
+    each = [part for one in releases for part in (*_later_epochs(one, names, ctx), one)]
     return [one for one in lined_up(each, ctx) if tells or not one.epoch]
 
 
-def _later_epochs(
-    release: Release, view: SplitView, names: list[str], ctx: Context
-) -> list[Release]:
+def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Release]:
     """The epochs of one round but the first; names: tensors whose way through it is known."""
     ends, found = _ends(release, names), []
+    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    assert view is not None
     start = {n: release.before[n].double() for n in names}
     for epoch in range(1, release.steps // release.of_epoch):
         first, mechanisms = epoch * release.of_epoch, release.mechanisms
@@ -180,16 +180,11 @@ def _distance(own: State, other: State, view: SplitView, release: Release, ctx: 
     those under the `other` ones."""
     public = ctx.aux_x[:_PUBLIC].double().to(ctx.device)
     const = {n: v.double().to(ctx.device) for n, v in release.seen.const.items()}
-    buffers = {n: v.double().to(ctx.device) for n, v in release.seen.buffers.items()}
     rest = {n: v.double().to(ctx.device) for n, v in release.before.items() if n not in own}
 
     def cut(stages: State) -> Tensor:
         received = ctx.defense.receive({**rest, **stages}, const)
-        weights = ctx.defense.mean_realize(received, const)
-        mode = str(release.seen.known["mode"])
-        return view.sent(
-            ctx.network.run(weights, public, last=view.cut, mode=mode, buffers=buffers)
-        )
+        return view.made(ctx.network, ctx.defense.mean_realize(received, const), public)
 
     def moved(stages: State) -> dict[str, Tensor]:
         return {n: v.to(ctx.device) for n, v in stages.items()}

@@ -158,15 +158,9 @@ class Evidence:
                 own=release.own if distance == "likelihood" else None,
             )
             if self._shuffled(arranged):
+                victims, sent = len(release.clients), self.uploads.in_order
                 self.uploads.orders = Orders.drawn(
-                    len(release.clients),
-                    samples=self.clients.samples,
-                    batch=self.clients.batch,
-                    steps=self.clients.training.steps,
-                    first=arranged,
-                    sent=self.uploads.in_order,
-                    ctx=ctx,
-                    dtype=dtype,
+                    victims, self.clients, ctx, first=arranged, sent=sent
                 )
             if distance == "cosine":
                 self.terms.append(upload_cosine(self.uploads, share))
@@ -226,9 +220,8 @@ class Evidence:
         """Whether a sum's noise, as of numbers of fixed point, is too small to look for."""
         if self.noise is None or "summed" not in self.release.seen.known:
             return False
-        size = sum(v[0].numel() for v in observation.values.values())
-        rms = float((observation.square.mean() / size).sqrt())
-        return self.noise.faithful and 0 < self.noise.spread <= (_EXACT * rms) ** 2
+        least = _EXACT * observation.rms
+        return self.noise.faithful and 0 < self.noise.spread <= least**2
 
     def _weighed(
         self, view: SplitView, observation: ObservedUploads | None
@@ -244,9 +237,8 @@ class Evidence:
         if self.spread is not None or (not view.noises and self.noise is not None):
             self.noise, observation = None, None
         elif view.noises and self.noise is None and observation is not None:
-            size = sum(v[0].numel() for v in observation.values.values())
-            rms = float((observation.square.mean() / size).sqrt())
-            self.noise = GaussianNoise(of=observation.kind, std=_EXACT * max(rms, _TINY))
+            std = _EXACT * max(observation.rms, _TINY)
+            self.noise = GaussianNoise(of=observation.kind, std=std)
         return view, observation
 
     # --- terms ----------------------------------------------------------------------------------

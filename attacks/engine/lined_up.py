@@ -109,10 +109,9 @@ def _told(release: Release, ctx: Context) -> Told:
     view = split_view(release, dtype=torch.float64, device=ctx.device)
     assert view is not None
     weights = {n: v.double() for n, v in network_weights(release, ctx).items()}
-    buffers = {n: v.double().to(ctx.device) for n, v in release.seen.buffers.items()}
     x = ctx.aux_x[:_PUBLIC].double().to(ctx.device)
     with torch.no_grad():
-        sent = view.sent(ctx.network.run(weights, x, last=view.cut, mode="eval", buffers=buffers))
+        sent = view.made(ctx.network, weights, x, mode="eval")
     public, flat = sent.flatten(1), x.flatten(1)
     count = min(_COMPONENTS, len(x) // 4, flat.shape[1])
     left, _, _ = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)

@@ -18,6 +18,7 @@ from bench.api import (
     Kind,
     Mechanism,
     Message,
+    NetworkView,
     Part,
     Seen,
     State,
@@ -300,6 +301,12 @@ class ObservedUploads:
         ]
         return torch.stack(terms).sum(dim=0)
 
+    @property
+    def rms(self) -> float:
+        """Root mean square of all values."""
+        size = sum(v[0].numel() for v in self.values.values())
+        return float((self.square.mean() / size).sqrt())
+
 
 def observe(
     release: Release, kind: Kind | None = None, *, dtype: torch.dtype, absent: bool = False
@@ -441,6 +448,8 @@ class SplitView:
         slopes: The loss's gradient by every step's smashed data that the server returned
             [V, steps, B, ...], 0 where nothing was sent, or None.
         mechanisms: Public ones that act on it, in the order in which they do.
+        mode: Of normalisation.
+        buffers: Its statistics.
     """
 
     cut: str
@@ -448,6 +457,8 @@ class SplitView:
     present: Tensor
     slopes: Tensor | None
     mechanisms: tuple[Mechanism, ...]
+    mode: str
+    buffers: State
 
     @property
     def noises(self) -> tuple[Mechanism, ...]:
@@ -464,6 +475,14 @@ class SplitView:
         for mechanism in self.mechanisms:
             q = mechanism.apply(q)
         return q
+
+    def made(
+        self, network: NetworkView, weights: State, x: Tensor, mode: str | None = None
+    ) -> Tensor:
+        """Activations before noise of samples x [N, *shape]."""
+        mode = mode or self.mode
+        q = network.run(weights, x, last=self.cut, mode=mode, buffers=self.buffers)
+        return self.sent(q)
 
 
 def smashed_of(release: Release) -> BySample:
@@ -493,6 +512,8 @@ def split_view(release: Release, *, dtype: torch.dtype, device: torch.device) ->
         present=present,
         slopes=torch.stack(returned, dim=1) if len(returned) == release.steps else None,
         mechanisms=tuple(m for m in release.mechanisms if m.of == SMASHED),
+        mode=str(release.seen.known["mode"]),
+        buffers={n: v.to(device, dtype) for n, v in release.seen.buffers.items()},
     )
 
 

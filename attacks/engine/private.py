@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from attacks.engine.chunks import minimised
+from attacks.engine.encoding import Encoding
 from attacks.engine.lbfgs import Evaluate
 from attacks.engine.observation import (
     SMASHED,
@@ -31,7 +32,6 @@ from attacks.engine.observation import (
     split_view,
     withheld,
 )
-from attacks.engine.prior import Frame
 from bench.api import Context, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -210,21 +210,13 @@ class Drift:
         self.const = {n: v.to(ctx.device) for n, v in seen.const.items()}
         before = {n: v.to(ctx.device) for n, v in release.before.items()}
         self.start = dict(ctx.defense.receive(before, self.const))
-        self.buffers = {n: v.double().to(ctx.device) for n, v in seen.buffers.items()}
         self.broadcast = self._stages(self.start)
         own = [*self.broadcast, *(self.head if seen.labels == "private" else ())]
         self.kept = {n: k.to(ctx.device) for n, k in withheld(release, own).items()}
         self.any = bool(set(self.kept) & set(self.broadcast))
-        self.shape = tuple(ctx.network.shape)
-        self.batch, self.pixels = view.values.shape[1], math.prod(self.shape)
+        samples = view.values.shape[1]
+        self.encoding = Encoding(ctx, samples=samples, dtype=torch.float64, framed=True)
         self.spread = float(view.values[view.present].std(correction=0))
-
-    @cached_property
-    def frame(self) -> Frame:
-        """The prior of images; costly, so made when first needed."""
-        ctx = self.ctx
-        aux_x = ctx.aux_x.double().to(ctx.device)
-        return Frame.fit(aux_x, ctx.aux_y.to(ctx.device), ctx.network.classes)
 
     def _stages(self, variables: State) -> dict[str, Tensor]:
         """Float64 network weights up to the cut, without the defense's randomness."""
@@ -309,9 +301,8 @@ class Drift:
     def _fit(self, one: Surrogate, *, noises: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Vectors [V, N] of images and stages, and their losses [V]."""
         width = sum(v[0].numel() for v in one.scale.values())
-        start = self.view.values.new_zeros(
-            len(self.release.clients), self.batch * self.pixels + width
-        )
+        victims, width = len(self.release.clients), self.encoding.pixels + width
+        start = self.view.values.new_zeros(victims, width)
         losses = start.new_empty(len(start))
         for share in noises:
             std = max(share * self.spread, self.view.std)
@@ -337,7 +328,7 @@ class Drift:
                 rest = torch.where(present[problems], rest, 0.0)
                 loss = rest.flatten(1).square().sum(dim=1) / (2 * std**2)
                 loss = loss + z.square().sum(dim=1) / 2
-                if len(self.shape) == 3:
+                if self.encoding.image:
                     outside = (images - images.clamp(0, 1)).flatten(1).square().sum(dim=1)
                     loss = loss + outside / (2 * _OUTSIDE**2)
                 gradient = torch.autograd.grad(loss.sum(), z)[0]
@@ -349,10 +340,8 @@ class Drift:
         self, z: Tensor, one: Surrogate, rows: Tensor | slice
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Images [P, B, *shape] and stages [P, ...] of vectors [P, N] for the victims `rows`."""
-        inner = z[:, : self.batch * self.pixels].unflatten(1, (self.batch, self.pixels))
-        images = (self.frame.mean + inner @ self.frame.total.mT).unflatten(2, self.shape)
+        images, at = self.encoding.images(z, None), self.encoding.pixels
         stages = {n: v[rows] for n, v in one.centre.items()}
-        at = self.batch * self.pixels
         for name, scale in one.scale.items():
             width = scale[0].numel()
             moved = z[:, at : at + width].view(-1, *scale.shape[1:]) * scale[rows]
@@ -362,16 +351,4 @@ class Drift:
 
     def _cut(self, stages: State, images: Tensor) -> Tensor:
         """Activations before noise [P, B, ...], every victim's under its own stages."""
-
-        def one(stages: State, images: Tensor) -> Tensor:
-            return self.view.sent(
-                self.network.run(
-                    stages,
-                    images,
-                    last=self.view.cut,
-                    mode=str(self.release.seen.known["mode"]),
-                    buffers=self.buffers,
-                )
-            )
-
-        return vmap(one)(stages, images)
+        return vmap(partial(self.view.made, self.network))(stages, images)

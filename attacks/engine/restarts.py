@@ -240,7 +240,10 @@ def _play(
         guess = solution.labels[chosen]
     same = encoding.framed and known.ranking is not None
     # Every start has its own generator: (victim, turn) alone decides what it draws.
-    draws = [_Draw(_own(ctx.rng), encoding, wave, first=t == 0, same=same) for t in turn.tolist()]
+    draws = [
+        _Draw(rng=_own(ctx.rng), encoding=encoding, wave=wave, first=t == 0, same=same)
+        for t in turn.tolist()
+    ]
     if wave.start == "answer":
         start = encoding.vectors_of(solution.images[chosen], held)
     elif wave.start == "public" and not encoding.framed:
@@ -326,14 +329,15 @@ def _own(rng: torch.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Draw:
     """Where one start begins, from its own generator."""
 
-    def __init__(
-        self, rng: torch.Generator, encoding: Encoding, wave: Wave, *, first: bool, same: bool
-    ) -> None:
-        self.rng, self.encoding, self.wave = rng, encoding, wave
-        self.first, self.same = first, same
+    rng: torch.Generator
+    encoding: Encoding
+    wave: Wave
+    first: bool
+    same: bool
 
     def images(self) -> Tensor:
         """[K * D]. Relative to the prior: its mean first, then draws from it, or its mean alone

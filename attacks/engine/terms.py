@@ -418,7 +418,8 @@ def smashed_term(
         def compare(candidate: Candidate) -> Sequence[Misfit]:
             first, found = candidate.x[:, : clients.training.batch], []
             for weights in draws:
-                cut = clients.cut(view, weights, first.flatten(0, 1)).unflatten(0, first.shape[:2])
+                cut = view.made(clients.network, weights, first.flatten(0, 1))
+                cut = cut.unflatten(0, first.shape[:2])
                 both = (torch.where(present, t, 0.0) for t in misfit(cut.detach()))
                 loss, slope = (t / len(draws) for t in both)
                 found.append(Misfit(loss.flatten(1).sum(dim=1), cut, slope))
