@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from attacks.engine.epochs import united
-from attacks.engine.observation import Release, in_the_clear, lawless, parsed, unusable
+from attacks.engine.observation import in_the_clear, lawless, parsed, unusable
 from attacks.engine.restored import REFINE, SHRINK, restored_counts
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -56,7 +55,9 @@ class ILRG(Attack):
         if sent is not None:
             return "the labels are sent in the clear (disclosed)" if in_the_clear(sent) else None
         reason = unusable(release) or lawless(release)
-        if reason is None and not _shows_head(release):
+        parts = {} if release.uploaded is None else release.uploaded.parts
+        head = [parts[name] for name in seen.network["head"] if name in parts]
+        if reason is None and not any(bool(part.presence().any()) for part in head):
             reason = "no value of the head's weight or bias was sent in the clear"
         return reason
 
@@ -64,23 +65,11 @@ class ILRG(Attack):
         releases = parsed(seen)
         sent = united(releases[-1], ctx).soft_labels
         if sent is not None:
-            return _decoded(sent)
+            # Of each sample the largest entry: the likeliest under noise of one variance.
+            best = torch.nn.functional.one_hot(sent.argmax(dim=-1), sent.shape[-1])
+            notes: tuple[str, ...] = ("decoded from the label messages",)
+            return Reconstruction(label_counts=best.sum(dim=1), notes=notes)
         counts, silent, notes = restored_counts(
             releases, ctx, shrink=self.shrink, refine=self.refine
         )
         return Reconstruction(label_counts=counts, failed=silent, notes=notes)
-
-
-def _decoded(labels: Tensor) -> Reconstruction:
-    """Counts from noised soft labels [V, B, C]: of each sample the largest entry, the likeliest
-    class under independent noise of one variance."""
-    best = labels.argmax(dim=-1)
-    counts = torch.nn.functional.one_hot(best, labels.shape[-1]).sum(dim=1)
-    return Reconstruction(label_counts=counts, notes=("decoded from the label messages",))
-
-
-def _shows_head(release: Release) -> bool:
-    """Whether any victim sent any value of the head in the clear."""
-    parts = {} if release.uploaded is None else release.uploaded.parts
-    head = [parts[name] for name in release.seen.network["head"] if name in parts]
-    return any(bool(part.presence().any()) for part in head)

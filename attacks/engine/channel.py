@@ -155,7 +155,8 @@ class Channel:
             0 if not image else (k % 4 if not self.random else (k % 2) * (k // 2 % 3 + 1))
             for k in range(group)
         ]
-        rows = [_mirrored(x, turn) for turn in turns]
+        # 0: as it is, 1: left-right, 2: upside down, 3: both
+        rows = [x.flip([d for d, bit in ((-1, 1), (-2, 2)) if turn & bit]) for turn in turns]
         blocks = [self._play(r, played) for r in rows]
         return ShadowPairs(
             blocks={n: _interleave([b[n] for b in blocks]) for n in blocks[0]},
@@ -323,12 +324,6 @@ def count_sketch(value: Tensor, bucket: Tensor, sign: Tensor, width: int) -> Ten
     """
     out = torch.zeros(len(value), width, dtype=value.dtype, device=value.device)
     return out.index_add_(1, bucket, value * sign.to(value))
-
-
-def _mirrored(x: Tensor, turn: int) -> Tensor:
-    """0: as it is, 1: left-right, 2: upside down, 3: both."""
-    x = x.flip(-1) if turn in (1, 3) else x
-    return x.flip(-2) if turn in (2, 3) else x
 
 
 def _interleave(rows: list[Tensor]) -> Tensor:

@@ -337,20 +337,11 @@ def _better(one: Reconstruction, other: Reconstruction, seen: Seen, ctx: Context
         losses.append(judged(matcher, images, labels.to(ctx.device)))
     takes = (losses[1] < losses[0]).cpu()
 
-    def of(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        if a is None or b is None:
-            return a
-        return torch.where(takes.view(-1, *[1] * (a.ndim - 1)), b, a)
-
-    return replace(
-        one,
-        images=of(one.images, other.images),
-        labels=of(one.labels, other.labels),
-        label_counts=of(one.label_counts, other.label_counts),
-        loss=of(one.loss, other.loss),
-        failed=of(one.failed, other.failed),
-        evaluations=one.evaluations + other.evaluations,
-    )
+    merged: dict[str, Any] = {}
+    for name in ("images", "labels", "label_counts", "loss", "failed"):
+        a, b = getattr(one, name), getattr(other, name)
+        merged[name] = torch.where(takes.view(-1, *[1] * (a.ndim - 1)), b, a)
+    return replace(one, **merged, evaluations=one.evaluations + other.evaluations)
 
 
 def _images_and_labels(answer: Reconstruction) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ def _moved_within(release: Release, view: SplitView, count: int, ctx: Context) -
     its first one."""
     if release.uploaded is None:
         return 0.0
-    names = _stages(release, view, ctx)
+    names = list(view.below(ctx.network, release.before))
     kept = withheld(release, names)
     ends = _ends(release, [n for n in names if n not in kept])
     if not ends:
@@ -110,7 +110,7 @@ def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list
     view = split_view(last, dtype=torch.float64, device=ctx.device)
     if view is None or last.steps == 1 or last.uploaded is None:
         return lined_up(releases, ctx)
-    names = _stages(last, view, ctx)
+    names = list(view.below(ctx.network, last.before))
     noised = bool(view.noises) or "variables" in ctx.defense.owns or not bool(view.present.all())
     tells = apart and noised and not withheld(last, names)
     if not tells and last.samples == 1:
@@ -148,12 +148,6 @@ def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Rele
             )
         )
     return found
-
-
-def _stages(release: Release, view: SplitView, ctx: Context) -> list[str]:
-    """Names of the clients' tensors up to the cut."""
-    stages = ctx.network.cuts[: ctx.network.cuts.index(view.cut) + 1]
-    return [n for n in release.before if n.startswith(tuple(f"{s}." for s in stages))]
 
 
 def _ends(release: Release, names: list[str]) -> dict[str, Tensor]:

@@ -140,8 +140,11 @@ class Evidence:
             names = covered if names is None else names & covered
         kind = cast(Kind, mechanisms[-1].of) if mechanisms else "gradient"
         observation = self._observed(kind, zone, names)
-        if observation is not None and self._resolves_no_noise(observation):
-            self.noise = None
+        if observation is not None and "summed" in release.seen.known and self.noise is not None:
+            # A sum's noise, as of numbers of fixed point, may be too small to look for.
+            least = _EXACT * observation.rms
+            if self.noise.faithful and 0 < self.noise.spread <= least**2:
+                self.noise = None
         if self.view is not None and distance == "likelihood":
             self.view, observation = self._weighed(self.view, observation)
         self.uploads: Uploads | None = None
@@ -157,7 +160,11 @@ class Evidence:
                 bounds=self.bounds if distance == "likelihood" else None,
                 own=release.own if distance == "likelihood" else None,
             )
-            if self._shuffled(arranged):
+            # Steps use samples in an order that is not known, or, under a split protocol, on
+            # server stages that move in a way that is not simulated, which counts as noise alike.
+            batch, samples = self.clients.batch, self.clients.samples
+            several = release.steps * batch > samples
+            if samples > batch and (several or not arranged or self.view is not None):
                 victims, sent = len(release.clients), self.uploads.in_order
                 self.uploads.orders = Orders.drawn(
                     victims, self.clients, ctx, first=arranged, sent=sent
@@ -177,13 +184,6 @@ class Evidence:
         self.own = self.terms
         self.terms = [t for one in self.earlier for t in one.terms] + self.own
         self.sums = [s for one in self.earlier for s in one.sums] + self.sums
-
-    def _shuffled(self, arranged: bool) -> bool:
-        """Whether steps use samples in an order that is not known, or, under a split protocol, on
-        server stages that move in a way that is not simulated, which counts as noise alike."""
-        batch, samples = self.clients.batch, self.clients.samples
-        beyond = self.clients.training.steps * batch > samples
-        return samples > batch and (beyond or not arranged or self.view is not None)
 
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
@@ -215,13 +215,6 @@ class Evidence:
             values={n: found.values[n].to(device) for n in kept},
             present={n: found.present[n].to(device) for n in kept},
         )
-
-    def _resolves_no_noise(self, observation: ObservedUploads) -> bool:
-        """Whether a sum's noise, as of numbers of fixed point, is too small to look for."""
-        if self.noise is None or "summed" not in self.release.seen.known:
-            return False
-        least = _EXACT * observation.rms
-        return self.noise.faithful and 0 < self.noise.spread <= least**2
 
     def _weighed(
         self, view: SplitView, observation: ObservedUploads | None

@@ -160,16 +160,6 @@ class Simulated:
         return training.mean_direction(self.defense, gradient, variables, self.sureness)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traced:
-    """A layer with the gradient `delta` by its output [P * K, ...], grouped by problem, and the
-    input patches that a narrow convolution formed (see `SharedConvolutions`)."""
-
-    layer: Layer
-    delta: Tensor
-    patches: Tensor | None
-
-
 class Returned:
     """Mean direction, as of `Simulated`, of the client's first stages over the steps of a split
     protocol, each on the same samples.
@@ -192,9 +182,7 @@ class Returned:
         slopes: Tensor,
     ) -> None:
         self.defense, self.slopes, self.training = defense, slopes, training
-        stages = network.cuts[: network.cuts.index(view.cut) + 1]
-        prefixes = tuple(f"{stage}." for stage in stages)
-        self.start = {n: v for n, v in training.start.items() if n.startswith(prefixes)}
+        self.start = view.below(network, training.start)
         self.loss = SplitLoss(**training.played(network, defense), cut=view.cut, sent=view.sent)
 
     def __call__(self, x: Tensor, y: Tensor, victims: Tensor) -> dict[str, Tensor]:
@@ -217,34 +205,28 @@ class Layered:
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> mean gradients [P, ...] by name."""
-        found: dict[str, Tensor] = {}
-        for layer in self.deltas(x, y):
-            name, d = layer.layer.name, layer.delta.unflatten(0, (len(x), -1))
-            gradients = {f"{name}.weight": _weight_gradient(layer, len(x))}
-            if f"{name}.bias" in _names(layer.layer):
-                channel = d.ndim - 1 if layer.layer.kind == "linear" else 2
-                rest = [i for i in range(1, d.ndim) if i != channel]
-                gradients[f"{name}.bias"] = d.sum(dim=rest)
-            for n, value in gradients.items():
-                found[n] = found[n] + value if n in found else value
-        return found
-
-    def deltas(self, x: Tensor, y: Tensor) -> list[Traced]:
-        """Every layer with the gradient of each client's mean loss by the layer's output."""
-        training, shared = self.training, SharedConvolutions(len(x))
+        training, shared, problems = self.training, SharedConvolutions(len(x)), len(x)
         with torch.enable_grad():
             x = x if x.requires_grad else x.detach().requires_grad_()
             with shared:
                 logits, layers = self.network.trace(
                     training.start, x.flatten(0, 1), mode=training.mode, buffers=training.buffers
                 )
-            loss = soft_cross_entropy(logits, y.flatten(0, 1)) * len(x)  # mean over K, sum over P
+            loss = soft_cross_entropy(logits, y.flatten(0, 1)) * problems  # mean over K, sum over P
             outputs = [layer.output for layer in layers]
             deltas = torch.autograd.grad(loss, outputs, create_graph=True)
-        return [
-            Traced(layer=layer, delta=delta, patches=shared.patches(layer.output))
-            for layer, delta in zip(layers, deltas, strict=True)
-        ]
+        found: dict[str, Tensor] = {}
+        for layer, delta in zip(layers, deltas, strict=True):
+            weight, bias = f"{layer.name}.weight", f"{layer.name}.bias"
+            patches = shared.patches(layer.output)
+            gradients = {weight: _weight_gradient(layer, delta, patches, problems)}
+            if bias in _names(layer):
+                d = delta.unflatten(0, (problems, -1))
+                channel = d.ndim - 1 if layer.kind == "linear" else 2
+                gradients[bias] = d.sum(dim=[i for i in range(1, d.ndim) if i != channel])
+            for name, value in gradients.items():
+                found[name] = found[name] + value if name in found else value
+        return found
 
 
 def layered(network: NetworkView, defense: Defense, training: ObservedTraining) -> Layered | None:
@@ -273,11 +255,12 @@ def _supported(layer: Layer) -> bool:
     return layer.kind in ("linear", "affine")
 
 
-def _weight_gradient(traced: Traced, problems: int) -> Tensor:
-    layer, delta = traced.layer, traced.delta
+def _weight_gradient(layer: Layer, delta: Tensor, patches: Tensor | None, problems: int) -> Tensor:
+    """[P, ...] of the gradient by the layer's output [P * K, ...], grouped by problem, and the
+    input patches that a narrow convolution formed (see `SharedConvolutions`)."""
     if isinstance(layer.module, nn.Conv2d):
-        if traced.patches is not None:
-            flat = PatchProduct.apply(by_output(delta, problems), traced.patches)
+        if patches is not None:
+            flat = PatchProduct.apply(by_output(delta, problems), patches)
         else:
             geometry = Geometry.of(layer.module)
             flat = WeightGradient.apply(delta, layer.input, problems, geometry)

@@ -476,6 +476,11 @@ class SplitView:
             q = mechanism.apply(q)
         return q
 
+    def below(self, network: NetworkView, state: State) -> dict[str, Tensor]:
+        """Of a state, the tensors of the stages up to the cut."""
+        stages = network.cuts[: network.cuts.index(self.cut) + 1]
+        return {n: v for n, v in state.items() if n.startswith(tuple(f"{s}." for s in stages))}
+
     def made(
         self, network: NetworkView, weights: State, x: Tensor, mode: str | None = None
     ) -> Tensor:

@@ -221,9 +221,8 @@ class Drift:
     def _stages(self, variables: State) -> dict[str, Tensor]:
         """Float64 network weights up to the cut, without the defense's randomness."""
         weights = self.ctx.defense.mean_realize(variables, self.const)
-        cuts = self.network.cuts
-        prefixes = tuple(f"{s}." for s in cuts[: cuts.index(self.view.cut) + 1])
-        return {n: v.detach().double() for n, v in weights.items() if n.startswith(prefixes)}
+        below = self.view.below(self.network, weights)
+        return {n: v.detach().double() for n, v in below.items()}
 
     # --- surrogates -------------------------------------------------------------------------
     def surrogate(self) -> Surrogate | None:
