@@ -15,13 +15,6 @@ from torch import Tensor
 
 from attacks.dlg import DLG
 from attacks.engine.chunks import in_chunks
-from attacks.engine.convolutions import (
-    Geometry,
-    PatchProduct,
-    SharedConvolutions,
-    WeightGradient,
-    by_output,
-)
 from attacks.engine.gradients import Layered, ObservedTraining, Simulated, as_vector, layered
 from attacks.idlg import IDLG
 from bench import models
@@ -92,53 +85,6 @@ def test_layered_gradients_and_their_derivatives_are_the_simulated_ones(
         strict=True,
     ):  # fmt: skip
         assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.parametrize("channels", [2, 40])  # narrow and wide
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [
-    ((5, 5), (2, 2), (2, 2)), ((3, 2), (1, 3), (0, 1)), ((1, 1), (2, 2), (0, 0)),
-    ((3, 3), (1, 1), (1, 1)), ((2, 4), (3, 2), (1, 0)),
-])  # fmt: skip
-def test_shared_convolutions_have_the_library_s_derivatives(
-    channels: int, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> None:
-    """Output, weight gradients per problem, and how both change with the input. The library has
-    one convolution per problem, with weights of its own."""
-    problems, samples, rng = 2, 3, generator(6, "engine")
-    module = torch.nn.Conv2d(channels, 4, kernel, stride, padding).double()
-    weight = torch.randn(module.weight.shape, dtype=DOUBLE, generator=rng)
-    a = torch.randn(problems * samples, channels, 9, 10, dtype=DOUBLE, generator=rng)
-    a.requires_grad_()
-
-    shared = SharedConvolutions(problems)
-    with shared:
-        output = torch.nn.functional.conv2d(a, weight, None, stride, padding)
-    patches = shared.patches(output)
-    assert (patches is not None) == (channels < 4 * stride[0] * stride[1])
-    loss = output.sigmoid().square()
-    delta = torch.autograd.grad(loss.sum(), output, create_graph=True)[0]
-    by_input = torch.autograd.grad(loss.sum(), a, create_graph=True)[0]
-    mine = (
-        WeightGradient.apply(delta, a, problems, Geometry.of(module))
-        if patches is None
-        else PatchProduct.apply(by_output(delta, problems), patches)
-    ).reshape(problems, *weight.shape)
-
-    own = [weight.clone().requires_grad_() for _ in range(problems)]
-    parts = zip(a.split(samples), own, strict=True)
-    outputs = torch.cat([torch.nn.functional.conv2d(x, w, None, stride, padding) for x, w in parts])
-    total = outputs.sigmoid().square().sum()
-    *weights, slope = torch.autograd.grad(total, [*own, a], create_graph=True)
-    theirs = torch.stack(weights)
-
-    assert torch.allclose(output, outputs)
-    assert torch.allclose(by_input, slope)
-    assert torch.allclose(mine, theirs)
-    direction = torch.randn(mine.shape, dtype=DOUBLE, generator=rng)
-    turn = torch.randn(a.shape, dtype=DOUBLE, generator=rng)
-    got = torch.autograd.grad([mine, by_input], a, [direction, turn])[0]
-    wanted = torch.autograd.grad([theirs, slope], a, [direction, turn])[0]
-    assert torch.allclose(got, wanted)
 
 
 class OwnGradient(Defense):

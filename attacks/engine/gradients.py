@@ -17,14 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from attacks.engine.convolutions import (
-    Geometry,
-    PatchProduct,
-    SharedConvolutions,
-    WeightGradient,
-    by_output,
-    covers,
-)
 from attacks.engine.observation import SplitView
 from bench.api import Defense, Layer, NetworkView, State
 from bench.toolkit.batches import soft_cross_entropy
@@ -205,21 +197,19 @@ class Layered:
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> mean gradients [P, ...] by name."""
-        training, shared, problems = self.training, SharedConvolutions(len(x)), len(x)
+        training, problems = self.training, len(x)
         with torch.enable_grad():
             x = x if x.requires_grad else x.detach().requires_grad_()
-            with shared:
-                logits, layers = self.network.trace(
-                    training.start, x.flatten(0, 1), mode=training.mode, buffers=training.buffers
-                )
+            logits, layers = self.network.trace(
+                training.start, x.flatten(0, 1), mode=training.mode, buffers=training.buffers
+            )
             loss = soft_cross_entropy(logits, y.flatten(0, 1)) * problems  # mean over K, sum over P
             outputs = [layer.output for layer in layers]
             deltas = torch.autograd.grad(loss, outputs, create_graph=True)
         found: dict[str, Tensor] = {}
         for layer, delta in zip(layers, deltas, strict=True):
             weight, bias = f"{layer.name}.weight", f"{layer.name}.bias"
-            patches = shared.patches(layer.output)
-            gradients = {weight: _weight_gradient(layer, delta, patches, problems)}
+            gradients = {weight: _weight_gradient(layer, delta, problems)}
             if bias in _names(layer):
                 d = delta.unflatten(0, (problems, -1))
                 channel = d.ndim - 1 if layer.kind == "linear" else 2
@@ -250,21 +240,23 @@ def _names(layer: Layer) -> list[str]:
 
 
 def _supported(layer: Layer) -> bool:
-    if layer.kind == "conv":
-        return covers(layer.module)  # type: ignore[arg-type]
+    module = layer.module
+    if isinstance(module, nn.Conv2d):
+        plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
+        return plain and isinstance(module.padding, tuple)
     return layer.kind in ("linear", "affine")
 
 
-def _weight_gradient(layer: Layer, delta: Tensor, patches: Tensor | None, problems: int) -> Tensor:
-    """[P, ...] of the gradient by the layer's output [P * K, ...], grouped by problem, and the
-    input patches that a narrow convolution formed (see `SharedConvolutions`)."""
-    if isinstance(layer.module, nn.Conv2d):
-        if patches is not None:
-            flat = PatchProduct.apply(by_output(delta, problems), patches)
-        else:
-            geometry = Geometry.of(layer.module)
-            flat = WeightGradient.apply(delta, layer.input, problems, geometry)
-        return flat.reshape(problems, *layer.module.weight.shape)
+def _weight_gradient(layer: Layer, delta: Tensor, problems: int) -> Tensor:
+    """[P, ...] of the gradient by the layer's output [P * K, ...], grouped by problem."""
+    module = layer.module
+    if isinstance(module, nn.Conv2d):
+        assert isinstance(module.padding, tuple)
+        patches = nn.functional.unfold(
+            layer.input, module.kernel_size, padding=module.padding, stride=module.stride
+        )
+        each = delta.flatten(2) @ patches.mT
+        return each.unflatten(0, (problems, -1)).sum(dim=1).unflatten(2, module.weight.shape[1:])
     if layer.kind == "affine":
         d, a = (t.unflatten(0, (problems, -1)) for t in (delta, layer.input))
         return (d * a).sum(dim=[i for i in range(1, d.ndim) if i != 2])
