@@ -47,7 +47,8 @@ class Clients:
         self.before = moved(release.before)
         self.start = dict(ctx.defense.receive(self.before, const))
         self.batch, self.samples = release.batch, release.samples
-        self.step, self.summed, self.in_order = release.step, release.summed, release.in_order
+        self.step, self.in_order = release.step, release.in_order
+        self.summed = int(release.seen.known.get("summed", 1))
         self.training = ObservedTraining(
             start=self.start,
             const=const,

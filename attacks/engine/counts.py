@@ -202,8 +202,6 @@ def _restored(head: HeadGradient, counting: Counting) -> Restored:
     counts, distance = _whole(solved, total=counting.total)
     unsettled = ~silent & (distance > _near(_SETTLED, len(share)))
     if counting.refine and bool(unsettled.any()):
-        if product is None:
-            product = _applied(counting.weight, filled.weight)
         counts, distance = _refined(counts, distance, filled, product, rows, unsettled, counting)
     if rows is None:
         rows = torch.ones_like(filled.bias, dtype=torch.bool)
@@ -306,16 +304,12 @@ def _applied(weight: Tensor, inputs: Tensor) -> Tensor:
     return (weight @ inputs.flatten(0, 1).T).T.view(*inputs.shape[:2], -1)
 
 
-def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Tensor | None]:
+def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Tensor]:
     """Logits [V, C, C] of every class's embedding, and the head applied to the weight gradient,
-    [V, C, C], if it was computed."""
+    [V, C, C]."""
     # The floor matters for shrink = 0 alone, where a vanishing bias gradient has no quotient.
     square = (head.bias * head.bias).add_(counting.pull).clamp_min_(1e-300)
     own, public = (head.bias / square).unsqueeze(-1), (counting.pull / square).unsqueeze(-1)
-    if len(own) == 1:
-        # One product, of the embeddings, in place of two.
-        embedding = torch.addcmul(head.weight * own, public, counting.public.features)
-        return _applied(counting.weight, embedding).add_(counting.bias), None
     # The head is applied before the quotient: C numbers per class to divide, and not F.
     product = _applied(counting.weight, head.weight)
     logits = torch.addcmul(product * own, public, counting.public_logits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, cast
 
 import torch
@@ -106,20 +106,10 @@ class Evidence:
         self.release, self.ctx, self.dtype, self.distance = release, ctx, dtype, distance
         share = 1 / len(releases) if share is None else share
         known = [] if known is None else known
-        self.earlier = [
-            Evidence(
-                [one],
-                ctx,
-                dtype=dtype,
-                distance=distance,
-                layers=layers,
-                draws=draws,
-                share=share,
-                arranged=False,
-                known=known,
-            )
-            for one in before
-        ]
+        alone = partial(
+            Evidence, ctx=ctx, dtype=dtype, distance=distance, layers=layers, draws=draws
+        )
+        self.earlier = [alone([r], share=share, arranged=False, known=known) for r in before]
         alike = next((c for other, c in known if release.same_start(other)), None)
         self.clients = alike or Clients(release, ctx, dtype=dtype)
         self.clients.shared = alike is not None

@@ -188,7 +188,10 @@ class Inverter:
         public, victims = [], []  # weights, and what they weigh
         for inverter in (self, *others):
             for one in (piece,) if inverter is self else inverter.pieces:
-                if _alike(one, piece):
+                # Learnt from the same images in the same order?
+                both = [(vars(one.pairs)[n], vars(piece.pairs)[n]) for n in ("y", "own", "turn")]
+                same = all(a.shape == b.shape and bool((a == b).all()) for a, b in both)
+                if same and bool(torch.isin(piece.rows, one.rows).all()):
                     of_pairs, of_victims = inverter._precision(one)
                     mine = (one.rows[:, None] == piece.rows).long().argmax(dim=0)
                     public.append((of_pairs, one.left_out))
@@ -364,15 +367,6 @@ def _weighed_mean(answers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Of (weights, values), number by number."""
     weight = torch.stack([w for w, _ in answers]).sum(dim=0)
     return torch.stack([w * v for w, v in answers]).sum(dim=0) / weight
-
-
-def _alike(one: Piece, other: Piece) -> bool:
-    """Whether two pieces were learnt from the same images in the same order."""
-    mine, theirs = one.pairs, other.pairs
-    return bool(torch.isin(other.rows, one.rows).all()) and all(
-        a.shape == b.shape and bool((a == b).all())
-        for a, b in ((mine.y, theirs.y), (mine.own, theirs.own), (mine.turn, theirs.turn))
-    )
 
 
 def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> Inverter:

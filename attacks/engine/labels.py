@@ -51,17 +51,6 @@ def read_labels(evidence: Evidence, ctx: Context) -> Labels:
     return Labels(ranking=rank_labels(evidence, ctx), hold=True)
 
 
-def likely_labels(evidence: Evidence, ctx: Context) -> Labels:
-    """Labels of one sample to begin with: the sign rule's, where it holds, then the ranking."""
-    ranking = rank_labels(evidence, ctx)
-    by_sample = labels_by_sample(evidence.release, ctx)
-    exact = negative_bias(evidence, ctx) if by_sample is None else by_sample[:, 0]
-    if exact is not None:
-        later = (ranking != exact[:, None]).long().argsort(dim=1, stable=True)
-        ranking = ranking.gather(1, later)
-    return Labels(ranking=ranking)
-
-
 def negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
     """int64 [V], class of the smallest head bias gradient: p_c - 1 < 0 for the label, p_c > 0
     elsewhere, so it is exact. None where every release is noised or hides a part of the bias."""

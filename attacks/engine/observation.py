@@ -98,11 +98,6 @@ class Release:
         return self.lr * self.steps
 
     @property
-    def summed(self) -> int:
-        """Clients whose mean upload is that of a victim."""
-        return int(self.seen.known.get("summed", 1))
-
-    @property
     def kind(self) -> Kind | None:
         """Of the uploads."""
         return None if self.uploaded is None else cast(Kind, self.uploaded.kind)

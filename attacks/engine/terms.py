@@ -396,31 +396,24 @@ class UploadSum:
 
 
 # --- smashed data -----------------------------------------------------------------------------
-Law = Callable[[Tensor], tuple[Tensor, Tensor]]
+Law = Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]
+"""(victims int64 [P], heat, activations before noise [P, B, ...]) -> (losses, their slopes), of
+single activations."""
 
 
-def smashed_term(
-    clients: Clients,
-    view: SplitView,
-    draws: Sequence[State],
-    law: Callable[[Tensor, float], Law],
-) -> Term:
+def smashed_term(clients: Clients, view: SplitView, draws: Sequence[State], law: Law) -> Term:
     """The first step's smashed data, as P candidates would have made it: mean over the draws of
-    the network's weights.
-
-    law: Of the victims int64 [P] under a heat, (activations before noise [P, B, ...]) -> (losses,
-    their slopes) of single activations.
-    """
+    the network's weights."""
 
     def term(victims: Tensor, heat: float = 0.0) -> Compare:
-        present, misfit = view.present[victims], law(victims, heat)
+        present = view.present[victims]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
             first, found = candidate.x[:, : clients.training.batch], []
             for weights in draws:
                 cut = view.made(clients.network, weights, first.flatten(0, 1))
                 cut = cut.unflatten(0, first.shape[:2])
-                both = (torch.where(present, t, 0.0) for t in misfit(cut.detach()))
+                both = (torch.where(present, t, 0.0) for t in law(victims, heat, cut.detach()))
                 loss, slope = (t / len(draws) for t in both)
                 found.append(Misfit(loss.flatten(1).sum(dim=1), cut, slope))
             return found
@@ -430,44 +423,35 @@ def smashed_term(
     return term
 
 
-def weighed_distance(view: SplitView, unit: Tensor) -> Callable[[Tensor, float], Law]:
+def weighed_distance(view: SplitView, unit: Tensor) -> Law:
     """Squared distance with weights [V, 1, ...]."""
 
-    def law(victims: Tensor, heat: float) -> Law:
-        values, weights = view.values[victims], unit[victims]
-
-        def misfit(cut: Tensor) -> tuple[Tensor, Tensor]:
-            weighed = (cut - values) * weights
-            return weighed * (cut - values), 2 * weighed
-
-        return misfit
+    def law(victims: Tensor, heat: float, cut: Tensor) -> tuple[Tensor, Tensor]:
+        rest = cut - view.values[victims]
+        weighed = rest * unit[victims]
+        return weighed * rest, 2 * weighed
 
     return law
 
 
-def joint_distance(view: SplitView, precision: Tensor) -> Callable[[Tensor, float], Law]:
+def joint_distance(view: SplitView, precision: Tensor) -> Law:
     """Half the squared distance under a precision matrix [N, N] of a sample's activations: drawn
     weights move them together, and what they have in common says little of the sample."""
 
-    def law(victims: Tensor, heat: float) -> Law:
-        values = view.values[victims]
-
-        def misfit(cut: Tensor) -> tuple[Tensor, Tensor]:
-            rest = (cut - values).flatten(2)
-            slope = rest @ precision
-            return (slope * rest / 2).view_as(cut), slope.view_as(cut)
-
-        return misfit
+    def law(victims: Tensor, heat: float, cut: Tensor) -> tuple[Tensor, Tensor]:
+        rest = (cut - view.values[victims]).flatten(2)
+        slope = rest @ precision
+        return (slope * rest / 2).view_as(cut), slope.view_as(cut)
 
     return law
 
 
-def likelihood(view: SplitView, mechanism: Mechanism) -> Callable[[Tensor, float], Law]:
+def likelihood(view: SplitView, mechanism: Mechanism) -> Law:
     """Negative log-likelihood under the mechanism that made the smashed data random."""
     prepared = lru_cache(maxsize=2)(
         lambda heat: mechanism.prepared(view.values, mechanism.softness(heat))
     )
-    return lambda victims, heat: prepared(heat)[victims].misfit
+    return lambda victims, heat, cut: prepared(heat)[victims].misfit(cut)
 
 
 # --- what images look like --------------------------------------------------------------------
