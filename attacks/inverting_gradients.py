@@ -186,7 +186,7 @@ class SignedAdam:
         first = fades[:1].expand_as(below)
         judge = faded(plain, encoding, weight=self.fading, below=first)
         loss, _ = judge(found.x, torch.arange(len(below), device=below.device))
-        return replace(found, loss=torch.where(found.diverged, torch.inf, loss))
+        return replace(found, loss=torch.where(found.loss.isfinite(), loss, torch.inf))
 
     def bytes_each(self, numbers: int) -> int:
         return 4 * (8 * numbers + self.matcher.working_numbers)

@@ -299,11 +299,6 @@ def completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor 
     return HeadGradient(weight=filled, bias=bias, weight_seen=head.weight_seen), rows
 
 
-def _applied(weight: Tensor, inputs: Tensor) -> Tensor:
-    """The head without its bias, [V, C, F] -> [V, C, C], stored with the outputs outermost."""
-    return (weight @ inputs.flatten(0, 1).T).T.view(*inputs.shape[:2], -1)
-
-
 def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Tensor]:
     """Logits [V, C, C] of every class's embedding, and the head applied to the weight gradient,
     [V, C, C]."""
@@ -311,7 +306,8 @@ def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Te
     square = (head.bias * head.bias).add_(counting.pull).clamp_min_(1e-300)
     own, public = (head.bias / square).unsqueeze(-1), (counting.pull / square).unsqueeze(-1)
     # The head is applied before the quotient: C numbers per class to divide, and not F.
-    product = _applied(counting.weight, head.weight)
+    # Stored with the outputs outermost.
+    product = (counting.weight @ head.weight.flatten(0, 1).T).T.view(*head.weight.shape[:2], -1)
     logits = torch.addcmul(product * own, public, counting.public_logits)
     return logits.add_(counting.bias), product
 
