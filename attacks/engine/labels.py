@@ -54,27 +54,23 @@ def read_labels(evidence: Evidence, ctx: Context) -> Labels:
 def negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
     """int64 [V], class of the smallest head bias gradient: p_c - 1 < 0 for the label, p_c > 0
     elsewhere, so it is exact. None where every release is noised or hides a part of the bias."""
-    found = [_negative_bias(one, ctx) for one in releases_of(evidence)]
-    return next((one for one in found if one is not None), None)
-
-
-def _negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
-    bias, noise = ctx.network.head[1], evidence.noise
-    if evidence.uploads is None or (noise is not None and (noise.random or not noise.vague)):
-        return None
-    observation = evidence.uploads.observation
-    if bias not in observation.values:
-        return None
-    values, present = observation.values[bias], observation.present[bias]
-    if observation.kind == "gradient":
-        values = -values
-    elif observation.kind == "weights":
-        values = values - evidence.clients.start[bias]
-    if noise is None and evidence.bounds is None:
-        return values.argmax(dim=1) if bool(present.all()) else None
-    # Of intervals the sign is right, but the one entry that rises may not have been sent.
-    rise, label = values.where(present, -torch.inf).max(dim=1)
-    return label if bool((rise > 0).all()) else None
+    bias = ctx.network.head[1]
+    for one in releases_of(evidence):
+        noise, uploads = one.noise, one.uploads
+        hidden = noise is not None and (noise.random or not noise.vague)
+        if uploads is None or hidden or bias not in uploads.observation.values:
+            continue
+        values, present = uploads.observation.values[bias], uploads.observation.present[bias]
+        if uploads.observation.kind == "gradient":
+            values = -values
+        elif uploads.observation.kind == "weights":
+            values = values - one.clients.start[bias]
+        # Of intervals the sign is right, but the one entry that rises may not have been sent.
+        exact = noise is None and one.bounds is None
+        rise, label = values.where(present, -torch.inf).max(dim=1)
+        if bool(present.all()) if exact else bool((rise > 0).all()):
+            return label
+    return None
 
 
 def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:
