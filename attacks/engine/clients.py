@@ -109,7 +109,7 @@ class Clients:
         aligned = self.samples == 1 or self.in_order
         if view.slopes is None or (self.training.steps > 1 and not aligned):
             return None
-        return Returned(self.network, self.defense, self.training, view, view.slopes)
+        return Returned(self.network, self.defense, self.training, view)
 
     def applied(
         self, gradient: State, mechanism: Mechanism, shown: Mapping[str, Tensor]

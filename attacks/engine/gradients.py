@@ -166,14 +166,10 @@ class Returned:
     """
 
     def __init__(
-        self,
-        network: NetworkView,
-        defense: Defense,
-        training: ObservedTraining,
-        view: SplitView,
-        slopes: Tensor,
+        self, network: NetworkView, defense: Defense, training: ObservedTraining, view: SplitView
     ) -> None:
-        self.defense, self.slopes, self.training = defense, slopes, training
+        assert view.slopes is not None
+        self.defense, self.slopes, self.training = defense, view.slopes, training
         self.start = view.below(network, training.start)
         self.loss = SplitLoss(**training.played(network, defense), cut=view.cut, sent=view.sent)
 

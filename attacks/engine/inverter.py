@@ -387,7 +387,6 @@ def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> In
 
 
 def reconstruction(
-    seen: Seen,
     images: Tensor,
     loss: Tensor,
     inverter: Inverter,
@@ -396,7 +395,7 @@ def reconstruction(
     notes: tuple[str, ...] = (),
 ) -> Reconstruction:
     """Samples in rows -> one answer per victim."""
-    victims = len(seen.clients)
+    victims = len(inverter.channel.releases[-1].clients)
     if images.ndim == 4:
         images = images.clamp(0, 1)
     return Reconstruction(

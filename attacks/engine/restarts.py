@@ -248,7 +248,7 @@ def _play(
         start = encoding.vectors_of(solution.images[chosen], held)
     elif wave.start == "public" and not encoding.framed:
         labels = held if held is not None else guess
-        start, public = _public_starts(wave.matcher, ctx, chosen, labels, wave.count, solution)
+        start, public = _public_starts(wave, ctx, chosen, labels, solution)
         guess = public if guess is None else guess
     else:
         start = torch.stack([d.images() for d in draws])
@@ -279,18 +279,14 @@ def _play(
 
 
 def _public_starts(
-    matcher: Matcher,
-    ctx: Context,
-    chosen: Tensor,
-    labels: Tensor | None,
-    count: int,
-    solution: Solution,
+    wave: Wave, ctx: Context, chosen: Tensor, labels: Tensor | None, solution: Solution
 ) -> tuple[Tensor, Tensor]:
     """Public samples that explain the messages best: vectors [P, K * D], their labels [P, K].
 
     chosen: Victims [P], `count` rows each. labels: To draw the samples by [P, K], or None.
     """
-    encoding, device = matcher.encoding, chosen.device
+    matcher, count, device = wave.matcher, wave.count, chosen.device
+    encoding = matcher.encoding
     aux_x, aux_y = ctx.aux_x.to(device), ctx.aux_y.cpu()
     candidates = max(_CANDIDATES, count)
     shape = (len(chosen) // count, candidates, encoding.samples)
