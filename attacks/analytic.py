@@ -54,7 +54,7 @@ class Analytic(Attack):
             return "the network does not begin with a linear layer with bias on the sample"
         if release.samples > 1:
             return f"rows of the first layer hold one sample alone, but {release.samples} were used"
-        if release.uploaded is None or not {weight, bias} <= set(release.uploaded.parts):
+        if not release.uploads or not {weight, bias} <= set(release.uploads[0].parts):
             return "the first layer's weight and bias were not both sent"
         return None
 
@@ -82,13 +82,13 @@ class Analytic(Attack):
 def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
     """Inputs [F] of the first layer by victim where the gradient is without noise but for a part
     that is encrypted or withheld, from the cells in the open."""
-    part = (
-        None if release.uploaded is None else release.uploaded.parts[_first_layer(release.seen)[0]]
-    )
-    if release.acting or part is None or part.present is None or part.absent == "zero":
+    if release.acting:
         return {}
     inputs = {}
-    for victim in range(len(release.clients)):
+    for victim, message in enumerate(release.uploads):
+        part = message.parts[_first_layer(release.seen)[0]]
+        if part.present is None or part.absent == "zero":
+            continue
         table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
         present = torch.cat(
             [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1

@@ -55,8 +55,7 @@ class ILRG(Attack):
         if sent is not None:
             return "the labels are sent in the clear (disclosed)" if in_the_clear(sent) else None
         reason = unusable(release) or lawless(release)
-        parts = {} if release.uploaded is None else release.uploaded.parts
-        head = [parts[name] for name in seen.network["head"] if name in parts]
+        head = [u.parts[n] for u in release.uploads for n in seen.network["head"] if n in u.parts]
         if reason is None and not any(bool(part.presence().any()) for part in head):
             reason = "no value of the head's weight or bias was sent in the clear"
         return reason

@@ -309,7 +309,7 @@ def test_later_epochs_of_a_split_client_tell_of_the_same_samples(
     ctx = context(digits, network, defense, seen)
     found = linked(parsed(seen), ctx)
     assert len(found) == 4
-    assert all(one.uploaded is None for one in found[:-1])
+    assert all(not one.uploads for one in found[:-1])
     moved = [one.mechanisms[-1].spread ** 0.5 for one in found[:-1]]
     assert moved[0] > 0  # clients' stages part from the mean ones, step by step
     assert moved == sorted(set(moved))

@@ -109,9 +109,7 @@ class Channel:
         self.seed = int(torch.randint(2**31, (1,), generator=ctx.rng))
         self.maps: dict[str, tuple[Tensor, Tensor, int]] = {}
         self.map_shape: tuple[int, ...] | None = None
-        uploaded = release.uploaded
-        values = [] if uploaded is None else [p.values[0] for p in uploaded.parts.values()]
-        held = sum(v.numel() for v in values)
+        held = sum(p.values.numel() for u in release.uploads[:1] for p in u.parts.values())
         self.held = held or sum(v.numel() for v in kept.before.values())
         self.sent, self.batch = held, 1
         if self.per_sample:

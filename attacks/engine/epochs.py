@@ -78,7 +78,7 @@ def united(release: Release, ctx: Context) -> Release:
 def _moved_within(release: Release, view: SplitView, count: int, ctx: Context) -> float:
     """Root mean square of how far public samples' activations in an epoch's steps are from those in
     its first one."""
-    if release.uploaded is None:
+    if not release.uploads:
         return 0.0
     names = list(view.below(ctx.network, release.before))
     kept = withheld(release, names)
@@ -108,7 +108,7 @@ def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list
     releases = [united(one, ctx) for one in releases]
     last = releases[-1]
     view = split_view(last, dtype=torch.float64, device=ctx.device)
-    if view is None or last.steps == 1 or last.uploaded is None:
+    if view is None or last.steps == 1 or not last.uploads:
         return lined_up(releases, ctx)
     names = list(view.below(ctx.network, last.before))
     noised = bool(view.noises) or "variables" in ctx.defense.owns or not bool(view.present.all())
@@ -139,8 +139,7 @@ def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Rele
                 release,
                 before={**release.before, **{n: v.to(release.before[n]) for n, v in mean.items()}},
                 after=None,
-                uploaded=None,
-                sealed=(),
+                uploads=(),
                 by_sample={SMASHED: [release.by_sample[SMASHED][first]]},
                 mechanisms=mechanisms,
                 steps=1,

@@ -180,7 +180,7 @@ class Evidence:
         self, kind: Kind, zone: dict[str, Tensor], names: set[str] | None
     ) -> ObservedUploads | None:
         """Uploads as `kind`, of the tensors `names` alone (None: of all), or None."""
-        if self.release.uploaded is None:
+        if not self.release.uploads:
             return None
         if self.release.of_epoch > 1 and self.returned is None:  # steps of which each used a part
             return None

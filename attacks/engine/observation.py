@@ -46,16 +46,14 @@ class Release:
         seen: What it was parsed from.
         before: The state that the victims started from, as far as it is known.
         after: The state after the round, or None where the party does not learn it.
-        uploaded: The victims' uploads as one message, of which each value is [V, ...]; None if
-            there are none.
-        sealed: Which coordinates each victim encrypted, bool by name.
+        uploads: One of each victim, or none.
         by_sample: What has a value for every sample, by kind of message.
         mechanisms: The public ones.
         samples: Per victim.
         batch: Samples of a step.
         steps: Local steps.
         of_epoch: Of these, so many have the samples of an epoch (see `united`).
-        epoch: 0, or which later local epoch of its round this is (see `later_epochs`).
+        epoch: 0, or which later local epoch of its round this is (see `linked`).
         in_order: Whether all steps have the samples in one order.
         own: What the victims kept to themselves (see `private`), or None.
         estimate: What `with_private_parts` made of it, and for whom.
@@ -64,8 +62,7 @@ class Release:
     seen: Seen
     before: State
     after: State | None
-    uploaded: Message | None
-    sealed: tuple[Mapping[str, Tensor], ...]
+    uploads: tuple[Message, ...]
     by_sample: dict[str, BySample]
     mechanisms: tuple[Mechanism, ...]
     samples: int
@@ -100,7 +97,12 @@ class Release:
     @property
     def kind(self) -> Kind | None:
         """Of the uploads."""
-        return None if self.uploaded is None else cast(Kind, self.uploaded.kind)
+        return cast(Kind, self.uploads[0].kind) if self.uploads else None
+
+    @property
+    def sealed(self) -> list[dict[str, Tensor]]:
+        """Which coordinates each victim encrypted, bool by name."""
+        return [{n: s.covers for n, s in u.sealed.items()} for u in self.uploads]
 
     @cached_property
     def acting(self) -> list[Mechanism]:
@@ -231,22 +233,11 @@ def parse(seen: Seen) -> Release:
             if name == SMASHED:
                 present = _own_patches(seen, values, present, step)
             by_sample.setdefault(name, []).append((values, present))
-    uploads = [seen.of(client, kind)[0] for client in seen.clients] if kind else []
-    uploaded = uploads[0] if uploads else None
-    if uploaded is not None:
-        stacked = {n: _stacked([u.parts[n] for u in uploads]) for n in uploaded.parts}
-        uploaded = uploaded.with_parts(
-            {
-                n: replace(uploaded.parts[n], values=v, present=None if bool(p.all()) else p)
-                for n, (v, p) in stacked.items()
-            }
-        )
     return Release(
         seen=seen,
         before=seen.before,
         after=seen.after,
-        uploaded=uploaded,
-        sealed=tuple({n: s.covers for n, s in u.sealed.items()} for u in uploads),
+        uploads=tuple(seen.of(client, kind)[0] for client in seen.clients) if kind else (),
         by_sample=by_sample,
         mechanisms=tuple(Mechanism.from_dict(m) for m in known["mechanisms"]),
         samples=int(known["samples"]),
@@ -311,11 +302,15 @@ def observe(
     absent: Whether to show as 0 what was not sent because it is small, for a law that takes it so.
     Raises ValueError if there is none, and NonFiniteError, naming the client.
     """
-    sent, scores, const = release.uploaded, release.plain_scores, release.seen.const
-    if sent is None:
+    scores, const = release.plain_scores, release.seen.const
+    if not release.uploads:
         raise ValueError("no upload of weights, update or gradient was seen.")
-    base = {n: v.to(dtype) for n, v in release.before.items()}
-    parts = {n: replace(p, values=p.values.to(dtype)) for n, p in sent.parts.items()}
+    sent = release.uploads[0]  # stands for all, with values [V, ...]
+    base, parts = {n: v.to(dtype) for n, v in release.before.items()}, {}
+    for name, part in sent.parts.items():
+        values, present = _stacked([u.parts[name] for u in release.uploads])
+        there = None if bool(present.all()) else present
+        parts[name] = replace(part, values=values.to(dtype), present=there)
     if scores is not None:
         base = {n: scores.received(v) if n in const else v for n, v in base.items()}
         for name in set(parts) & set(const):
@@ -416,18 +411,16 @@ def opened_mean(release: Release, *, dtype: torch.dtype) -> tuple[dict[str, Tens
 def withheld(release: Release, names: Iterable[str]) -> dict[str, Tensor]:
     """Which coordinates each client kept to itself at the observed upload: bool [V, ...] by
     name, for those of `names` of which anyone kept any. Sealed ones were sent."""
-    parts = {} if release.uploaded is None else release.uploaded.parts
     kept = {}
     for name in names:
-        absent = torch.ones_like(release.before[name], dtype=torch.bool)
-        absent = absent.expand(len(release.clients), *absent.shape)
-        if name in parts:
-            absent = absent & ~parts[name].told()
-        if any(name in covers for covers in release.sealed):
-            none = torch.zeros_like(absent[0])
-            absent = absent & ~torch.stack([b.get(name, none) for b in release.sealed])
-        if bool(absent.any()):
-            kept[name] = absent
+        rows = [torch.ones_like(release.before[name], dtype=torch.bool) for _ in release.clients]
+        for victim, message in enumerate(release.uploads):
+            if name in message.parts:
+                rows[victim] = rows[victim] & ~message.parts[name].told()
+            if name in message.sealed:
+                rows[victim] = rows[victim] & ~message.sealed[name].covers
+        if any(bool(row.any()) for row in rows):
+            kept[name] = torch.stack(rows)
     return kept
 
 
@@ -527,9 +520,10 @@ def unusable(release: Release) -> str | None:
     """Why the uploads cannot be matched, or None."""
     if not release.clients:
         return "no client took part in the observed round"
-    if release.uploaded is None:
+    if not release.uploads:
         return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
-    visible = any(bool(p.presence().any()) for p in release.uploaded.parts.values())
+    parts = [p for u in release.uploads for p in u.parts.values()]
+    visible = any(p.present is None or bool(p.present.any()) for p in parts)
     if not visible and not opened(release) and opened_mean(release, dtype=torch.float64) is None:
         return "no coordinate of any upload is visible"
     return None

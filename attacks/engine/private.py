@@ -116,7 +116,7 @@ def _estimated(release: Release, ctx: Context) -> Release:
         drift = Drift(release, ctx, view)
         best = drift.surrogate() if drift.any else None
         return release if best is None else drift.translated(best)
-    if release.uploaded is None or "variables" in ctx.defense.owns:
+    if not release.uploads or "variables" in ctx.defense.owns:
         return release
     kept = {n: k.to(ctx.device) for n, k in withheld(release, release.before).items()}
     if not kept:
