@@ -302,7 +302,7 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     assert evidence.uploads is not None
     assert evidence.uploads.visible is None  # every coordinate says something
     x, y = truth.x.double(), torch.nn.functional.one_hot(truth.y, digits.classes).double()
-    compare = evidence.terms[0].against(torch.arange(2))
+    compare = evidence.terms[0](torch.arange(2))
     (true,), (other,) = (
         compare(Candidate(x=one, y=y, vectors=one.flatten(1))) for one in (x, 1 - x)
     )
