@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacks.engine.observation import gradient_estimate, lawless, mechanisms_of, unusable
+from attacks.engine.observation import Release, gradient_estimate, lawless, parsed, unusable
 from attacks.engine.rank_one import (
     completed_inputs,
     inputs_by_rank,
@@ -44,21 +45,22 @@ class Analytic(Attack):
     source = "Phong et al. 2018, IEEE TIFS 13(5); Geiping et al., arXiv:2003.14053, Prop. 3.1"
 
     def applies(self, seen: Seen) -> str | None:
-        reason = (None if rankings(seen) else unusable(seen)) or lawless(seen)
+        release = parsed(seen)[-1]
+        reason = (None if rankings(seen) else unusable(release)) or lawless(release)
         if reason is not None:
             return reason
         weight, bias = _first_layer(seen)
         if bias is None:
             return "the network does not begin with a linear layer with bias on the sample"
-        samples = int(seen.known["samples"])
-        if samples > 1:
-            return f"rows of the first layer hold one sample alone, but {samples} were used"
-        if not {weight, bias} <= set(seen.of(seen.clients[0], str(seen.upload_kind()))[0].parts):
+        if release.samples > 1:
+            return f"rows of the first layer hold one sample alone, but {release.samples} were used"
+        if not release.uploads or not {weight, bias} <= set(release.uploads[0].parts):
             return "the first layer's weight and bias were not both sent"
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        layer = LayerGradient.stacked([_layer_gradient(one) for one in seen.releases])
+        releases = parsed(seen)
+        layer = LayerGradient.stacked([_layer_gradient(one) for one in releases])
         scale, shift = _standardised(seen, ctx)
         public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
@@ -66,7 +68,7 @@ class Analytic(Attack):
         notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
         solved = visible.any(dim=1)
         if bool((public >= 0).all()):  # only magnitudes follow, so signs must be known
-            more = _completed(seen, layer, public) | _by_rank(seen, ctx)
+            more = _completed(releases[-1], layer, public) | _by_rank(seen, ctx)
             for victim, inputs in more.items():
                 exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
                 x[victim] = torch.where(exact, x[victim], inputs.to(x))
@@ -77,15 +79,14 @@ class Analytic(Attack):
         return Reconstruction(images=images.cpu(), failed=~solved.cpu(), notes=notes)
 
 
-def _completed(seen: Seen, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
+def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
     """Inputs [F] of the first layer by victim where the gradient is without noise but for a part
     that is encrypted or withheld, from the cells in the open."""
-    if mechanisms_of(seen):
+    if release.acting:
         return {}
-    kind, weight = str(seen.upload_kind()), _first_layer(seen)[0]
     inputs = {}
-    for victim, client in enumerate(seen.clients):
-        part = seen.of(client, kind)[0].parts[weight]
+    for victim, message in enumerate(release.uploads):
+        part = message.parts[_first_layer(release.seen)[0]]
         if part.present is None or part.absent == "zero":
             continue
         table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
@@ -137,20 +138,12 @@ class LayerGradient:
     def stacked(parts: Sequence[LayerGradient]) -> LayerGradient:
         """The rows of all releases below one another."""
 
-        def rows(tensors: Sequence[Tensor]) -> Tensor:
-            return torch.cat(list(tensors), dim=1)
+        def rows(values: Sequence[Any]) -> Any:
+            if isinstance(values[0], Tensor):
+                return torch.cat(list(values), dim=1)
+            return tuple(rows(each) for each in zip(*values, strict=True))
 
-        def both(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-            return rows([w for w, _ in pairs]), rows([b for _, b in pairs])
-
-        return LayerGradient(
-            weight=tuple(rows(each) for each in zip(*(p.weight for p in parts), strict=True)),
-            bias=tuple(rows(each) for each in zip(*(p.bias for p in parts), strict=True)),
-            weight_present=rows([p.weight_present for p in parts]),
-            bias_present=rows([p.bias_present for p in parts]),
-            variances=both([p.variances for p in parts]),
-            decided_variances=both([p.decided_variances for p in parts]),
-        )
+        return LayerGradient(**{n: rows([vars(p)[n] for p in parts]) for n in vars(parts[0])})
 
     @property
     def present(self) -> Tensor:
@@ -229,27 +222,34 @@ class LayerGradient:
         return answer, present.any(dim=2) & (bias != 0)
 
 
-def _layer_gradient(seen: Seen) -> LayerGradient:
-    """Of one release."""
-    name, bias_name = _first_layer(seen)
-    assert bias_name is not None
-    estimate = gradient_estimate(seen)
-    weights = _candidates(seen, name, estimate.values[name])
-    biases = _candidates(seen, bias_name, estimate.values[bias_name])
-    undecided, decided = (
-        (
-            _variance(seen, name, weights[0], decided=known),
-            _variance(seen, bias_name, biases[0], decided=known),
-        )
-        for known in (False, True)
-    )
+def _layer_gradient(release: Release) -> LayerGradient:
+    """Of one release: candidates, two where signs are perturbed, and the variance of their noise
+    under the public mechanisms, before and after the signs are decided."""
+    estimate, step = gradient_estimate(release), release.step
+    candidates: list[tuple[Tensor, ...]] = []
+    undecided: list[Tensor] = []
+    decided: list[Tensor] = []
+    names = [str(name) for name in _first_layer(release.seen)]
+    for name in names:
+        value, base = estimate.values[name], release.before[name].double()
+        acting = [m for m in release.acting if m.covers(name)]
+        unlike = [m for m in acting if not m.faithful]
+        each = unlike[-1].candidates(value, base=base, step=step) if unlike else (value,)
+        candidates.append(each)
+        for known, variances in ((False, undecided), (True, decided)):
+            total = torch.zeros_like(value)
+            for mechanism in acting:
+                total = total + mechanism.gradient_variance(
+                    each[0], base=base, step=step, decided=known
+                )
+            variances.append(total)
     return LayerGradient(
-        weight=weights,
-        bias=biases,
-        weight_present=estimate.present[name],
-        bias_present=estimate.present[bias_name],
-        variances=undecided,
-        decided_variances=decided,
+        weight=candidates[0],
+        bias=candidates[1],
+        weight_present=estimate.present[names[0]],
+        bias_present=estimate.present[names[1]],
+        variances=(undecided[0], undecided[1]),
+        decided_variances=(decided[0], decided[1]),
     )
 
 
@@ -286,33 +286,8 @@ def _standardised(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))
 
 
-def _candidates(seen: Seen, name: str, estimate: Tensor) -> tuple[Tensor, ...]:
-    """What the gradient can have been; two tensors where signs are perturbed."""
-    unlike = [m for m in mechanisms_of(seen, name) if not m.faithful]
-    if not unlike:
-        return (estimate,)
-    return unlike[-1].candidates(estimate, base=seen.before[name].to(estimate), step=_step(seen))
-
-
-def _step(seen: Seen) -> float:
-    """Learning rate times local steps."""
-    return float(seen.known["lr"]) * int(seen.known["local_steps"])
-
-
 def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:
     chosen = candidates[0]
     for other in candidates[1:]:
         chosen = torch.where((chosen - target).abs() <= (other - target).abs(), chosen, other)
     return chosen
-
-
-def _variance(seen: Seen, name: str, estimate: Tensor, *, decided: bool) -> Tensor:
-    """Variance of a gradient estimate's noise under the public mechanisms, [V, ...].
-
-    decided: whether a perturbed gradient's sign counts as known."""
-    base, total = seen.before[name].to(estimate), torch.zeros_like(estimate)
-    for mechanism in mechanisms_of(seen, name):
-        total = total + mechanism.gradient_variance(
-            estimate, base=base, step=_step(seen), decided=decided
-        )
-    return total

@@ -160,7 +160,7 @@ class Decoder(Attack):
         images, loss, before = self.train(data, ctx, steps)
         expected = torch.full((inverter.samples,), loss, device=ctx.device)
         note = f"held-out loss {before:.3f} of ridge, {loss:.3f} of the decoder"
-        return reconstruction(seen, images, expected, inverter, evaluations=steps, notes=(note,))
+        return reconstruction(images, expected, inverter, evaluations=steps, notes=(note,))
 
     def train(self, data: Data, ctx: Context, steps: int) -> tuple[Tensor, float, float]:
         """(victims' images, held-out loss, held-out loss of the base)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attacks.engine.deep_leakage import DeepLeakage
 from attacks.engine.evidence import Evidence
-from attacks.engine.labels import likely_labels, read_labels
-from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.labels import labels_by_sample, negative_bias, rank_labels, read_labels
+from attacks.engine.observation import lawless, nothing_to_match, parsed
 from attacks.engine.restarts import Labels
 from bench.api import Context, Seen
 
@@ -24,11 +24,19 @@ class DLG(DeepLeakage):
     source = "Zhu, Liu, Han, arXiv:1906.08935"
 
     def applies(self, seen: Seen) -> str | None:
-        return nothing_to_match(seen) or lawless(seen)
+        release = parsed(seen)[-1]
+        return nothing_to_match(release) or lawless(release)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:
         if evidence.returned is not None:
             return read_labels(evidence, ctx)  # the objective no longer depends on them
         if evidence.uploads is None or evidence.clients.samples > 1 or self.preset == "paper":
             return Labels()
-        return likely_labels(evidence, ctx)
+        # The sign rule's, where it holds, then the ranking.
+        ranking = rank_labels(evidence, ctx)
+        by_sample = labels_by_sample(evidence.release, ctx)
+        exact = negative_bias(evidence, ctx) if by_sample is None else by_sample[:, 0]
+        if exact is not None:
+            later = (ranking != exact[:, None]).long().argsort(dim=1, stable=True)
+            ranking = ranking.gather(1, later)
+        return Labels(ranking=ranking)

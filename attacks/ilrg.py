@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from attacks.engine.epochs import whole_epochs
-from attacks.engine.observation import lawless, unusable
+from attacks.engine.epochs import united
+from attacks.engine.observation import in_the_clear, lawless, parsed, unusable
 from attacks.engine.restored import REFINE, SHRINK, restored_counts
-from attacks.engine.wire_labels import in_the_clear, labels_sent
 from bench.api import Attack, Context, Reconstruction, Seen
 
 
@@ -52,37 +50,25 @@ class ILRG(Attack):
         self.shrink, self.refine = shrink, refine
 
     def applies(self, seen: Seen) -> str | None:
-        sent = labels_sent(seen)
+        release = parsed(seen)[-1]
+        sent = release.soft_labels
         if sent is not None:
             return "the labels are sent in the clear (disclosed)" if in_the_clear(sent) else None
-        reason = unusable(seen) or lawless(seen)
-        if reason is None and not _shows_head(seen):
+        reason = unusable(release) or lawless(release)
+        head = [u.parts[n] for u in release.uploads for n in seen.network["head"] if n in u.parts]
+        if reason is None and not any(bool(part.presence().any()) for part in head):
             reason = "no value of the head's weight or bias was sent in the clear"
         return reason
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        sent = labels_sent(whole_epochs(seen, ctx))
+        releases = parsed(seen)
+        sent = united(releases[-1], ctx).soft_labels
         if sent is not None:
-            return _decoded(sent)
-        found = restored_counts(seen, ctx, shrink=self.shrink, refine=self.refine)
-        return Reconstruction(label_counts=found.counts, failed=found.silent, notes=found.notes)
-
-
-def _decoded(labels: Tensor) -> Reconstruction:
-    """Counts from noised soft labels [V, B, C]: of each sample the largest entry, the likeliest
-    class under independent noise of one variance."""
-    best = labels.argmax(dim=-1)
-    counts = torch.nn.functional.one_hot(best, labels.shape[-1]).sum(dim=1)
-    return Reconstruction(label_counts=counts, notes=("decoded from the label messages",))
-
-
-def _shows_head(seen: Seen) -> bool:
-    """Whether any victim sent any value of the head in the clear."""
-    kind = str(seen.upload_kind())
-    sent = [seen.of(client, kind)[0].parts for client in seen.clients]
-    return any(
-        bool(parts[name].presence().any())
-        for parts in sent
-        for name in seen.network["head"]
-        if name in parts
-    )
+            # Of each sample the largest entry: the likeliest under noise of one variance.
+            best = torch.nn.functional.one_hot(sent.argmax(dim=-1), sent.shape[-1])
+            notes: tuple[str, ...] = ("decoded from the label messages",)
+            return Reconstruction(label_counts=best.sum(dim=1), notes=notes)
+        counts, silent, notes = restored_counts(
+            releases, ctx, shrink=self.shrink, refine=self.refine
+        )
+        return Reconstruction(label_counts=counts, failed=silent, notes=notes)

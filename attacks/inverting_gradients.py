@@ -12,13 +12,13 @@ from attacks.engine.adam import Decay, descend
 from attacks.engine.encoding import Encoding
 from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence
-from attacks.engine.labels import known_labels, read_labels
+from attacks.engine.labels import read_labels
 from attacks.engine.lbfgs import Evaluate, Minimum, Phase
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import lawless, nothing_to_match
+from attacks.engine.observation import lawless, nothing_to_match, parsed
 from attacks.engine.private import with_private_parts
-from attacks.engine.restarts import STARTS, Labels, Problems, Start, Wave, solve
-from attacks.engine.terms import Term, TotalVariation, roughness
+from attacks.engine.restarts import STARTS, Problems, Start, Wave, solve
+from attacks.engine.terms import roughness, total_variation
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -91,18 +91,22 @@ class InvertingGradients(Attack):
             raise ValueError(f"start must be one of {', '.join(STARTS)}, got '{self.start}'.")
 
     def applies(self, seen: Seen) -> str | None:
-        return nothing_to_match(seen) or lawless(seen)
+        release = parsed(seen)[-1]
+        return nothing_to_match(release) or lawless(release)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        seen = with_private_parts(linked(seen, ctx, apart=False), ctx)
-        evidence = Evidence(seen, ctx, dtype=torch.float32, distance="cosine")
+        releases = with_private_parts(linked(parsed(seen), ctx, apart=False), ctx)
+        evidence = Evidence(releases, ctx, dtype=torch.float32, distance="cosine")
         encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
-        matcher = Matcher(evidence, encoding, beliefs=self._constant(encoding))
-        granted = known_labels(seen, ctx.device)
-        known = read_labels(evidence, ctx) if granted is None else Labels(fixed=granted)
+        given, fading = self.total_variation, None
+        if given is None and encoding.image:
+            fading = _SMOOTHNESS / max(float(roughness(ctx.aux_x).mean()), _FLAT)
+        smooth = [total_variation(given)] if given and encoding.image else []
+        matcher = Matcher(evidence, encoding, beliefs=smooth)
+        known = read_labels(evidence, ctx)
         optimiser = SignedAdam(
             matcher=matcher,
-            fading=self._fading(encoding, ctx),
+            fading=fading,
             steps=ctx.budget,
             lr=self.lr,
             decay=self.decay,
@@ -116,17 +120,6 @@ class InvertingGradients(Attack):
             stop=torch.full_like(evidence.square, -torch.inf),
         )
         return solution.answer(matcher, known.notes)
-
-    def _constant(self, encoding: Encoding) -> list[Term]:
-        """Total variation of a given weight."""
-        given = self.total_variation if encoding.image else None
-        return [TotalVariation(given)] if given else []
-
-    def _fading(self, encoding: Encoding, ctx: Context) -> float | None:
-        """Weight of total variation that fades, or None."""
-        if self.total_variation is not None or not encoding.image:
-            return None
-        return _SMOOTHNESS / max(float(roughness(ctx.aux_x).mean()), _FLAT)
 
 
 def faded(evaluate: Evaluate, encoding: Encoding, *, weight: float, below: Tensor) -> Evaluate:
@@ -172,20 +165,12 @@ class SignedAdam:
 
     def __call__(self, problems: Problems) -> Minimum:
         encoding = self.matcher.encoding
-        evaluate = self.matcher.evaluator(problems.victims, problems.held)
-        if self.fading is None:
-            return self._descend(evaluate, problems)
+        plain = evaluate = self.matcher.evaluator(problems.victims, problems.held)
         fades = torch.tensor(_FADES, dtype=encoding.dtype, device=problems.turn.device)
         below = fades[problems.turn % len(fades)]
-        found = self._descend(faded(evaluate, encoding, weight=self.fading, below=below), problems)
-        # Starts of a victim are compared by one objective.
-        judge = faded(evaluate, encoding, weight=self.fading, below=fades[:1].expand_as(below))
-        loss, _ = judge(found.x, torch.arange(len(below), device=below.device))
-        return replace(found, loss=torch.where(found.diverged, torch.inf, loss))
-
-    def _descend(self, evaluate: Evaluate, problems: Problems) -> Minimum:
-        encoding = self.matcher.encoding
-        return descend(
+        if self.fading is not None:
+            evaluate = faded(plain, encoding, weight=self.fading, below=below)
+        found = descend(
             Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
             problems.start,
             steps=self.steps,
@@ -195,6 +180,13 @@ class SignedAdam:
             low=0.0 if encoding.image else -torch.inf,
             high=1.0 if encoding.image else torch.inf,
         )
+        if self.fading is None:
+            return found
+        # Starts of a victim are compared by one objective.
+        first = fades[:1].expand_as(below)
+        judge = faded(plain, encoding, weight=self.fading, below=first)
+        loss, _ = judge(found.x, torch.arange(len(below), device=below.device))
+        return replace(found, loss=torch.where(found.loss.isfinite(), loss, torch.inf))
 
     def bytes_each(self, numbers: int) -> int:
         return 4 * (8 * numbers + self.matcher.working_numbers)

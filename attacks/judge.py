@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.judging import judged, judging, unexplained
-from attacks.engine.labels import known_labels, read_labels
+from attacks.engine.labels import read_labels
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError
 from attacks.engine.together import best_labels
@@ -45,8 +45,16 @@ class Likelihood(Judge):
         """A figure of the answer [V], infinite for victims without one; None where nothing can be
         said."""
         try:
-            asked = self._asked(seen, ctx, answer)
-            figures = None if asked is None else of(*asked)
+            matcher = judging(seen, ctx)
+            if matcher is None:
+                return None
+            classes, dtype = matcher.encoding.classes, matcher.encoding.dtype
+            images = None if answer.images is None else answer.images.to(ctx.device, dtype)
+            labels = self._labels(answer, images, matcher, ctx)
+            if images is None:
+                means = class_means(ctx.aux_x, ctx.aux_y, classes=classes)
+                images = means.to(ctx.device, dtype)[labels]
+            figures = of(matcher, images, labels)
         except NonFiniteError:
             # Attacks that look at it have failed; an answer that looked at nothing stands.
             return None
@@ -54,29 +62,14 @@ class Likelihood(Judge):
             return None if figures is None else figures.cpu()
         return figures.cpu().masked_fill(answer.failed.cpu(), torch.inf)
 
-    def _asked(
-        self, seen: Seen, ctx: Context, answer: Reconstruction
-    ) -> tuple[Matcher, Tensor, Tensor] | None:
-        """The matcher, images and labels to judge the answer with; None where it cannot be."""
-        matcher = judging(seen, ctx)
-        if matcher is None:
-            return None
-        classes, dtype = matcher.encoding.classes, matcher.encoding.dtype
-        images = None if answer.images is None else answer.images.to(ctx.device, dtype)
-        labels = self._labels(answer, images, matcher, ctx)
-        if images is None:
-            means = class_means(ctx.aux_x, ctx.aux_y, classes=classes)
-            images = means.to(ctx.device, dtype)[labels]
-        return matcher, images, labels
-
     def _labels(
         self, answer: Reconstruction, images: Tensor | None, matcher: Matcher, ctx: Context
     ) -> Tensor:
         """Labels int64 [V, K] to judge the answer with."""
         evidence, samples = matcher.evidence, matcher.encoding.samples
-        granted = known_labels(evidence.seen, ctx.device)
+        granted = evidence.release.granted
         if granted is not None:
-            return granted
+            return granted.to(ctx.device)
         if answer.labels is not None:
             return answer.labels.to(ctx.device)
         counts = answer.label_counts

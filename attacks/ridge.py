@@ -40,4 +40,4 @@ class Ridge(Attack):
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
         inverter = inverter_of(seen, ctx, rows=self.rows, max_features=self.max_features)
         images, loss = inverter.predict()
-        return reconstruction(seen, images, loss, inverter)
+        return reconstruction(images, loss, inverter)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from attacks.engine.epochs import whole_epochs
-from attacks.engine.wire_labels import labels_by_slope, shows_slopes
+from attacks.engine.epochs import united
+from attacks.engine.observation import FEATURES_GRADIENT, parsed
+from attacks.engine.wire_labels import labels_by_slope
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _DOUBTFUL = 0.25
@@ -29,12 +30,12 @@ class SplitLabel(Attack):
     def applies(self, seen: Seen) -> str | None:
         if not seen.clients:
             return "no client took part in the observed round"
-        if not shows_slopes(seen):
+        if FEATURES_GRADIENT not in parsed(seen)[-1].by_sample:
             return "no gradient by features returns to the server"
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        labels, doubt = labels_by_slope(whole_epochs(seen, ctx), ctx)
+        labels, doubt = labels_by_slope(united(parsed(seen)[-1], ctx), ctx)
         counts = labels.new_zeros(len(labels), ctx.network.classes)
         counts.scatter_add_(1, labels, labels.new_ones(labels.shape))
         doubtful = int((doubt > _DOUBTFUL).sum())

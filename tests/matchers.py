@@ -7,8 +7,9 @@ import torch
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Distance, Evidence, Layers
 from attacks.engine.matching import Matcher
+from attacks.engine.observation import parsed
 from attacks.engine.private import with_private_parts
-from attacks.engine.terms import TotalVariation
+from attacks.engine.terms import total_variation as variation
 from bench.contract.attack import Context, Seen
 
 
@@ -17,7 +18,7 @@ def evidence_for(
     distance: Distance = "likelihood", layers: Layers = "even", draws: int = 0,
 ) -> Evidence:  # fmt: skip
     """What was seen, with what clients kept to themselves estimated."""
-    found = with_private_parts(seen, ctx)
+    found = with_private_parts(parsed(seen), ctx)
     return Evidence(found, ctx, dtype=dtype, distance=distance, layers=layers, draws=draws)
 
 
@@ -29,5 +30,5 @@ def matcher_for(
     evidence = evidence_for(seen, ctx, dtype=dtype, distance=distance, layers=layers)
     samples = evidence.clients.samples
     encoding = Encoding(ctx, samples=samples, dtype=dtype, bounded=bounded)
-    beliefs = [TotalVariation(total_variation)] if total_variation else []
+    beliefs = [variation(total_variation)] if total_variation else []
     return Matcher(evidence, encoding, beliefs=beliefs)

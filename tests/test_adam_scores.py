@@ -14,6 +14,7 @@ from torch import Tensor
 from attacks.engine import gradients
 from attacks.engine.clients import Clients
 from attacks.engine.gradients import ObservedTraining, Simulated
+from attacks.engine.observation import parsed
 from attacks.idlg import IDLG
 from bench.contract.compose import Composed
 from bench.contract.defense import Client, Defense, Local
@@ -225,7 +226,9 @@ def test_an_attacker_knows_how_sure_directions_are_under_drawn_masks(digits: Dat
     found = {}
     for defense in (adam(10.0), PMSFL(lr_scale=10.0), Noted(optimizer="adam")):
         seen, _ = at_init(digits, network, defense, 1)
-        clients = Clients(seen, context_for(digits, network, defense), dtype=torch.float32)
+        clients = Clients(
+            parsed(seen)[-1], context_for(digits, network, defense), dtype=torch.float32
+        )
         found[type(defense).__name__, defense.optimizer] = clients.simulated.sureness
     assert found["PMSFL", "sgd"] == found["Noted", "adam"] == {}
     sure = found["PMSFL", "adam"]

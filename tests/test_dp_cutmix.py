@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.engine.observation import smashed_of
+from attacks.engine.observation import parsed
 from bench.contract.defense import Client
 from bench.contract.events import Facts
 from bench.contract.messages import SERVER, Message, Part
@@ -410,9 +410,7 @@ def test_an_attack_sees_which_positions_of_a_box_are_whose(digits: Dataset) -> N
         digits, network_for(digits), defense, protocol="splitfed", clients=4,
         split={"cut": "block1", "labels": "shared"}, batch=2,
     )  # fmt: skip
-    found = smashed_of(seen, dtype=torch.float32)
-    assert found is not None
-    values, present = found
+    ((values, present),) = parsed(seen)[-1].by_sample["smashed"]
     told = {i: p.values for m in seen.messages if m.kind == "patches" for i, p in m.parts.items()}
     assert sorted(told) == sorted(seen.clients)
     for client, value, there in zip(seen.clients, values, present, strict=True):

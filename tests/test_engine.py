@@ -15,15 +15,7 @@ from torch import Tensor
 
 from attacks.dlg import DLG
 from attacks.engine.chunks import in_chunks
-from attacks.engine.convolutions import (
-    Geometry,
-    PatchProduct,
-    SharedConvolutions,
-    WeightGradient,
-    by_output,
-)
 from attacks.engine.gradients import Layered, ObservedTraining, Simulated, as_vector, layered
-from attacks.engine.products import Products
 from attacks.idlg import IDLG
 from bench import models
 from bench.contract.defense import Defense, Loss
@@ -95,53 +87,6 @@ def test_layered_gradients_and_their_derivatives_are_the_simulated_ones(
         assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("channels", [2, 40])  # narrow and wide
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [
-    ((5, 5), (2, 2), (2, 2)), ((3, 2), (1, 3), (0, 1)), ((1, 1), (2, 2), (0, 0)),
-    ((3, 3), (1, 1), (1, 1)), ((2, 4), (3, 2), (1, 0)),
-])  # fmt: skip
-def test_shared_convolutions_have_the_library_s_derivatives(
-    channels: int, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> None:
-    """Output, weight gradients per problem, and how both change with the input. The library has
-    one convolution per problem, with weights of its own."""
-    problems, samples, rng = 2, 3, generator(6, "engine")
-    module = torch.nn.Conv2d(channels, 4, kernel, stride, padding).double()
-    weight = torch.randn(module.weight.shape, dtype=DOUBLE, generator=rng)
-    a = torch.randn(problems * samples, channels, 9, 10, dtype=DOUBLE, generator=rng)
-    a.requires_grad_()
-
-    shared = SharedConvolutions(problems)
-    with shared:
-        output = torch.nn.functional.conv2d(a, weight, None, stride, padding)
-    patches = shared.patches(output)
-    assert (patches is not None) == (channels < 4 * stride[0] * stride[1])
-    loss = output.sigmoid().square()
-    delta = torch.autograd.grad(loss.sum(), output, create_graph=True)[0]
-    by_input = torch.autograd.grad(loss.sum(), a, create_graph=True)[0]
-    mine = (
-        WeightGradient.apply(delta, a, problems, Geometry.of(module))
-        if patches is None
-        else PatchProduct.apply(by_output(delta, problems), patches)
-    ).reshape(problems, *weight.shape)
-
-    own = [weight.clone().requires_grad_() for _ in range(problems)]
-    parts = zip(a.split(samples), own, strict=True)
-    outputs = torch.cat([torch.nn.functional.conv2d(x, w, None, stride, padding) for x, w in parts])
-    total = outputs.sigmoid().square().sum()
-    *weights, slope = torch.autograd.grad(total, [*own, a], create_graph=True)
-    theirs = torch.stack(weights)
-
-    assert torch.allclose(output, outputs)
-    assert torch.allclose(by_input, slope)
-    assert torch.allclose(mine, theirs)
-    direction = torch.randn(mine.shape, dtype=DOUBLE, generator=rng)
-    turn = torch.randn(a.shape, dtype=DOUBLE, generator=rng)
-    got = torch.autograd.grad([mine, by_input], a, [direction, turn])[0]
-    wanted = torch.autograd.grad([theirs, slope], a, [direction, turn])[0]
-    assert torch.allclose(got, wanted)
-
-
 class OwnGradient(Defense):
     owns = frozenset({"gradient"})
 
@@ -157,42 +102,6 @@ def test_layered_gradients_are_used_only_where_they_hold() -> None:
     assert layered(network, Defense(), replace(work, mode="train")) is None
     with pytest.raises(ValueError, match="cannot be traced in train mode"):
         network.trace(work.start, torch.zeros(2, *network.shape).double(), mode="train")
-
-
-@pytest.mark.parametrize("name", ["cnn_selective_shield", "mlp3", "resnet18"])
-def test_products_of_factors_are_inner_products_of_gradients(name: str) -> None:
-    network, work = work_of(name, batch=1)
-    model = Layered(network, work)
-    x, y = candidates(network, 3, 1)
-    truth = {n: v.detach() for n, v in model(*candidates(network, 3, 1)).items()}
-    moved = (x + 0.1).detach().requires_grad_()
-    products = Products(model, truth, samples=1)
-    assert products.factors
-    victims = torch.tensor([2, 0, 1])
-    inner, square = products(moved, y, victims)
-    whole = as_vector(model(moved, y), list(truth))
-    expected = (whole * as_vector(truth, list(truth))[victims]).sum(dim=1)
-    assert torch.allclose(inner, expected, rtol=1e-8)
-    assert torch.allclose(square, whole.square().sum(dim=1), rtol=1e-8)
-    mine = torch.autograd.grad((inner / square.sqrt()).sum(), moved)[0]
-    theirs = torch.autograd.grad((expected / whole.norm(dim=1)).sum(), moved)[0]
-    assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-12)
-
-
-def test_noised_gradients_are_multiplied_out() -> None:
-    network, work = work_of("mlp3", batch=1)
-    model = Layered(network, work)
-    x, y = candidates(network, 2, 1)
-    rng = generator(4, "engine")
-    noisy = {
-        n: v.detach() + 0.1 * torch.randn(v.shape, dtype=DOUBLE, generator=rng)
-        for n, v in model(x, y).items()
-    }
-    products = Products(model, noisy, samples=1)
-    assert set(products.factors) <= {"head"}  # five rows are of low rank whatever they hold
-    inner, _ = products(x, y, torch.arange(2))
-    expected = (as_vector(model(x, y), list(noisy)) * as_vector(noisy, list(noisy))).sum(dim=1)
-    assert torch.allclose(inner, expected)
 
 
 # --- the objective --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence
+from attacks.engine.observation import parsed
 from attacks.engine.orders import _exchanges, _shuffled
 from attacks.idlg import IDLG
 from bench.contract.attack import Reconstruction, Seen
@@ -41,7 +42,9 @@ def seen_in_epochs(
 
 
 def evidence_of(data: Dataset, seen: Seen) -> Evidence:
-    return Evidence(seen, context_for(data, network_for(data), Defense()), dtype=torch.float64)
+    return Evidence(
+        parsed(seen), context_for(data, network_for(data), Defense()), dtype=torch.float64
+    )
 
 
 def hot(y: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from attacks.engine.channel import Channel, distance
 from attacks.engine.grid import Grid, cells, grid_shape, on_grid, surroundings, uncut
 from attacks.engine.inverter import Inverter
 from attacks.engine.local import FOLDS, Surroundings, fit_local
+from attacks.engine.observation import parsed
 from attacks.engine.regression import fit
 from attacks.ridge import Ridge
 from bench.contract.attack import Context, Seen
@@ -129,7 +130,7 @@ def test_left_out_predictions_equal_those_of_refits_without_the_fold(partial: bo
     seen = Grid(values=values * (1 if present is None else present), present=present)
     turn = torch.arange(rows) % group
     factor, everything = 0.1, torch.ones(rows, dtype=torch.bool)
-    found = fit_local(
+    left_out, predicted, loss = fit_local(
         seen, x, seen, group=group, turn=turn, judged=everything, factors=[factor],
         judge=lambda out: (out - x).square().mean(),
     )  # fmt: skip
@@ -152,10 +153,10 @@ def test_left_out_predictions_equal_those_of_refits_without_the_fold(partial: bo
         return uncut(design[asked] @ weights, size, (1, 4, 6)).float()
 
     for k in range(FOLDS):
-        assert torch.allclose(found.left_out[fold == k], refit(fold != k, fold == k), atol=1e-4)
+        assert torch.allclose(left_out[fold == k], refit(fold != k, fold == k), atol=1e-4)
     upright = everything & (turn == 0)
-    assert torch.allclose(found.predicted[upright], refit(everything, upright), atol=1e-4)
-    assert found.loss == pytest.approx(float((found.left_out - x).square().mean()), rel=1e-5)
+    assert torch.allclose(predicted[upright], refit(everything, upright), atol=1e-4)
+    assert loss == pytest.approx(float((left_out - x).square().mean()), rel=1e-5)
 
 
 def test_images_beyond_those_taught_are_predicted_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,11 +167,11 @@ def test_images_beyond_those_taught_are_predicted_too(monkeypatch: pytest.Monkey
     x = torch.stack([values[:, 0], torch.randn(90, 2, 2, generator=rng)], dim=1)
     grid = Grid(values=values, present=None)
     rows = torch.ones(90, dtype=torch.bool)
-    found = fit_local(
+    left_out, _, _ = fit_local(
         grid, x, grid, group=1, turn=torch.zeros(90, dtype=torch.int64), judged=rows,
         factors=[1e-8, 1.0], judge=lambda out: (out - x).square().mean(),
     )  # fmt: skip
-    errors = (found.left_out - x).square().mean(dim=(2, 3))
+    errors = (left_out - x).square().mean(dim=(2, 3))
     assert float(errors[:, 0].max()) < 1e-6
     assert float(errors[:, 1].mean()) > 1.0
 
@@ -223,7 +224,7 @@ def test_a_hundred_public_images_open_tokens(photos: Dataset) -> None:
     all tokens to all pixels (1024 to 768) they are not."""
     case = few(smashed(photos, "vit_small", "embed"), 40)
     assert run(Ridge(), photos, case) > 0.999
-    inverter = Inverter(Channel(case[0], case[2], max_features=4096), case[2], rows=800)
+    inverter = Inverter(Channel(parsed(case[0]), case[2], max_features=4096), case[2], rows=800)
     assert inverter.pieces[0].loss < 1e-3
 
 
@@ -242,7 +243,7 @@ def test_ridge_by_places_beats_the_flat_one(photos: Dataset, cut: str) -> None:
 def test_the_loss_that_ridge_expects_is_the_one_it_has(digits: Dataset, std: float) -> None:
     """With single images left out, the regression on top would expect 0.72 here and get 0.92."""
     seen, truth, ctx = smashed(digits, "lenet", "block2", std=std, clients=20)
-    inverter = Inverter(Channel(seen, ctx, max_features=4096), ctx, rows=360)
+    inverter = Inverter(Channel(parsed(seen), ctx, max_features=4096), ctx, rows=360)
     images, expected = inverter.predict()
     true = distance(images, truth.x.flatten(0, 1), variance=inverter.variance).mean()
     assert float(true) < 1.15 * float(expected.mean())
@@ -253,7 +254,7 @@ def test_the_loss_that_ridge_expects_is_the_one_it_has(digits: Dataset, std: flo
 
 def test_a_patch_is_present_or_absent_by_one_number(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, CutMix(patches=16, group=2), aux=8)
-    channel = Channel(seen, ctx, max_features=4096)
+    channel = Channel(parsed(seen), ctx, max_features=4096)
     grid = channel.grid(channel.blocks)
     assert channel.blocks["presence smashed"].shape == (32, 16)
     assert grid is not None
@@ -274,7 +275,7 @@ class SendsHalf(Defense):
 
 def test_cells_sent_in_part_show_which_numbers(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, SendsHalf(), aux=20, model="lenet", cut="block1")
-    channel = Channel(seen, ctx, max_features=4096)
+    channel = Channel(parsed(seen), ctx, max_features=4096)
     grid = channel.grid(channel.blocks)
     assert channel.blocks["presence smashed"].shape == channel.blocks["smashed"].shape
     assert grid is not None
@@ -288,7 +289,7 @@ def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
 ) -> None:
     """Each trains weights of its own, however little smashed data it sends."""
     seen, _, ctx = mixed(digits, Defense(), aux=70, model="mlp3", cut="hidden1")
-    together = Channel(seen, ctx, max_features=4096).pairs(group=1).blocks["smashed"]
+    together = Channel(parsed(seen), ctx, max_features=4096).pairs(group=1).blocks["smashed"]
     (update,) = seen.of(seen.clients[0], str(seen.upload_kind()))
     held = sum(p.values.numel() for p in update.parts.values())
     assert 5 * together.shape[1] < held < sum(v.numel() for v in seen.before.values())
@@ -299,7 +300,7 @@ def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
         return ctx.shadow(x, y, release=release)
 
     monkeypatch.setattr(channels, "SHADOW_WEIGHTS", 30 * held)
-    channel = Channel(seen, replace(ctx, shadow=counted), max_features=4096)
+    channel = Channel(parsed(seen), replace(ctx, shadow=counted), max_features=4096)
     sizes.clear()
     apart = channel.pairs(group=1).blocks["smashed"]
     assert sizes == [30, 30, 10]
@@ -321,9 +322,9 @@ def test_absent_patches_are_filled_in_from_those_around(
 
 def test_the_decoder_sees_tokens_and_presence_as_a_map(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, CutMix(patches=16, group=2), aux=20)
-    channel = Channel(seen, ctx, max_features=4096)
+    channel = Channel(parsed(seen), ctx, max_features=4096)
     data = Data(Inverter(channel, ctx, rows=40), channel, ctx)
     assert data.feature_shape == (65, 4, 4)
     seen, _, ctx = few(smashed(digits, "mlp3", "hidden1"), 20)
-    channel = Channel(seen, ctx, max_features=4096)
+    channel = Channel(parsed(seen), ctx, max_features=4096)
     assert len(Data(Inverter(channel, ctx, rows=40), channel, ctx).feature_shape) == 1

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.engine.observation import gradient_estimate
+from attacks.engine.observation import gradient_estimate, parsed
 from bench.contract.defense import Server, unmet
 from bench.contract.events import Facts
 from bench.contract.mechanisms import Mechanism
@@ -333,7 +333,9 @@ def test_masks_cover_the_bottom_submodel_and_never_a_head_unless_told(digits: Da
             assert bool(torch.equal(seen.before[name], seen.initial[name]))
             assert not torch.equal(part.values, seen.before[name])
             # One step of the sample's gradient, which the engine reads off as it was sent.
-            estimate = gradient_estimate(seen).values[name][seen.clients.index("client-0")]
+            estimate = gradient_estimate(parsed(seen)[-1]).values[name][
+                seen.clients.index("client-0")
+            ]
             expected = (seen.before[name] - part.values).double() / seen.known["lr"]
             torch.testing.assert_close(estimate, expected, rtol=1e-4, atol=1e-6)
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.engine.observation import _as_scores
 from bench.contract.events import Facts, Unprotected
 from bench.contract.mechanisms import BernoulliMask, Mechanism
-from bench.contract.messages import Part, State
+from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
@@ -326,8 +325,8 @@ def test_layers_that_not_all_clients_hold_follow_eq_8(digits: Dataset) -> None:
 
 def test_probabilities_rounded_to_certainty_tell_no_score() -> None:
     """A float32 probability of exactly 1 has no finite score: it counts as not sent."""
-    part = Part(values=torch.tensor([0.0, 0.25, 1.0, float("nan")]))
-    found = _as_scores(part, BernoulliMask(of="weights", clip=0.1, sampled=False), torch.float64)
-    assert found.presence().tolist() == [False, True, False, True]
-    assert float(found.values[1]) == pytest.approx(math.log(1 / 3))
-    assert bool(found.values[3].isnan())
+    mask = BernoulliMask(of="weights", clip=0.1, sampled=False)
+    scores, told = mask.read(torch.tensor([0.0, 0.25, 1.0, float("nan")]).double())
+    assert told.tolist() == [False, True, False, True]
+    assert float(scores[1]) == pytest.approx(math.log(1 / 3))
+    assert bool(scores[3].isnan())

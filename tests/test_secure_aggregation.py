@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attacks.dlg import DLG
 from attacks.engine.evidence import Evidence
+from attacks.engine.observation import parsed
 from bench.api import SUM, Clip, Defense, FixedPoint, GaussianNoise, Mechanism, SignPerturbation
 from bench.contract.compose import Composed
 from bench.contract.events import Facts, Gaussian, Summed
@@ -240,7 +241,7 @@ def test_the_true_samples_explain_a_sum_of_clipped_and_rounded_updates(
     clipped = GaussianUpdate(noise_multiplier=0.0, clip_norm=0.5)
     defense = Composed({"gaussian": clipped, "sum": SecureAggregation()})
     seen, truth = seen_under(digits, network, defense, clients=3, batch=2, local_steps=steps)
-    evidence = Evidence(seen, context_for(digits, network, defense), dtype=torch.float64)
+    evidence = Evidence(parsed(seen), context_for(digits, network, defense), dtype=torch.float64)
     assert evidence.uploads is not None
     assert not evidence.noisy  # the rounding is below what is looked for
     x, y = truth.x.double(), torch.nn.functional.one_hot(truth.y, digits.classes).double()

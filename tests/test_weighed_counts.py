@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacks.engine import weighed
 from attacks.engine.counts import Counting, HeadGradient, PublicClasses, Restored, restore
+from attacks.engine.observation import parsed
 from attacks.engine.restored import _computed, restored_counts
 from attacks.engine.weighed import (
     HeadView,
@@ -289,7 +290,12 @@ def test_public_batches_are_seen_under_the_public_noise_and_as_hidden(digits: Da
     )
     chosen = torch.zeros(200, 4, dtype=torch.int64)
     drawn = _computed(
-        chosen, samples=samples, counting=counting, like=like, seen=seen, rng=generator(0, "drawn")
+        chosen,
+        samples=samples,
+        counting=counting,
+        like=like,
+        release=parsed(seen)[-1],
+        rng=generator(0, "drawn"),
     )
     expected = noise[0]["std"] / (1.0 if noise[0]["of"] == "gradient" else 0.5)
     assert float(drawn.weight.std()) == pytest.approx(expected, rel=0.01)
@@ -311,7 +317,7 @@ def test_only_doubtful_batches_are_weighed(
     seen, _ = seen_under(digits, network, Defense(), batch=8)
     context = context_for(digits, network, Defense())
     note = "counts of 4 of 8 victims weighed on public data"
-    assert note not in restored_counts(seen, context).notes  # at init all are certain
+    assert note not in restored_counts(parsed(seen), context)[2]  # at init all are certain
     first = torch.arange(8) < 4
     monkeypatch.setattr(Restored, "unsettled", property(lambda found: first[: len(found.counts)]))
     before = ILRG(refine=0).run(seen, context)

@@ -4,8 +4,8 @@ Matching: `deep_leakage` (of `dlg` and `idlg`; `inverting_gradients` builds alik
 starts (`restarts`) of candidates whose labels may be read first (`labels`). The objective
 (`matching`) adds terms; `encoding` makes images of an optimiser's vectors. `evidence` weighs what
 was seen into terms (`terms`); `together` fits all victims at once to what is known of them
-together. Each term compares what candidate clients (`clients`, `products`,
-`gradients`, `convolutions`) would have sent with what was. Optimisers: `adam`, `lbfgs` with
+together. Each term compares what candidate clients (`clients`,
+`gradients`) would have sent with what was. Optimisers: `adam`, `lbfgs` with
 `line_search` and `curvature`.
 
 Learned: `inverter` (of `ridge` and `decoder`) regresses (`regression`, `local`, `grid`) images on

@@ -79,14 +79,7 @@ def descend(
                 t[going] for t in (active, x, first, second, best, least, spent, stop, going)
             )
     final[active], final_loss[active], final_spent[active] = best, least, spent
-    return Minimum(
-        x=final,
-        loss=final_loss,
-        evaluations=final_spent,
-        reached=final_loss <= phase.stop.to(final_loss),
-        diverged=~torch.isfinite(final_loss),
-        redrawn=0,
-    )
+    return Minimum(x=final, loss=final_loss, evaluations=final_spent, redrawn=0)
 
 
 def _share(decay: Decay, done: float) -> float:

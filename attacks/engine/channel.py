@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attacks.engine.grid import Grid, grid_shape, on_grid
-from attacks.engine.observation import SMASHED, gradient_estimate, same_state, smashed_of, unusable
+from attacks.engine.observation import (
+    SMASHED,
+    Release,
+    gradient_estimate,
+    parse,
+    parsed,
+    smashed_of,
+    unusable,
+)
 from attacks.engine.private import with_private_parts
-from bench.api import Context, Part, Seen
+from bench.api import Context, Seen
 
 Blocks = Mapping[str, Tensor]
 """Named groups of features, each [M, F_b] float32, one row per private sample."""
@@ -61,12 +69,12 @@ def no_sample_channel(seen: Seen) -> str | None:
     Smashed data has one activation per sample; an update has one sample behind it only where
     the batch and the local steps are both 1.
     """
-    if seen.clients and seen.of(seen.clients[0], SMASHED):
+    release = parsed(seen)[-1]
+    if SMASHED in release.by_sample:
         return None
-    reason = unusable(seen)
-    samples = int(seen.known["samples"])
-    if reason is None and samples > 1:
-        reason = f"it inverts one sample per update, but {samples} were used"
+    reason = unusable(release)
+    if reason is None and release.samples > 1:
+        reason = f"it inverts one sample per update, but {release.samples} were used"
     return reason
 
 
@@ -77,7 +85,7 @@ class Channel:
     Releases that begin from one state differ by their randomness alone, and are averaged.
 
     Args:
-        seen: What the server saw, in releases from one state (see `by_state`).
+        releases: From one state (see `by_state`).
         ctx: The attack's.
         max_features: Wider observations are reduced block by block with a seeded count sketch.
 
@@ -90,28 +98,25 @@ class Channel:
         NonFiniteError: If a value that was seen is not finite, naming the client.
     """
 
-    def __init__(self, seen: Seen, ctx: Context, *, max_features: int) -> None:
-        self.played = seen.releases[-1]
-        estimated = with_private_parts(seen, ctx)
+    def __init__(self, releases: list[Release], ctx: Context, *, max_features: int) -> None:
+        self.releases = with_private_parts(releases, ctx)
+        release, kept = releases[-1], self.releases[-1]
+        self.per_sample = SMASHED in release.by_sample
         # Plays begin where the victims did; smashed data is translated to the broadcast instead.
-        moved = estimated is not seen and not seen.of(seen.clients[0], SMASHED)
-        self.before = estimated.before if moved else None
-        self.releases = estimated.releases
-        seen = self.releases[-1]
+        self.played = (release if self.per_sample else kept).playable
         self.ctx, self.max_features = ctx, max_features
-        self.per_sample = bool(seen.of(seen.clients[0], SMASHED))
         self.head = ctx.network.head
         self.seed = int(torch.randint(2**31, (1,), generator=ctx.rng))
         self.maps: dict[str, tuple[Tensor, Tensor, int]] = {}
         self.map_shape: tuple[int, ...] | None = None
-        sent = seen.of(seen.clients[0], SMASHED if self.per_sample else str(seen.upload_kind()))
-        self.sent = sum(p.values.numel() for p in sent[0].parts.values())
-        self.held = _held(seen)
-        statistics = self.per_sample and bool(seen.buffers) and seen.known["mode"] == "train"
-        self.batch = len(sent[0].parts[SMASHED].values) if statistics else 1
-        if not self.per_sample:
-            for one in self.releases:
-                gradient_estimate(one)  # refuses values that are not finite, naming the client
+        held = sum(p.values.numel() for u in release.uploads[:1] for p in u.parts.values())
+        self.held = held or sum(v.numel() for v in kept.before.values())
+        self.sent, self.batch = held, 1
+        if self.per_sample:
+            smashed = release.by_sample[SMASHED][0][0][0]
+            self.sent = smashed.numel()
+            if release.seen.buffers and release.seen.known["mode"] == "train":
+                self.batch = len(smashed)
         # Which tensors may be sent in part is learnt from the victims and a few plays.
         self.partial: set[str] = set()
         self.scattered = False  # whether parts of a patch of smashed data are
@@ -124,7 +129,7 @@ class Channel:
         if not self.random:  # all releases say the same
             self.releases = self.releases[-1:]
         self.blocks = self.features(self.releases)
-        granted = seen.known.get("truth_labels")
+        granted = release.seen.known.get("truth_labels")
         self.labels = None if granted is None else torch.tensor(granted).flatten().to(ctx.device)
 
     # --- pairs -----------------------------------------------------------------------------
@@ -148,7 +153,8 @@ class Channel:
             0 if not image else (k % 4 if not self.random else (k % 2) * (k // 2 % 3 + 1))
             for k in range(group)
         ]
-        rows = [_mirrored(x, turn) for turn in turns]
+        # 0: as it is, 1: left-right, 2: upside down, 3: both
+        rows = [x.flip([d for d, bit in ((-1, 1), (-2, 2)) if turn & bit]) for turn in turns]
         blocks = [self._play(r, played) for r in rows]
         return ShadowPairs(
             blocks={n: _interleave([b[n] for b in blocks]) for n in blocks[0]},
@@ -171,26 +177,24 @@ class Channel:
         clients = filled.view(-1, size)
         chunk = max(1, min(SHADOW_COORDINATES // (self.sent * size), SHADOW_WEIGHTS // self.held))
         out = [
-            self.features([self._shadow(x[c], y[c]) for _ in self.releases])
+            self.features(
+                [parse(self.ctx.shadow(x[c], y[c], release=self.played)) for _ in self.releases]
+            )
             for c in clients.split(chunk)
         ]
         place = order.argsort()
         return {n: torch.cat([o[n] for o in out])[place] for n in out[0]}
 
-    def _shadow(self, x: Tensor, y: Tensor) -> Seen:
-        own = () if self.before is None else (self.before,)
-        return self.ctx.shadow(x, y, *own, release=self.played)
-
     # --- features --------------------------------------------------------------------------
-    def features(self, releases: Sequence[Seen]) -> dict[str, Tensor]:
+    def features(self, releases: Sequence[Release]) -> dict[str, Tensor]:
         """Blocks of every client's samples, averaged over releases, float32 on the context's
         device."""
         raw = self._smashed(releases) if self.per_sample else self._update(releases)
         total = sum(v.shape[1] for v in raw.values())
         return {n: self._sketched(n, v, total).float().to(self.ctx.device) for n, v in raw.items()}
 
-    def _smashed(self, releases: Sequence[Seen]) -> dict[str, Tensor]:
-        found = [f for s in releases if (f := smashed_of(s, dtype=torch.float32)) is not None]
+    def _smashed(self, releases: Sequence[Release]) -> dict[str, Tensor]:
+        found = [(values.float(), there) for s in releases for values, there in smashed_of(s)[:1]]
         value, there = (t.flatten(0, 1) for t in _averaged(found))
         self.map_shape = tuple(value.shape[1:])
         shown = self._shown(SMASHED, value, there)
@@ -217,7 +221,7 @@ class Channel:
             present = on_grid(shown, (shape[0], 1) if len(shape) == 2 else (1, *shape[1:]))
         return Grid(values=on_grid(blocks[SMASHED], shape), present=present)
 
-    def _update(self, releases: Sequence[Seen]) -> dict[str, Tensor]:
+    def _update(self, releases: Sequence[Release]) -> dict[str, Tensor]:
         """Gradient tensors in units of the loss's slope, and the inputs of linear layers.
 
         With one sample a linear layer's gradient is outer(db, input), so that
@@ -226,11 +230,11 @@ class Channel:
         """
         # A wide network is read in float32: its sketch is no finer anyway.
         dtype = torch.float64 if self.sent < WIDE else torch.float32
-        each = [gradient_estimate(_as_one(s), dtype=dtype) for s in releases]
+        each = [gradient_estimate(s, dtype=dtype) for s in releases]
         both = {n: _averaged([(e.values[n], e.present[n]) for e in each]) for n in each[0].values}
-        present = {n: p[0].to(self.ctx.device) for n, (_, p) in both.items()}
+        present = {n: p.to(self.ctx.device) for n, (_, p) in both.items()}
         whole = all(bool(p.all()) for p in present.values())
-        values = {n: v[0].to(self.ctx.device) for n, (v, _) in both.items()}
+        values = {n: v.to(self.ctx.device) for n, (v, _) in both.items()}
         if not whole:
             values = {n: torch.where(present[n], v, 0.0) for n, v in values.items()}
         slope = values.get(self.head[1])
@@ -276,17 +280,16 @@ class Channel:
         return count_sketch(value, bucket, sign, goal)
 
 
-def by_state(seen: Seen) -> list[Seen]:
+def by_state(releases: list[Release]) -> list[list[Release]]:
     """The releases in groups that begin from one state, that of the last release at the end."""
-    groups: list[list[Seen]] = []
-    for one in seen.releases:
-        for group in groups:
-            if same_state(one, group[0]):
-                group.append(one)
-                break
-        else:
+    groups: list[list[Release]] = []
+    for one in releases:
+        group = next((g for g in groups if one.same_start(g[0])), None)
+        if group is None:
             groups.append([one])
-    return [replace(group[-1], earlier=tuple(group[:-1])) for group in groups]
+        else:
+            group.append(one)
+    return groups
 
 
 def _averaged(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -296,23 +299,6 @@ def _averaged(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     count = torch.stack([there for _, there in found]).sum(dim=0)
     total = torch.stack([torch.where(there, v, 0.0) for v, there in found]).sum(dim=0)
     return total / count.clamp_min(1), count > 0
-
-
-def _held(seen: Seen) -> int:
-    """Weights that a client trains: those that it uploads, or else may hold at most."""
-    kind = seen.upload_kind()
-    updates = () if kind is None else seen.of(seen.clients[0], kind)[:1]
-    uploaded = sum(p.values.numel() for m in updates for p in m.parts.values())
-    return uploaded or sum(v.numel() for v in seen.before.values())
-
-
-def _as_one(seen: Seen) -> Seen:
-    """The same uploads stacked into one message: converting it costs one call, not one each."""
-    kind = str(seen.upload_kind())
-    values, present = seen.stack(kind, seen.clients)
-    first = seen.of(seen.clients[0], kind)[0]
-    parts = {n: Part(values=v, present=present[n]) for n, v in values.items()}
-    return replace(seen, clients=(first.sender,), messages=(first.with_parts(parts),))
 
 
 def layer_input(weight: Tensor, bias: Tensor, present: Tensor | None) -> Tensor:
@@ -336,12 +322,6 @@ def count_sketch(value: Tensor, bucket: Tensor, sign: Tensor, width: int) -> Ten
     """
     out = torch.zeros(len(value), width, dtype=value.dtype, device=value.device)
     return out.index_add_(1, bucket, value * sign.to(value))
-
-
-def _mirrored(x: Tensor, turn: int) -> Tensor:
-    """0: as it is, 1: left-right, 2: upside down, 3: both."""
-    x = x.flip(-1) if turn in (1, 3) else x
-    return x.flip(-2) if turn in (2, 3) else x
 
 
 def _interleave(rows: list[Tensor]) -> Tensor:

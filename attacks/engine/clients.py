@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attacks.engine.gradients import ObservedTraining, Returned, Simulated, layered
-from attacks.engine.observation import IN_ORDER, SUMMED, SplitView, same_state
-from bench.api import Context, Kind, Mechanism, Seen, State
+from attacks.engine.observation import Release, SplitView
+from bench.api import Context, Kind, Mechanism, State
 
 _SPREAD_SAMPLES, _SPREAD_DRAWS, _SPREAD_SEED = 64, 64, 0
 """Public samples and draws of a defense's random weights that show how far activations move."""
@@ -37,28 +37,27 @@ class Clients:
             send is asked for several times.
     """
 
-    def __init__(self, seen: Seen, ctx: Context, *, dtype: torch.dtype) -> None:
+    def __init__(self, release: Release, ctx: Context, *, dtype: torch.dtype) -> None:
         def moved(state: State) -> dict[str, Tensor]:
             return {n: v.to(dtype=dtype, device=ctx.device) for n, v in state.items()}
 
         self.network, self.defense = ctx.network, ctx.defense
         self.dtype, self.device = dtype, ctx.device
-        const = moved(seen.const)
-        self.before = moved(seen.before)
+        const = moved(release.seen.const)
+        self.before = moved(release.before)
         self.start = dict(ctx.defense.receive(self.before, const))
-        steps, self.batch = int(seen.known["local_steps"]), int(seen.known["batch"])
-        self.summed = int(seen.known.get(SUMMED, 1))
+        self.batch, self.samples = release.batch, release.samples
+        self.step, self.in_order = release.step, release.in_order
+        self.summed = int(release.seen.known.get("summed", 1))
         self.training = ObservedTraining(
             start=self.start,
             const=const,
-            buffers=moved(seen.buffers),
-            steps=steps,
+            buffers=moved(release.seen.buffers),
+            steps=release.steps,
             batch=self.batch // self.summed,
-            lr=float(seen.known["lr"]),
-            mode=str(seen.known["mode"]),
+            lr=release.lr,
+            mode=str(release.seen.known["mode"]),
         )
-        self.samples, self.step = int(seen.known["samples"]), self.training.lr * steps
-        self.in_order = bool(seen.known.get(IN_ORDER, False))
         self.shared = False
         self._latest: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
         self.simulated = Simulated(
@@ -110,7 +109,7 @@ class Clients:
         aligned = self.samples == 1 or self.in_order
         if view.slopes is None or (self.training.steps > 1 and not aligned):
             return None
-        return Returned(self.network, self.defense, self.training, view, view.slopes)
+        return Returned(self.network, self.defense, self.training, view)
 
     def applied(
         self, gradient: State, mechanism: Mechanism, shown: Mapping[str, Tensor]
@@ -168,14 +167,6 @@ class Clients:
             found.append(self.defense.realize(self.start, const, moved))
         return found
 
-    def cut(self, view: SplitView, weights: State, x: Tensor) -> Tensor:
-        """Activations before noise of samples x [N, *shape]."""
-        return view.sent(
-            self.network.run(
-                weights, x, last=view.cut, mode=self.training.mode, buffers=self.training.buffers
-            )
-        )
-
     def spread(self, view: SplitView, public: Tensor, *, least: float) -> Spread | None:
         """How activations move with the defense's random weights, around those of the mean weights;
         None where weights are not random.
@@ -187,9 +178,9 @@ class Clients:
             return None
         few = public[:_SPREAD_SAMPLES].to(dtype=self.dtype, device=self.device)
         with torch.no_grad():
-            centre = self.cut(view, self.weights, few)
+            centre = view.made(self.network, self.weights, few)
             draws = self.realised(_SPREAD_DRAWS)
-            apart = torch.cat([self.cut(view, w, few) - centre for w in draws])
+            apart = torch.cat([view.made(self.network, w, few) - centre for w in draws])
         variance = apart.square().mean(dim=0)
         floor = float(variance.mean())
         together = None
@@ -198,39 +189,6 @@ class Clients:
             together = rows.mT @ rows / len(rows)
             together.diagonal().add_(_UNLIKE * floor)
         return Spread(variance=variance.clamp_min(least * floor), together=together)
-
-
-@dataclass(kw_only=True)
-class OwnValues:
-    """What the victims of one release trained from in place of what they received, as far as it
-    can be told: a Gaussian prior, and what was found under it.
-
-    Attributes:
-        kept: Where a victim has values of its own, bool [V, ...] by name, or [1, ...] where it is
-            the same for all.
-        centre: Of their moves from what was received [...].
-        scale: Deviations of the moves from there, by name.
-        sizes: Numbers by name of all that any release's victims kept, in whose order they stand.
-        found: The moves in units of these deviations [V, numbers]; None: not looked for.
-    """
-
-    kept: State
-    centre: State
-    scale: Mapping[str, float]
-    sizes: Mapping[str, int]
-    found: Tensor | None = None
-
-    def moves(self, units: Tensor, victims: Tensor) -> dict[str, Tensor]:
-        """Moves [P, ...] by name, 0 where nothing was kept, of units [P, numbers] for the victims
-        int64 [P]."""
-        pieces = dict(zip(self.sizes, units.split(list(self.sizes.values()), dim=1), strict=True))
-        found = {}
-        for name, centre in self.centre.items():
-            kept = self.kept[name]
-            kept = kept if len(kept) == 1 else kept[victims]
-            move = centre.to(units) + self.scale[name] * pieces[name].view(-1, *centre.shape)
-            found[name] = torch.where(kept, move, 0.0)
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,19 +209,6 @@ class Spread:
             return None
         eye = torch.eye(len(self.together), dtype=torch.float64, device=self.together.device)
         return torch.linalg.inv(self.together + noise * eye).to(self.variance)
-
-
-def shared_clients(
-    seen: Seen, ctx: Context, known: list[tuple[Seen, Clients]], *, dtype: torch.dtype
-) -> Clients:
-    """Candidate clients of a release: those of a `known` one from the same state, or new ones,
-    which then are known."""
-    for other, clients in known:
-        if same_state(seen, other):
-            clients.shared = True
-            return clients
-    known.append((seen, Clients(seen, ctx, dtype=dtype)))
-    return known[-1][1]
 
 
 def moves(mechanisms: Sequence[Mechanism]) -> list[Mechanism]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,21 +54,6 @@ class HeadGradient:
     def victims(self, chosen: slice | Tensor) -> HeadGradient:
         """The same for some of the victims."""
         return replace(self, **{n: v[chosen] for n, v in vars(self).items() if v is not None})
-
-    @staticmethod
-    def joined(parts: list[HeadGradient]) -> HeadGradient:
-        """Of several victims' one after another; where one shows all, all are given a presence."""
-        weight, bias = (torch.cat([getattr(p, n) for p in parts]) for n in ("weight", "bias"))
-        seen = {}
-        for name, value in (("weight_seen", weight), ("bias_seen", bias)):
-            shown = [getattr(p, name) for p in parts]
-            if any(s is not None for s in shown):
-                filled = [
-                    torch.ones_like(v, dtype=torch.bool) if s is None else s
-                    for s, v in zip(shown, value.split([len(p.bias) for p in parts]), strict=True)
-                ]
-                seen[name] = torch.cat(filled)
-        return HeadGradient(weight=weight, bias=bias, **seen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,13 +188,6 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     return Restored.joined(parts)
 
 
-class _Whole(NamedTuple):
-    """Counts int64 [V, C], and the largest distance of a class's solved count from it, [V]."""
-
-    counts: Tensor
-    distance: Tensor
-
-
 def _restored(head: HeadGradient, counting: Counting) -> Restored:
     """`restore` for as many victims as fit into a cache."""
     silent = _silent(head)
@@ -222,18 +199,16 @@ def _restored(head: HeadGradient, counting: Counting) -> Restored:
                 raise NonFiniteError("the head's gradient holds non-finite values.")
     share = counting.public.share
     solved = _solve(_softmax(logits), filled.bias, rows, total=counting.total, share=share)
-    found = _whole(solved, total=counting.total)
-    unsettled = ~silent & (found.distance > _near(_SETTLED, len(share)))
+    counts, distance = _whole(solved, total=counting.total)
+    unsettled = ~silent & (distance > _near(_SETTLED, len(share)))
     if counting.refine and bool(unsettled.any()):
-        if product is None:
-            product = _applied(counting.weight, filled.weight)
-        found = _refined(found, filled, product, rows, unsettled, counting)
+        counts, distance = _refined(counts, distance, filled, product, rows, unsettled, counting)
     if rows is None:
         rows = torch.ones_like(filled.bias, dtype=torch.bool)
     return Restored(
-        counts=found.counts,
+        counts=counts,
         plain=solved,
-        doubt=found.distance,
+        doubt=distance,
         rows=rows.sum(dim=1),
         silent=silent,
     )
@@ -278,9 +253,10 @@ def whole(solved: Tensor, *, total: int) -> Tensor:
     return round_to_total(solved.clamp_min(0.0), total=total)
 
 
-def _whole(solved: Tensor, *, total: int) -> _Whole:
+def _whole(solved: Tensor, *, total: int) -> tuple[Tensor, Tensor]:
+    """Counts int64 [V, C], and the largest distance of a class's solved count from it, [V]."""
     counts = whole(solved, total=total)
-    return _Whole(counts, (counts - solved).abs_().amax(dim=1))
+    return counts, (counts - solved).abs_().amax(dim=1)
 
 
 def _near(level: tuple[float, float], classes: int) -> float:
@@ -323,23 +299,15 @@ def completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor 
     return HeadGradient(weight=filled, bias=bias, weight_seen=head.weight_seen), rows
 
 
-def _applied(weight: Tensor, inputs: Tensor) -> Tensor:
-    """The head without its bias, [V, C, F] -> [V, C, C], stored with the outputs outermost."""
-    return (weight @ inputs.flatten(0, 1).T).T.view(*inputs.shape[:2], -1)
-
-
-def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Tensor | None]:
+def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Tensor]:
     """Logits [V, C, C] of every class's embedding, and the head applied to the weight gradient,
-    [V, C, C], if it was computed."""
+    [V, C, C]."""
     # The floor matters for shrink = 0 alone, where a vanishing bias gradient has no quotient.
     square = (head.bias * head.bias).add_(counting.pull).clamp_min_(1e-300)
     own, public = (head.bias / square).unsqueeze(-1), (counting.pull / square).unsqueeze(-1)
-    if len(own) == 1:
-        # One product, of the embeddings, in place of two.
-        embedding = torch.addcmul(head.weight * own, public, counting.public.features)
-        return _applied(counting.weight, embedding).add_(counting.bias), None
     # The head is applied before the quotient: C numbers per class to divide, and not F.
-    product = _applied(counting.weight, head.weight)
+    # Stored with the outputs outermost.
+    product = (counting.weight @ head.weight.flatten(0, 1).T).T.view(*head.weight.shape[:2], -1)
     logits = torch.addcmul(product * own, public, counting.public_logits)
     return logits.add_(counting.bias), product
 
@@ -387,14 +355,15 @@ def _solve(
 
 
 def _refined(
-    first: _Whole,
+    counts: Tensor,
+    distance: Tensor,
     head: HeadGradient,
     product: Tensor,
     rows: Tensor | None,
     unsettled: Tensor,
     counting: Counting,
-) -> _Whole:
-    """The counts `first`, or an iterate that is near whole counts or nearer.
+) -> tuple[Tensor, Tensor]:
+    """The counts with their distances, or an iterate that is near whole counts or nearer.
 
     With counts n and probabilities p, the weight gradient is dW = M E, M_ij = (n_j / K)
     (p_j[i] - [i = j]), exactly if every sample of a class has the embedding E_j; the quotient
@@ -402,10 +371,10 @@ def _refined(
     public features), takes p from E, and n from p. Samples of a class differ, and the mean of
     their softmax is not the softmax of the mean: the public samples' gap is added to the logits.
     """
-    counts, distance = first.counts.clone(), first.distance.clone()
+    solved, counts, distance = counts, counts.clone(), distance.clone()
     at, left = torch.arange(len(distance), device=distance.device), unsettled
     bias, partial = head.bias, None if head.weight_seen is None else head
-    solved, probability = first.counts, counting.public.probability[None]
+    probability = counting.public.probability[None]
     for step in range(counting.refine + 1):
         if not bool(left.all()):
             at, bias, product, solved = at[left], bias[left], product[left], solved[left]
@@ -416,15 +385,15 @@ def _refined(
             logits = _embedded_logits(product, partial, probability, solved, counting)
             probability = _softmax(logits.add_(counting.offset))
         solved = _solve(probability, bias, rows, total=counting.total, share=counting.public.share)
-        found, best = _whole(solved, total=counting.total), distance[at]
+        (tried, away), best = _whole(solved, total=counting.total), distance[at]
         # Within half an instance the refined model is trusted over a chance agreement.
-        better = found.distance <= best.clamp_min(0.5)
-        counts[at] = torch.where(better[:, None], found.counts, counts[at])
-        distance[at] = torch.where(better, found.distance, best)
-        left = found.distance > _near(_SETTLED, counts.shape[1])
+        better = away <= best.clamp_min(0.5)
+        counts[at] = torch.where(better[:, None], tried, counts[at])
+        distance[at] = torch.where(better, away, best)
+        left = away > _near(_SETTLED, counts.shape[1])
         if not bool(left.any()):
             break
-    return _Whole(counts, distance)
+    return counts, distance
 
 
 def _embedded_logits(

@@ -10,16 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import OwnValues
 from attacks.engine.encoding import Encoding
 from attacks.engine.epochs import linked
-from attacks.engine.evidence import Evidence, Layers, attach, keeping, releases_of
+from attacks.engine.evidence import Evidence, Layers, keeping, releases_of
 from attacks.engine.judging import judged, judging
-from attacks.engine.labels import known_labels
 from attacks.engine.lbfgs import Minimum, Phase, minimise
 from attacks.engine.matching import Matcher
+from attacks.engine.observation import Release, parsed
 from attacks.engine.own_values import match_with_own, unexplained
-from attacks.engine.private import openly, own_values, with_private_parts
+from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
     STARTS,
     Labels,
@@ -30,7 +29,7 @@ from attacks.engine.restarts import (
     go_on,
     solve,
 )
-from attacks.engine.terms import FadingPrior, Prior
+from attacks.engine.terms import fading_prior, prior
 from attacks.engine.together import match_together
 from bench.api import Attack, Context, Reconstruction, Seen
 
@@ -128,23 +127,37 @@ class DeepLeakage(Attack):
         raise NotImplementedError
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        answer = self._matched(seen, ctx)
-        known = None if self.preset == "paper" else openly(seen, ctx)
-        return answer if known is None else _better(answer, self._matched(known, ctx), seen, ctx)
+        each = parsed(seen)
+        answer = self._matched(each, ctx)
+        known = [] if self.preset == "paper" else openly(each, ctx)
+        return _better(answer, self._matched(known, ctx), seen, ctx) if known else answer
 
-    def _matched(self, seen: Seen, ctx: Context) -> Reconstruction:
+    def _matched(self, each: list[Release], ctx: Context) -> Reconstruction:
         """The answer by all releases together."""
-        each = seen.releases
-        seen = linked(seen, ctx)
-        own, seen = own_values(seen, ctx), with_private_parts(seen, ctx)
-        evidence = cache(lambda dtype: self._evidence(seen, ctx, dtype, own))
+        releases = with_private_parts(linked(each, ctx), ctx)
+        granted = releases[-1].granted
+        evidence = cache(
+            lambda dtype: Evidence(
+                releases,
+                ctx,
+                dtype=dtype,
+                layers=self.layers,
+                draws=self.draws,
+                arranged=not self.counts_labels or granted is not None,
+            )
+        )
         first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
         noisy, square = first.noisy, first.square
+        dtypes = {
+            "auto": (torch.float32, torch.float64),
+            "float32": (torch.float32,),
+            "float64": (torch.float64,),
+        }[self.precision]
         framed = noisy and self.preset != "paper"
         matcher = cache(lambda dtype: self._matcher(evidence(dtype), ctx, framed=framed))
         optimiser = QuasiNewton(
             matcher=matcher,
-            dtypes=self._dtypes(noisy=noisy),
+            dtypes=dtypes[:1] if noisy else dtypes,
             evaluations=ctx.budget,
             history=self.history,
             least_gain=1e-5 if noisy else 1e-7,
@@ -158,18 +171,11 @@ class DeepLeakage(Attack):
             dtypes=optimiser.dtypes[-1:],
             heats=_FADING,
         )
-        granted = known_labels(seen, ctx.device)
-        known = self.labels(first, ctx) if granted is None else Labels(fixed=granted)
+        given = None if granted is None else Labels(fixed=granted.to(ctx.device))
+        known = given or self.labels(first, ctx)
         # Under noise no loss is "solved": the likelihood has no known minimum.
         stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
-        waves = self._waves(
-            optimiser,
-            known,
-            square,
-            noisy=noisy,
-            around_mean=around_mean,
-            far=_far_from_pixels(first),
-        )
+        waves = self._waves(optimiser, around_mean, known)
         solution = solve(ctx, waves=waves, known=known, stop=stop)
         if first.clients.summed > 1 and known.fixed is None and known.ranking is None:
             # Clients weigh unlike in a sum, so that counting fails: found labels are held.
@@ -180,8 +186,8 @@ class DeepLeakage(Attack):
             if len(each) > 1 and not noisy and not keeping(first):
                 self._from_one(each, ctx, optimiser, known, solution)
                 solution.solved = int((solution.loss <= stop).sum())
-            self._reordered(first, ctx, optimiser, known, solution)
-            self._with_what_is_hidden(first, ctx, matcher, known, solution)
+            self._reordered(ctx, optimiser, known, solution)
+            self._with_what_is_hidden(optimiser, known, solution)
         notes = [*known.notes]
         if not noisy:
             notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")
@@ -190,20 +196,17 @@ class DeepLeakage(Attack):
         return solution.answer(matcher(first.dtype), notes)
 
     def _with_what_is_hidden(
-        self,
-        evidence: Evidence,
-        ctx: Context,
-        matcher: Callable[[torch.dtype], Matcher],
-        known: Labels,
-        solution: Solution,
+        self, optimiser: QuasiNewton, known: Labels, solution: Solution
     ) -> None:
         """Match again together with what clients kept, or what nothing explains, and then all
         victims together by sums that the server learns."""
-        evaluations, plain = (1 + self.restarts) * ctx.budget, matcher(evidence.dtype)
+        evaluations = (1 + self.restarts) * optimiser.evaluations
+        plain = optimiser.matcher(optimiser.dtypes[0])
+        evidence = plain.evidence
         if keeping(evidence) or (evidence.noisy and unexplained(plain, solution)):
             match_with_own(plain, solution, evaluations=evaluations, history=self.history)
         if evidence.sums:
-            exact = matcher(torch.float64)
+            exact = optimiser.matcher(torch.float64)
             for one, other in zip(releases_of(evidence), releases_of(exact.evidence), strict=True):
                 if one.uploads is not None and other.uploads is not None:
                     other.uploads.unexplained = one.uploads.unexplained
@@ -217,7 +220,7 @@ class DeepLeakage(Attack):
 
     def _from_one(
         self,
-        releases: Sequence[Seen],
+        releases: Sequence[Release],
         ctx: Context,
         optimiser: QuasiNewton,
         known: Labels,
@@ -231,7 +234,7 @@ class DeepLeakage(Attack):
         for release in releases:
             if not bool((solution.loss > _TRAPPED * matcher.evidence.square).any()):
                 return
-            alone, other = self._matched(release, ctx), Solution(matcher)
+            alone, other = self._matched([release], ctx), Solution(matcher)
             images, labels = _images_and_labels(alone)
             other.images, other.labels = images.to(other.images), labels.to(other.labels)
             if alone.failed is not None:
@@ -241,44 +244,17 @@ class DeepLeakage(Attack):
             solution.evaluations += other.evaluations + alone.evaluations
 
     def _reordered(
-        self,
-        evidence: Evidence,
-        ctx: Context,
-        optimiser: QuasiNewton,
-        known: Labels,
-        solution: Solution,
+        self, ctx: Context, optimiser: QuasiNewton, known: Labels, solution: Solution
     ) -> None:
         """Search the order of the samples and the images in turn, where local epochs hide it."""
-        shuffled = [e.uploads for e in releases_of(evidence) if e.orders is not None]
-        matcher = optimiser.matcher(evidence.dtype)
+        matcher = optimiser.matcher(optimiser.dtypes[0])
+        shuffled = any(one.orders is not None for one in releases_of(matcher.evidence))
         optimiser = optimiser.scaled(1 / _SEARCHES)
         wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
         for _ in range(_SEARCHES if shuffled else 0):
-            images = solution.images.nan_to_num(0.5).to(evidence.dtype)
-            y = torch.nn.functional.one_hot(solution.labels, matcher.encoding.classes).to(images)
-            for uploads in shuffled:
-                assert uploads is not None
-                bytes_each = 8 * matcher.working_numbers
-                solution.evaluations += uploads.reorder(images, y, bytes_each=bytes_each)
+            images = solution.images.nan_to_num(0.5).to(matcher.encoding.dtype)
+            solution.evaluations += matcher.reorder(images, solution.labels)
             go_on(ctx, wave, known, solution)
-
-    def _evidence(
-        self,
-        seen: Seen,
-        ctx: Context,
-        dtype: torch.dtype,
-        own: Sequence[OwnValues | None],
-    ) -> Evidence:
-        evidence = Evidence(
-            seen,
-            ctx,
-            dtype=dtype,
-            layers=self.layers,
-            draws=self.draws,
-            arranged=not self.counts_labels or known_labels(seen, ctx.device) is not None,
-        )
-        attach(evidence, own)
-        return evidence
 
     def _matcher(self, evidence: Evidence, ctx: Context, *, framed: bool) -> Matcher:
         """framed: Whether to look around the public mean, with a prior that weighs in; without
@@ -290,26 +266,14 @@ class DeepLeakage(Attack):
             framed=framed,
             bounded=self.bounds,
         )
-        prior = Prior() if evidence.noisy else FadingPrior(evidence.square)
-        return Matcher(evidence, encoding, beliefs=[prior] if framed else [])
+        weighing = prior if evidence.noisy else fading_prior(evidence.square)
+        return Matcher(evidence, encoding, beliefs=[weighing] if framed else [])
 
-    def _dtypes(self, *, noisy: bool) -> Sequence[torch.dtype]:
-        if self.precision == "auto":
-            return (torch.float32,) if noisy else (torch.float32, torch.float64)
-        return (torch.float64,) if self.precision == "float64" else (torch.float32,)
-
-    def _waves(
-        self,
-        optimiser: QuasiNewton,
-        known: Labels,
-        square: Tensor,
-        *,
-        noisy: bool,
-        around_mean: QuasiNewton,
-        far: bool,
-    ) -> list[Wave]:
+    def _waves(self, optimiser: QuasiNewton, around_mean: QuasiNewton, known: Labels) -> list[Wave]:
+        matcher = optimiser.matcher(optimiser.dtypes[0])
+        noisy, square = matcher.evidence.noisy, matcher.evidence.square
         first = Wave(
-            matcher=optimiser.matcher(optimiser.dtypes[0]),
+            matcher=matcher,
             optimiser=optimiser,
             count=1 if not noisy and self.preset != "paper" else 1 + self.restarts,
             start=self.start,
@@ -335,9 +299,13 @@ class DeepLeakage(Attack):
             start="answer",
             above=_UNSOLVED * square,
         )
-        if far:
-            # Layers of fewer numbers than pixels make the same of many images: the likeliest of
-            # them is wanted, not the nearest to where a descent begins.
+        uploads = matcher.evidence.uploads
+        lowest = next(iter(matcher.evidence.clients.start))
+        shown = None if uploads is None else uploads.observation.present.get(lowest)
+        if shown is None or not bool(shown.any()):
+            # Images are seen through layers alone: smashed data, or an upload without anything of
+            # the network's first tensor. Layers of fewer numbers than pixels make the same of many
+            # images: the likeliest of them is wanted, not the nearest to where a descent begins.
             likeliest = replace(framed, count=1, above=None)
             return [likeliest, further, replace(first, above=framed.above), framed, further]
         return [first, framed, further]
@@ -369,20 +337,11 @@ def _better(one: Reconstruction, other: Reconstruction, seen: Seen, ctx: Context
         losses.append(judged(matcher, images, labels.to(ctx.device)))
     takes = (losses[1] < losses[0]).cpu()
 
-    def of(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        if a is None or b is None:
-            return a
-        return torch.where(takes.view(-1, *[1] * (a.ndim - 1)), b, a)
-
-    return replace(
-        one,
-        images=of(one.images, other.images),
-        labels=of(one.labels, other.labels),
-        label_counts=of(one.label_counts, other.label_counts),
-        loss=of(one.loss, other.loss),
-        failed=of(one.failed, other.failed),
-        evaluations=one.evaluations + other.evaluations,
-    )
+    merged: dict[str, Any] = {}
+    for name in ("images", "labels", "label_counts", "loss", "failed"):
+        a, b = getattr(one, name), getattr(other, name)
+        merged[name] = torch.where(takes.view(-1, *[1] * (a.ndim - 1)), b, a)
+    return replace(one, **merged, evaluations=one.evaluations + other.evaluations)
 
 
 def _images_and_labels(answer: Reconstruction) -> tuple[Tensor, Tensor]:
@@ -390,16 +349,6 @@ def _images_and_labels(answer: Reconstruction) -> tuple[Tensor, Tensor]:
     if answer.images is None or answer.labels is None:
         raise TypeError("matching answers with images and labels.")
     return answer.images, answer.labels
-
-
-def _far_from_pixels(evidence: Evidence) -> bool:
-    """Whether images are seen through layers alone: smashed data, or an upload without anything of
-    the network's first tensor."""
-    if evidence.uploads is None:
-        return True
-    first = next(iter(evidence.clients.start))
-    present = evidence.uploads.observation.present.get(first)
-    return present is None or not bool(present.any())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,11 +402,10 @@ class QuasiNewton:
             least_gain=self.least_gain,
             redraw=problems.redraw,
         )
-        return found if self.heats[-1] == 0 else self._as_judged(found, problems)
-
-    def _as_judged(self, found: Minimum, problems: Problems) -> Minimum:
-        """With losses of the likelihood where a descent ends: a softer one may hide which of a
-        victim's labels is right."""
+        if self.heats[-1] == 0:
+            return found
+        # With losses of the likelihood where a descent ends: a softer one may hide which of a
+        # victim's labels is right.
         matcher = self.matcher(self.dtypes[-1])
         everyone = torch.arange(len(found.x), device=found.x.device)
         loss, _ = matcher.evaluator(problems.victims, problems.held)(found.x, everyone)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, partial
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients, OwnValues, Spread, column, moves, shared_clients
+from attacks.engine.clients import Clients, Spread, column, moves
 from attacks.engine.observation import (
     SMASHED,
-    STEPS,
-    SUMMED,
     ObservedUploads,
+    Release,
     SplitView,
-    bounds_of,
     gradient_estimate,
-    kind_of,
-    mechanisms_of,
-    noise_of,
     observe,
     opened,
     opened_mean,
@@ -29,16 +24,17 @@ from attacks.engine.observation import (
 )
 from attacks.engine.orders import Orders
 from attacks.engine.terms import (
-    SmashedDistance,
-    SmashedLikelihood,
-    SmashedTogether,
     Term,
-    UploadCosine,
     UploadLikelihood,
     Uploads,
     UploadSum,
+    joint_distance,
+    likelihood,
+    smashed_term,
+    upload_cosine,
+    weighed_distance,
 )
-from bench.api import Context, GaussianNoise, Kind, Mechanism, Seen, SmashedNoise
+from bench.api import Context, GaussianNoise, Kind, Mechanism, SmashedNoise
 
 Distance = Literal["likelihood", "cosine"]
 Layers = Literal["even", "relative"]
@@ -50,7 +46,7 @@ _MANY = 4
 
 
 class Evidence:
-    """Uploads and smashed data of the victims of a `Seen`, weighed against each other.
+    """Uploads and smashed data of the victims, weighed against each other.
 
     The releases tell of the same samples with randomness of their own, so that their terms add up:
     every earlier one is evidence by itself, of which this one has the terms and sums too.
@@ -65,7 +61,8 @@ class Evidence:
     in.
 
     Args:
-        seen: With what the clients kept to themselves estimated (see `with_private_parts`).
+        releases: Oldest first, with what clients kept to themselves estimated (see
+            `with_private_parts`).
         ctx: The attack's.
         dtype: Of all tensors, on the context's device.
         distance: `likelihood` (squared distance without noise) or `cosine` of the uploads.
@@ -76,7 +73,7 @@ class Evidence:
             leave unexplained counts as noise.
         share: Weight of one release's cosine; None: such that those of all releases are averaged.
         arranged: Whether candidates' samples stand as the last release's first epoch used them.
-        known: Other releases with their candidate clients, which one from the same state shares.
+        known: Other releases with their candidate clients, which those from the same state share.
 
     Attributes:
         earlier: Of the releases before the last, each by itself.
@@ -94,7 +91,7 @@ class Evidence:
 
     def __init__(
         self,
-        seen: Seen,
+        releases: Sequence[Release],
         ctx: Context,
         *,
         dtype: torch.dtype,
@@ -103,45 +100,41 @@ class Evidence:
         draws: int = 0,
         share: float | None = None,
         arranged: bool = True,
-        known: list[tuple[Seen, Clients]] | None = None,
+        known: list[tuple[Release, Clients]] | None = None,
     ) -> None:
-        *before, seen = seen.releases
-        self.seen, self.ctx, self.dtype, self.distance = seen, ctx, dtype, distance
-        share = 1 / (len(before) + 1) if share is None else share
+        *before, release = releases
+        self.release, self.ctx, self.dtype, self.distance = release, ctx, dtype, distance
+        share = 1 / len(releases) if share is None else share
         known = [] if known is None else known
-        self.earlier = [
-            Evidence(
-                release,
-                ctx,
-                dtype=dtype,
-                distance=distance,
-                layers=layers,
-                draws=draws,
-                share=share,
-                arranged=False,
-                known=known,
-            )
-            for release in before
-        ]
-        self.clients = shared_clients(seen, ctx, known, dtype=dtype)
+        alone = partial(
+            Evidence, ctx=ctx, dtype=dtype, distance=distance, layers=layers, draws=draws
+        )
+        self.earlier = [alone([r], share=share, arranged=False, known=known) for r in before]
+        alike = next((c for other, c in known if release.same_start(other)), None)
+        self.clients = alike or Clients(release, ctx, dtype=dtype)
+        self.clients.shared = alike is not None
+        known.append((release, self.clients))
         # Beside coordinates that were opened, and are exact, noised ones add nothing.
-        zone = opened(seen)
-        mechanisms = [] if zone else mechanisms_of(seen)
-        self.noise: Mechanism | None = None if zone else noise_of(seen)
-        self.view = split_view(seen, dtype=dtype, device=ctx.device)
+        zone = opened(release)
+        mechanisms = [] if zone else release.acting
+        self.noise: Mechanism | None = None if zone else release.noise
+        self.view = split_view(release, dtype=dtype, device=ctx.device)
         self.returned = None if self.view is None else self.clients.returned(self.view)
         self.spread: Spread | None = None
         if self.view is not None:
             self.spread = self.clients.spread(self.view, ctx.aux_x, least=_EXACT)
-        self.bounds = None if zone else bounds_of(seen)
+        self.bounds = None if zone else release.bounds
         names = None if self.returned is None else set(self.returned.start)
         if self.noise is not None and self.noise.tensors is not None and distance == "likelihood":
             covered = set(self.noise.tensors)  # what is sent without noise has no place in its law
             names = covered if names is None else names & covered
-        kind = kind_of(mechanisms[-1]) if mechanisms else "gradient"
+        kind = cast(Kind, mechanisms[-1].of) if mechanisms else "gradient"
         observation = self._observed(kind, zone, names)
-        if observation is not None and self._resolves_no_noise(observation):
-            self.noise = None
+        if observation is not None and "summed" in release.seen.known and self.noise is not None:
+            # A sum's noise, as of numbers of fixed point, may be too small to look for.
+            least = _EXACT * observation.rms
+            if self.noise.faithful and 0 < self.noise.spread <= least**2:
+                self.noise = None
         if self.view is not None and distance == "likelihood":
             self.view, observation = self._weighed(self.view, observation)
         self.uploads: Uploads | None = None
@@ -149,62 +142,54 @@ class Evidence:
         self.sums: list[UploadSum] = []
         if observation is not None:
             self.uploads = Uploads(
-                self.clients,
-                observation,
+                clients=self.clients,
+                observation=observation,
                 returned=self.returned,
                 clips=moves(mechanisms) if distance == "likelihood" else (),
                 law=self.noise,
                 bounds=self.bounds if distance == "likelihood" else None,
+                own=release.own if distance == "likelihood" else None,
             )
-            if self._shuffled(arranged):
+            # Steps use samples in an order that is not known, or, under a split protocol, on
+            # server stages that move in a way that is not simulated, which counts as noise alike.
+            batch, samples = self.clients.batch, self.clients.samples
+            several = release.steps * batch > samples
+            if samples > batch and (several or not arranged or self.view is not None):
+                victims, sent = len(release.clients), self.uploads.in_order
                 self.uploads.orders = Orders.drawn(
-                    len(seen.clients),
-                    samples=self.clients.samples,
-                    batch=self.clients.batch,
-                    steps=self.clients.training.steps,
-                    first=arranged,
-                    sent=self.uploads.in_order,
-                    ctx=ctx,
-                    dtype=dtype,
+                    victims, self.clients, ctx, first=arranged, sent=sent
                 )
             if distance == "cosine":
-                self.terms.append(UploadCosine(self.uploads, share=share))
+                self.terms.append(upload_cosine(self.uploads, share))
             else:
                 relative = layers == "relative"
                 self.terms.append(UploadLikelihood(self.uploads, relative=relative))
-            shared = opened_mean(seen, dtype=dtype)
+            shared = opened_mean(release, dtype=dtype)
             if shared is not None and distance == "likelihood":
-                covers, mean = shared
-                moved = {n: c.to(ctx.device) for n, c in covers.items()}
-                self.sums.append(UploadSum(self.uploads, covers=moved, mean=mean.to(ctx.device)))
+                covers = {n: c.to(ctx.device) for n, c in shared[0].items()}
+                mean = shared[1].to(ctx.device)
+                self.sums.append(UploadSum(uploads=self.uploads, covers=covers, mean=mean))
         if self.view is not None:
             self.terms.append(self._smashed_term(self.view, draws=draws))
         self.own = self.terms
         self.terms = [t for one in self.earlier for t in one.terms] + self.own
         self.sums = [s for one in self.earlier for s in one.sums] + self.sums
 
-    def _shuffled(self, arranged: bool) -> bool:
-        """Whether steps use samples in an order that is not known, or, under a split protocol, on
-        server stages that move in a way that is not simulated, which counts as noise alike."""
-        batch, samples = self.clients.batch, self.clients.samples
-        beyond = self.clients.training.steps * batch > samples
-        return samples > batch and (beyond or not arranged or self.view is not None)
-
     # --- what was seen --------------------------------------------------------------------------
     def _observed(
         self, kind: Kind, zone: dict[str, Tensor], names: set[str] | None
     ) -> ObservedUploads | None:
         """Uploads as `kind`, of the tensors `names` alone (None: of all), or None."""
-        if self.seen.upload_kind() is None:
+        if not self.release.uploads:
             return None
-        if STEPS in self.seen.known and self.returned is None:  # steps of which each used a part
+        if self.release.of_epoch > 1 and self.returned is None:  # steps of which each used a part
             return None
         if self.distance == "cosine":
-            found = gradient_estimate(self.seen, dtype=self.dtype)
+            found = gradient_estimate(self.release, dtype=self.dtype)
         else:
             law = self.noise or self.bounds
             absent = law is not None and law.reads_absent
-            found = observe(self.seen, kind, dtype=self.dtype, absent=absent)
+            found = observe(self.release, kind, dtype=self.dtype, absent=absent)
         if zone:
             shown = {n: p & zone.get(n, p.new_zeros(())) for n, p in found.present.items()}
             found = replace(found, present=shown)
@@ -221,14 +206,6 @@ class Evidence:
             present={n: found.present[n].to(device) for n in kept},
         )
 
-    def _resolves_no_noise(self, observation: ObservedUploads) -> bool:
-        """Whether a sum's noise, as of numbers of fixed point, is too small to look for."""
-        if self.noise is None or SUMMED not in self.seen.known:
-            return False
-        size = sum(v[0].numel() for v in observation.values.values())
-        rms = float((observation.square.mean() / size).sqrt())
-        return self.noise.faithful and 0 < self.noise.spread <= (_EXACT * rms) ** 2
-
     def _weighed(
         self, view: SplitView, observation: ObservedUploads | None
     ) -> tuple[SplitView, ObservedUploads | None]:
@@ -243,9 +220,8 @@ class Evidence:
         if self.spread is not None or (not view.noises and self.noise is not None):
             self.noise, observation = None, None
         elif view.noises and self.noise is None and observation is not None:
-            size = sum(v[0].numel() for v in observation.values.values())
-            rms = float((observation.square.mean() / size).sqrt())
-            self.noise = GaussianNoise(of=observation.kind, std=_EXACT * max(rms, _TINY))
+            std = _EXACT * max(observation.rms, _TINY)
+            self.noise = GaussianNoise(of=observation.kind, std=std)
         return view, observation
 
     # --- terms ----------------------------------------------------------------------------------
@@ -253,17 +229,18 @@ class Evidence:
         tried = [self.clients.weights]
         if draws and self.spread is not None:
             tried = self.clients.realised(draws)
+        law = weighed_distance(view, self.unit(view))
         # One noise has its own law; several, and drawn weights, go by their variance.
         noises = view.noises if self.distance == "likelihood" else ()
         if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):
-            return SmashedLikelihood(self.clients, view, tried, law=noises[-1])
-        if self.spread is not None and self.distance == "likelihood" and not draws:
+            law = likelihood(view, noises[-1])
+        elif self.spread is not None and self.distance == "likelihood" and not draws:
             precision = self.spread.precision(view.std**2)
             if precision is not None and bool(view.present.all()):
-                return SmashedTogether(self.clients, view, tried, precision=precision)
-        return SmashedDistance(self.clients, view, tried, unit=self._unit(view))
+                law = joint_distance(view, precision)
+        return smashed_term(self.clients, view, tried, law)
 
-    def _unit(self, view: SplitView) -> Tensor:
+    def unit(self, view: SplitView) -> Tensor:
         """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as
         much as the upload's."""
         square = _square(view)
@@ -320,7 +297,7 @@ class Evidence:
         """[V], the unit of the objective without noise: |upload|^2, once more for smashed data, of
         all releases."""
         if self.distance == "cosine":
-            return torch.ones(len(self.seen.clients), dtype=self.dtype, device=self.ctx.device)
+            return torch.ones(len(self.release.clients), dtype=self.dtype, device=self.ctx.device)
         if self.uploads is not None:
             own = self.uploads.observation.square * (1 if self.view is None else 2)
         else:
@@ -349,13 +326,6 @@ def some_terms(evidence: Evidence, share: float) -> list[Term]:
 def releases_of(evidence: Evidence) -> list[Evidence]:
     """Every release by itself, oldest first."""
     return [*evidence.earlier, evidence]
-
-
-def attach(evidence: Evidence, own: Sequence[OwnValues | None]) -> None:
-    """Let the uploads of every release know what was kept (see `private.own_values`)."""
-    for one, kept in zip(releases_of(evidence), own, strict=True):
-        if one.uploads is not None:
-            one.uploads.own = kept
 
 
 def keeping(evidence: Evidence) -> list[Uploads]:

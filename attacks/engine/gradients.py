@@ -8,7 +8,7 @@ vmapped program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,14 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from attacks.engine.convolutions import (
-    Geometry,
-    PatchProduct,
-    SharedConvolutions,
-    WeightGradient,
-    by_output,
-    covers,
-)
 from attacks.engine.observation import SplitView
 from bench.api import Defense, Layer, NetworkView, State
 from bench.toolkit.batches import soft_cross_entropy
@@ -67,6 +59,29 @@ class ObservedTraining:
             "mode": self.mode,
             "buffers": self.buffers,
         }
+
+    def mean_direction(
+        self,
+        defense: Defense,
+        gradient: Callable[[int, State], State],
+        variables: State,
+        sure: State | None = None,
+    ) -> dict[str, Tensor]:
+        """Mean over the steps of the directions that the defense makes of gradients.
+
+        gradient: Of a step, counted from 0, by the variables at its start. sure: Factors by name.
+        """
+        memory: State = {}
+        sure = sure or {}
+        total: dict[str, Tensor] = {}
+        for step in range(self.steps):
+            slopes = gradient(step, variables)
+            moved, memory = defense.direction(slopes, memory, step, self.const, _SOFTNESS)
+            moved = {n: sure[n] * m if n in sure else m for n, m in moved.items()}
+            total = {n: total[n] + g for n, g in moved.items()} if step else dict(moved)
+            if step + 1 < self.steps:
+                variables = {n: v - self.lr * moved[n] for n, v in variables.items()}
+        return {n: g / self.steps for n, g in total.items()}
 
 
 class Simulated:
@@ -113,13 +128,10 @@ class Simulated:
             loss = replace(self.loss, realize=realize)
             grads = (self.defense.gradient(one, start, x, y, {}) for one in (loss, self.loss))
             real, _ = self.defense.direction(next(grads), {}, 0, training.const)
-            mean, _ = self._direction(next(grads), {}, 0)
+            mean, _ = self.defense.direction(next(grads), {}, 0, training.const, _SOFTNESS)
             for name, value in mean.items():
                 both[name] += torch.stack([(real[name] * value).sum(), value.square().sum()])
         return {n: (t[0] / t[1].clamp_min(_TINY)).clamp(0, 1) for n, t in both.items()}
-
-    def _direction(self, gradient: State, memory: State, step: int) -> tuple[State, State]:
-        return self.defense.direction(gradient, memory, step, self.training.const, _SOFTNESS)
 
     def __call__(self, x: Tensor, y: Tensor, moves: State | None = None) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> [P, ...] by name. moves: From the common
@@ -128,33 +140,16 @@ class Simulated:
         return vmap(self._one)(x, y, {} if moves is None else dict(moves))
 
     def _one(self, x: Tensor, y: Tensor, moves: State) -> dict[str, Tensor]:
-        training, sure = self.training, self.sureness
-        start: State = training.start
-        variables: State = {**start, **{n: start[n] + move for n, move in moves.items()}}
-        total: dict[str, Tensor] | None = None
-        memory: State = {}
+        training, start = self.training, self.training.start
         per_epoch = -(-len(x) // training.batch)
-        for step in range(training.steps):
+
+        def gradient(step: int, variables: State) -> State:
             first = step % per_epoch * training.batch  # an epoch after the other
             part = slice(first, first + training.batch)
-            grads = self.defense.gradient(self.loss, variables, x[part], y[part], {})
-            moved, memory = self._direction(grads, memory, step)
-            moved = {n: sure[n] * m if n in sure else m for n, m in moved.items()}
-            total = dict(moved) if total is None else {n: total[n] + g for n, g in moved.items()}
-            if step + 1 < training.steps:
-                variables = {n: v - training.lr * moved[n] for n, v in variables.items()}
-        assert total is not None
-        return {n: g / training.steps for n, g in total.items()}
+            return self.defense.gradient(self.loss, variables, x[part], y[part], {})
 
-
-@dataclass(frozen=True, kw_only=True)
-class Traced:
-    """A layer with the gradient `delta` by its output [P * K, ...], grouped by problem, and the
-    input patches that a narrow convolution formed (see `SharedConvolutions`)."""
-
-    layer: Layer
-    delta: Tensor
-    patches: Tensor | None
+        variables = {**start, **{n: start[n] + move for n, move in moves.items()}}
+        return training.mean_direction(self.defense, gradient, variables, self.sureness)
 
 
 class Returned:
@@ -171,17 +166,11 @@ class Returned:
     """
 
     def __init__(
-        self,
-        network: NetworkView,
-        defense: Defense,
-        training: ObservedTraining,
-        view: SplitView,
-        slopes: Tensor,
+        self, network: NetworkView, defense: Defense, training: ObservedTraining, view: SplitView
     ) -> None:
-        self.defense, self.slopes, self.training = defense, slopes, training
-        stages = network.cuts[: network.cuts.index(view.cut) + 1]
-        prefixes = tuple(f"{stage}." for stage in stages)
-        self.start = {n: v for n, v in training.start.items() if n.startswith(prefixes)}
+        assert view.slopes is not None
+        self.defense, self.slopes, self.training = defense, view.slopes, training
+        self.start = view.below(network, training.start)
         self.loss = SplitLoss(**training.played(network, defense), cut=view.cut, sent=view.sent)
 
     def __call__(self, x: Tensor, y: Tensor, victims: Tensor) -> dict[str, Tensor]:
@@ -189,17 +178,11 @@ class Returned:
         return vmap(self._one)(x, self.slopes[victims], y)
 
     def _one(self, x: Tensor, slopes: Tensor, y: Tensor) -> dict[str, Tensor]:
-        variables, total = self.start, {n: torch.zeros_like(v) for n, v in self.start.items()}
-        memory: State = {}
-        for step, each in enumerate(slopes):
-            given = (each * len(each), y)
-            grads = self.defense.gradient(self.loss, variables, (x,), given, {})  # type: ignore[arg-type]
-            moved, memory = self.defense.direction(
-                grads, memory, step, self.training.const, softness=_SOFTNESS
-            )
-            total = {n: total[n] + g for n, g in moved.items()}
-            variables = {n: v - self.training.lr * moved[n] for n, v in variables.items()}
-        return {n: g / len(slopes) for n, g in total.items()}
+        def gradient(step: int, variables: State) -> State:
+            given = (slopes[step] * len(slopes[step]), y)
+            return self.defense.gradient(self.loss, variables, (x,), given, {})  # type: ignore[arg-type]
+
+        return self.training.mean_direction(self.defense, gradient, self.start)
 
 
 class Layered:
@@ -210,28 +193,26 @@ class Layered:
 
     def __call__(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C] -> mean gradients [P, ...] by name."""
-        found: dict[str, Tensor] = {}
-        for layer in self.deltas(x, y):
-            for name, value in parameter_gradients(layer, len(x)).items():
-                found[name] = found[name] + value if name in found else value
-        return found
-
-    def deltas(self, x: Tensor, y: Tensor) -> list[Traced]:
-        """Every layer with the gradient of each client's mean loss by the layer's output."""
-        training, shared = self.training, SharedConvolutions(len(x))
+        training, problems = self.training, len(x)
         with torch.enable_grad():
             x = x if x.requires_grad else x.detach().requires_grad_()
-            with shared:
-                logits, layers = self.network.trace(
-                    training.start, x.flatten(0, 1), mode=training.mode, buffers=training.buffers
-                )
-            loss = soft_cross_entropy(logits, y.flatten(0, 1)) * len(x)  # mean over K, sum over P
+            logits, layers = self.network.trace(
+                training.start, x.flatten(0, 1), mode=training.mode, buffers=training.buffers
+            )
+            loss = soft_cross_entropy(logits, y.flatten(0, 1)) * problems  # mean over K, sum over P
             outputs = [layer.output for layer in layers]
             deltas = torch.autograd.grad(loss, outputs, create_graph=True)
-        return [
-            Traced(layer=layer, delta=delta, patches=shared.patches(layer.output))
-            for layer, delta in zip(layers, deltas, strict=True)
-        ]
+        found: dict[str, Tensor] = {}
+        for layer, delta in zip(layers, deltas, strict=True):
+            weight, bias = f"{layer.name}.weight", f"{layer.name}.bias"
+            gradients = {weight: _weight_gradient(layer, delta, problems)}
+            if bias in _names(layer):
+                d = delta.unflatten(0, (problems, -1))
+                channel = d.ndim - 1 if layer.kind == "linear" else 2
+                gradients[bias] = d.sum(dim=[i for i in range(1, d.ndim) if i != channel])
+            for name, value in gradients.items():
+                found[name] = found[name] + value if name in found else value
+        return found
 
 
 def layered(network: NetworkView, defense: Defense, training: ObservedTraining) -> Layered | None:
@@ -255,34 +236,23 @@ def _names(layer: Layer) -> list[str]:
 
 
 def _supported(layer: Layer) -> bool:
-    if layer.kind == "conv":
-        return covers(layer.module)  # type: ignore[arg-type]
+    module = layer.module
+    if isinstance(module, nn.Conv2d):
+        plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
+        return plain and isinstance(module.padding, tuple)
     return layer.kind in ("linear", "affine")
 
 
-def parameter_gradients(traced: Traced, problems: int, *, weight: bool = True) -> dict[str, Tensor]:
-    """Gradients [P, ...] by the layer's parameters, `weight`: or by its bias alone."""
-    layer, delta = traced.layer, traced.delta
-    found: dict[str, Tensor] = {}
-    if weight:
-        found[f"{layer.name}.weight"] = _weight_gradient(traced, problems)
-    bias = f"{layer.name}.bias"
-    if bias in _names(layer):
-        d = delta.unflatten(0, (problems, -1))
-        channel = d.ndim - 1 if layer.kind == "linear" else 2
-        found[bias] = d.sum(dim=[i for i in range(1, d.ndim) if i != channel])
-    return found
-
-
-def _weight_gradient(traced: Traced, problems: int) -> Tensor:
-    layer, delta = traced.layer, traced.delta
-    if isinstance(layer.module, nn.Conv2d):
-        if traced.patches is not None:
-            flat = PatchProduct.apply(by_output(delta, problems), traced.patches)
-        else:
-            geometry = Geometry.of(layer.module)
-            flat = WeightGradient.apply(delta, layer.input, problems, geometry)
-        return flat.reshape(problems, *layer.module.weight.shape)
+def _weight_gradient(layer: Layer, delta: Tensor, problems: int) -> Tensor:
+    """[P, ...] of the gradient by the layer's output [P * K, ...], grouped by problem."""
+    module = layer.module
+    if isinstance(module, nn.Conv2d):
+        assert isinstance(module.padding, tuple)
+        patches = nn.functional.unfold(
+            layer.input, module.kernel_size, padding=module.padding, stride=module.stride
+        )
+        each = delta.flatten(2) @ patches.mT
+        return each.unflatten(0, (problems, -1)).sum(dim=1).unflatten(2, module.weight.shape[1:])
     if layer.kind == "affine":
         d, a = (t.unflatten(0, (problems, -1)) for t in (delta, layer.input))
         return (d * a).sum(dim=[i for i in range(1, d.ndim) if i != 2])

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
-from attacks.engine.epochs import whole_epochs
+from attacks.engine.epochs import united
 from attacks.engine.lined_up import lined_up
 from attacks.engine.local import FOLDS, fit_local
-from attacks.engine.observation import SMASHED
+from attacks.engine.observation import SMASHED, Release, parsed
 from attacks.engine.regression import LAMBDAS, fit
 from bench.api import Context, Reconstruction, Seen
 
@@ -84,15 +84,6 @@ class Piece:
     loss: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Scores of classes: of the victims' samples [M, C], and of the public images as they are,
-    each by a regression without it."""
-
-    victims: Tensor
-    left_out: Tensor
-
-
 class Inverter:
     """Ridge regressions from a channel to images, on pairs played through the defense.
 
@@ -155,8 +146,9 @@ class Inverter:
         return out
 
     # --- labels --------------------------------------------------------------------------------
-    def _reading(self) -> Reading:
-        """Scores of classes by the feature set that errs least on left-out images."""
+    def _reading(self) -> tuple[Tensor, Tensor]:
+        """Scores of classes by the feature set that errs least on left-out images: of the victims'
+        samples [M, C], and of the public images as they are, each by a regression without it."""
         pairs = self.pooled
         target = torch.nn.functional.one_hot(pairs.y, self.ctx.network.classes).double()
 
@@ -171,16 +163,15 @@ class Inverter:
             )
         choice = min(fits, key=lambda c: fits[c].loss)
         victims = joined(self.channel.blocks, choice, self.scale)
-        return Reading(victims=fits[choice](victims, 0), left_out=fits[choice].left_out[pairs.real])
+        return fits[choice](victims, 0), fits[choice].left_out[pairs.real]
 
     def _read_labels(self, all_: Sequence[Inverter]) -> tuple[Tensor, float]:
         """Labels int64 [M] by the scores of all inverters together, and the share that is right
         on public images left out."""
         if self.channel.labels is not None:
             return self.channel.labels, 1.0
-        alike = [i for i in all_ if i.reading.left_out.shape == self.reading.left_out.shape]
-        victims = torch.stack([i.reading.victims for i in alike]).sum(dim=0)
-        public = torch.stack([i.reading.left_out for i in alike]).sum(dim=0)
+        alike = [i.reading for i in all_ if i.reading[1].shape == self.reading[1].shape]
+        victims, public = (torch.stack(t).sum(dim=0) for t in zip(*alike, strict=True))
         right = public.argmax(dim=1) == self.pooled.y[self.pooled.real]
         return victims.argmax(dim=1), float(right.double().mean())
 
@@ -197,7 +188,10 @@ class Inverter:
         public, victims = [], []  # weights, and what they weigh
         for inverter in (self, *others):
             for one in (piece,) if inverter is self else inverter.pieces:
-                if _alike(one, piece):
+                # Learnt from the same images in the same order?
+                both = [(vars(one.pairs)[n], vars(piece.pairs)[n]) for n in ("y", "own", "turn")]
+                same = all(a.shape == b.shape and bool((a == b).all()) for a, b in both)
+                if same and bool(torch.isin(piece.rows, one.rows).all()):
                     of_pairs, of_victims = inverter._precision(one)
                     mine = (one.rows[:, None] == piece.rows).long().argmax(dim=0)
                     public.append((of_pairs, one.left_out))
@@ -279,7 +273,7 @@ class Inverter:
         if seen is None or victims is None or not seen.tiles(self.shape):
             return flat
         judge = self._judge(pairs, flat.judged)
-        found = fit_local(
+        left_out, predicted, loss = fit_local(
             seen,
             pairs.x,
             victims,
@@ -291,9 +285,9 @@ class Inverter:
         )
         local = replace(
             flat,
-            predicted=found.predicted.flatten(1),
-            left_out=found.left_out.flatten(1),
-            loss=found.loss,
+            predicted=predicted.flatten(1),
+            left_out=left_out.flatten(1),
+            loss=loss,
         )
         if local.loss < SOLVED:
             return local
@@ -375,23 +369,15 @@ def _weighed_mean(answers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack([w * v for w, v in answers]).sum(dim=0) / weight
 
 
-def _alike(one: Piece, other: Piece) -> bool:
-    """Whether two pieces were learnt from the same images in the same order."""
-    mine, theirs = one.pairs, other.pairs
-    return bool(torch.isin(other.rows, one.rows).all()) and all(
-        a.shape == b.shape and bool((a == b).all())
-        for a, b in ((mine.y, theirs.y), (mine.own, theirs.own), (mine.turn, theirs.turn))
-    )
-
-
 def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> Inverter:
     """Regressions on all releases, those from other states united with the last state's; the same
     for every attack on what was seen."""
 
     def make(ctx: Context) -> Inverter:
-        *before, last = by_state(lined_up(whole_epochs(seen, ctx), ctx))
+        releases = [united(one, ctx) for one in parsed(seen)]
+        *before, last = by_state(lined_up(releases, ctx))
 
-        def channel(some: Seen) -> Channel:
+        def channel(some: list[Release]) -> Channel:
             return Channel(some, ctx, max_features=max_features)
 
         others = [Inverter(channel(some), ctx, rows=rows) for some in before]
@@ -401,7 +387,6 @@ def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> In
 
 
 def reconstruction(
-    seen: Seen,
     images: Tensor,
     loss: Tensor,
     inverter: Inverter,
@@ -410,7 +395,7 @@ def reconstruction(
     notes: tuple[str, ...] = (),
 ) -> Reconstruction:
     """Samples in rows -> one answer per victim."""
-    victims = len(seen.clients)
+    victims = len(inverter.channel.releases[-1].clients)
     if images.ndim == 4:
         images = images.clamp(0, 1)
     return Reconstruction(

@@ -3,54 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence, releases_of
-from attacks.engine.observation import ObservedUploads, kind_of
+from attacks.engine.observation import FEATURES_GRADIENT, Release
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import restored_counts
-from attacks.engine.terms import Uploads
-from attacks.engine.wire_labels import in_the_clear, labels_by_slope, labels_sent, shows_slopes
-from bench.api import Context, Seen
+from attacks.engine.wire_labels import labels_by_slope
+from bench.api import Context, Kind
 from bench.toolkit.batches import class_means
 
 _LARGEST = 2**26
 """Numbers held at once while classes are compared."""
 
 
-def known_labels(seen: Seen, device: torch.device) -> Tensor | None:
-    """Labels int64 [V, K] if the threat grants them or if they were sent in the clear."""
-    granted = seen.known.get("truth_labels")
-    if granted is not None:
-        return torch.tensor(granted, device=device)
-    sent = labels_sent(seen)
-    if sent is not None and in_the_clear(sent):
-        return sent.argmax(dim=-1).to(device)
-    return None
-
-
-def labels_by_sample(seen: Seen, ctx: Context) -> Tensor | None:
+def labels_by_sample(release: Release, ctx: Context) -> Tensor | None:
     """Labels int64 [V, K], sample by sample of the smashed data, where a split protocol's
     messages show them: noised soft labels, else the gradients that private heads returned."""
-    sent = labels_sent(seen)
+    sent = release.soft_labels
     if sent is not None:
         return sent.argmax(dim=-1)
-    return labels_by_slope(seen, ctx)[0] if shows_slopes(seen) else None
+    slopes = FEATURES_GRADIENT in release.by_sample
+    return labels_by_slope(release, ctx)[0] if slopes else None
 
 
 def read_labels(evidence: Evidence, ctx: Context) -> Labels:
-    """Labels to hold fixed: of one sample by the sign rule (ranked under noise), of several by
-    restored counts."""
-    by_sample = labels_by_sample(evidence.seen, ctx)
+    """Labels to hold fixed: granted ones; of one sample by the sign rule (ranked under noise), of
+    several by restored counts."""
+    granted = evidence.release.granted
+    if granted is not None:
+        return Labels(fixed=granted.to(ctx.device))
+    by_sample = labels_by_sample(evidence.release, ctx)
     if by_sample is not None:
         return Labels(fixed=by_sample.to(ctx.device), notes=("labels: read off the wire",))
     if evidence.clients.samples > 1:
-        restored = restored_counts(evidence.seen, ctx)
+        counts, _, said = restored_counts([evidence.release], ctx)
         classes = torch.arange(ctx.network.classes)
-        rows = [torch.repeat_interleave(classes, c) for c in restored.counts]
-        notes = tuple(f"labels: {note}" for note in restored.notes)
+        rows = [torch.repeat_interleave(classes, c) for c in counts]
+        notes = tuple(f"labels: {note}" for note in said)
         return Labels(fixed=torch.stack(rows).to(ctx.device), notes=notes)
     exact = negative_bias(evidence, ctx)
     if exact is not None:
@@ -58,41 +51,26 @@ def read_labels(evidence: Evidence, ctx: Context) -> Labels:
     return Labels(ranking=rank_labels(evidence, ctx), hold=True)
 
 
-def likely_labels(evidence: Evidence, ctx: Context) -> Labels:
-    """Labels of one sample to begin with: the sign rule's, where it holds, then the ranking."""
-    ranking = rank_labels(evidence, ctx)
-    by_sample = labels_by_sample(evidence.seen, ctx)
-    exact = negative_bias(evidence, ctx) if by_sample is None else by_sample[:, 0]
-    if exact is not None:
-        later = (ranking != exact[:, None]).long().argsort(dim=1, stable=True)
-        ranking = ranking.gather(1, later)
-    return Labels(ranking=ranking)
-
-
 def negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
     """int64 [V], class of the smallest head bias gradient: p_c - 1 < 0 for the label, p_c > 0
     elsewhere, so it is exact. None where every release is noised or hides a part of the bias."""
-    found = [_negative_bias(one, ctx) for one in releases_of(evidence)]
-    return next((one for one in found if one is not None), None)
-
-
-def _negative_bias(evidence: Evidence, ctx: Context) -> Tensor | None:
-    bias, noise = ctx.network.head[1], evidence.noise
-    if evidence.uploads is None or (noise is not None and (noise.random or not noise.vague)):
-        return None
-    observation = evidence.uploads.observation
-    if bias not in observation.values:
-        return None
-    values, present = observation.values[bias], observation.present[bias]
-    if observation.kind == "gradient":
-        values = -values
-    elif observation.kind == "weights":
-        values = values - evidence.clients.start[bias]
-    if noise is None and evidence.bounds is None:
-        return values.argmax(dim=1) if bool(present.all()) else None
-    # Of intervals the sign is right, but the one entry that rises may not have been sent.
-    rise, label = values.where(present, -torch.inf).max(dim=1)
-    return label if bool((rise > 0).all()) else None
+    bias = ctx.network.head[1]
+    for one in releases_of(evidence):
+        noise, uploads = one.noise, one.uploads
+        hidden = noise is not None and (noise.random or not noise.vague)
+        if uploads is None or hidden or bias not in uploads.observation.values:
+            continue
+        values, present = uploads.observation.values[bias], uploads.observation.present[bias]
+        if uploads.observation.kind == "gradient":
+            values = -values
+        elif uploads.observation.kind == "weights":
+            values = values - one.clients.start[bias]
+        # Of intervals the sign is right, but the one entry that rises may not have been sent.
+        exact = noise is None and one.bounds is None
+        rise, label = values.where(present, -torch.inf).max(dim=1)
+        if bool(present.all()) if exact else bool((rise > 0).all()):
+            return label
+    return None
 
 
 def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:
@@ -109,16 +87,21 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
     """[V, C], the less the likelier, of one release; infinite without public images."""
     uploads, clients, classes = evidence.uploads, evidence.clients, ctx.network.classes
     assert uploads is not None
-    seen = _as_the_law_has_it(uploads)
+    seen, law = uploads.observation, uploads.law
+    # Estimated gradients are compared as the kind of upload that the law speaks of. An estimate
+    # that took broadcast weights for what was hidden is no upload any more, and stays a gradient.
+    if law is not None and seen.kind == "gradient" and (law.faithful or law.of != "weights"):
+        kind = cast(Kind, law.of)
+        seen = replace(seen, kind=kind, values=clients.as_sent(seen.values, kind))
     names = [n for n in ctx.network.head if n in seen.values] or list(seen.values)
     aux_y = ctx.aux_y.to(ctx.device)
     aux_x = ctx.aux_x.to(dtype=clients.dtype, device=ctx.device)
     present = aux_y.unique()
     means = class_means(aux_x, aux_y, classes=classes)
     targets = torch.eye(classes, dtype=clients.dtype, device=ctx.device)
-    victims = len(evidence.seen.clients)
+    victims = len(evidence.release.clients)
     scores = torch.full((victims, classes), torch.inf, device=ctx.device)
-    prepared = {n: uploads.prepared(seen.values[n][:, None], {n: clients.before[n]}) for n in names}
+    prepared = {n: uploads.prepared(seen.values[n][:, None], [n]) for n in names}
     width = sum(v.numel() for v in clients.start.values()) * victims
     for some in present.split(max(1, _LARGEST // width)):
         expected = uploads.sent(means[some, None], targets[some, None])
@@ -130,13 +113,3 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
             added = misfit.flatten(2).sum(dim=2).to(scores)
             scores[:, some] = torch.where(scores[:, some].isinf(), 0.0, scores[:, some]) + added
     return scores
-
-
-def _as_the_law_has_it(uploads: Uploads) -> ObservedUploads:
-    """Estimated gradients as the kind of upload that the law speaks of. An estimate that took
-    broadcast weights for what was hidden is no upload any more, and stays a gradient."""
-    seen, law = uploads.observation, uploads.law
-    if law is None or seen.kind != "gradient" or not (law.faithful or law.of != "weights"):
-        return seen
-    kind = kind_of(law)
-    return replace(seen, kind=kind, values=uploads.clients.as_sent(seen.values, kind))

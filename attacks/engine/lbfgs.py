@@ -54,18 +54,14 @@ class Minimum:
 
     Attributes:
         x: [P, N].
-        loss: [P].
+        loss: [P], infinite where no start that was tried has a finite one.
         evaluations: int64 [P].
-        reached: Whether the loss fell to the last phase's stop value, bool [P].
-        diverged: None of the starts tried had a finite loss, bool [P].
         redrawn: Starts replaced because their loss was not finite.
     """
 
     x: Tensor
     loss: Tensor
     evaluations: Tensor
-    reached: Tensor
-    diverged: Tensor
     redrawn: int
 
 
@@ -112,13 +108,10 @@ def minimise(
         run.wake(phase, most)
         run.advance(most, patience, least_gain, look_every)
     back = torch.argsort(run.order)
-    final = run.loss[back]
     return Minimum(
         x=run.x[back],
-        loss=final,
+        loss=run.loss[back],
         evaluations=run.evaluations[back],
-        reached=final <= phases[-1].stop.to(final),
-        diverged=~torch.isfinite(final),
         redrawn=run.redrawn,
     )
 

@@ -3,66 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.engine.observation import (
-    EPOCH,
-    IN_ORDER,
-    SLOPES,
-    SMASHED,
-    STEPS,
-    SplitView,
-    split_view,
-)
-from attacks.engine.wire_labels import FEATURES, FEATURES_GRADIENT, LABELS, network_weights
-from bench.api import Context, Message, Part, Seen
+from attacks.engine.observation import SMASHED, Release, split_view
+from attacks.engine.wire_labels import network_weights
+from bench.api import Context
 
 _PUBLIC, _COMPONENTS = 1000, 64
 """Public samples from which it is learnt what activations tell of an image, and of how many of its
 principal components."""
 _LEAST = 1e-6
 """Share of the activations' mean variance that each is left with as noise."""
-BY_SAMPLE = (SMASHED, SLOPES, LABELS, FEATURES, FEATURES_GRADIENT)
-"""Kinds of messages that have a value for every sample."""
 
 
-def lined_up(seen: Seen, ctx: Context) -> Seen:
-    """`seen` with the samples of every release in the order of the last one's.
+def lined_up(releases: list[Release], ctx: Context) -> list[Release]:
+    """The releases with their samples in the order of the last one's.
 
     A sample's activations differ from round to round, since the network does. What each round's
     tell of an image is put as evidence of its principal components (see `Told`), and the assignment
     is taken under which the rounds are likeliest to show the same images. A local epoch that stands
     as a release of its own (see `linked`) says so how the steps of its round are to be put in
-    order, which then is marked by `IN_ORDER`. Epochs of several steps are united before (see
-    `whole_epochs`). Where nothing is to be lined up, all stay as they are.
+    order. Epochs of several steps are united before (see `united`). Where nothing is to be lined
+    up, all stay as they are.
     """
-    if not seen.earlier or seen.known["samples"] == 1:
-        return seen
-    view = split_view(seen, dtype=torch.float64, device=ctx.device)
-    if view is None:
-        return seen
-    last = _told(seen.releases[-1], view, ctx)
-    told = []
-    for one in seen.earlier:
-        theirs = split_view(one, dtype=torch.float64, device=ctx.device)
-        assert theirs is not None
-        told.append(_told(one, theirs, ctx))
-    found: list[Seen] = []
-    epochs: dict[int, dict[str, Tensor]] = {}  # orders of the later epochs of the round at hand
-    for one, places in zip(seen.earlier, _places(last, told), strict=True):
-        order = dict(zip(seen.clients, places, strict=True))
-        if EPOCH in one.known:
-            epochs[int(one.known[EPOCH])] = order
-            found.append(_reordered(one, {0: order}))
+    if len(releases) == 1 or releases[-1].samples == 1 or SMASHED not in releases[-1].by_sample:
+        return releases
+    told = [_told(one, ctx) for one in releases]
+    places = _places(told[-1], told[:-1])
+    ordered: list[Release] = []
+    epochs: dict[int, Tensor] = {}  # orders of the later epochs of the round at hand
+    for one, order in zip(releases, [*places, None], strict=True):
+        if one.epoch and order is not None:
+            epochs[one.epoch] = order
+            ordered.append(_reordered(one, {0: order}))
         else:
-            found.append(_reordered(one, {0: order, **epochs}))
+            ordered.append(_reordered(one, epochs if order is None else {0: order, **epochs}))
             epochs = {}
-    return replace(_reordered(seen, epochs), earlier=tuple(found))
+    return ordered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +103,15 @@ def _places(last: Told, others: Sequence[Told]) -> list[Tensor]:
     return found
 
 
-def _told(seen: Seen, view: SplitView, ctx: Context) -> Told:
+def _told(release: Release, ctx: Context) -> Told:
     """By a linear regression of public activations on the components of their images, whose
     residuals are taken for independent noise beside that of the defense."""
-    weights = {n: v.double() for n, v in network_weights(seen, ctx).items()}
-    buffers = {n: v.double().to(ctx.device) for n, v in seen.buffers.items()}
+    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    assert view is not None
+    weights = {n: v.double() for n, v in network_weights(release, ctx).items()}
     x = ctx.aux_x[:_PUBLIC].double().to(ctx.device)
     with torch.no_grad():
-        sent = view.sent(ctx.network.run(weights, x, last=view.cut, mode="eval", buffers=buffers))
+        sent = view.made(ctx.network, weights, x, mode="eval")
     public, flat = sent.flatten(1), x.flatten(1)
     count = min(_COMPONENTS, len(x) // 4, flat.shape[1])
     left, _, _ = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
@@ -145,29 +128,15 @@ def _told(seen: Seen, view: SplitView, ctx: Context) -> Told:
     return Told(toward=weighed @ slope.mT, precision=each[kind].unflatten(0, present.shape[:2]))
 
 
-def client_of(message: Message, clients: Container[str]) -> str | None:
-    """Which of the clients sent or got it, or None."""
-    return next((c for c in (message.sender, message.receiver) if c in clients), None)
-
-
-def _reordered(seen: Seen, orders: dict[int, dict[str, Tensor]]) -> Seen:
-    """The release with each client's samples in other orders, by epoch, in all that has one value
-    each."""
-    count, steps = int(seen.known["samples"]), int(seen.known.get(STEPS, 1))
-
-    def moved(message: Message) -> Message:
-        order = orders.get(message.step // steps, {})
-        client = client_of(message, order)
-        if client is None or message.kind not in BY_SAMPLE:
-            return message
-        return message.with_parts({n: take(p, order[client]) for n, p in message.parts.items()})
-
-    def take(part: Part, places: Tensor) -> Part:
-        if part.values.ndim == 0 or len(part.values) != count:
-            return part
-        present = None if part.present is None else part.present[places]
-        return replace(part, values=part.values[places], present=present)
-
-    in_order = all(e in orders for e in range(1, int(seen.known["local_steps"]) // steps))
-    known = {**seen.known, IN_ORDER: in_order}
-    return replace(seen, messages=tuple(map(moved, seen.messages)), known=known)
+def _reordered(release: Release, orders: dict[int, Tensor]) -> Release:
+    """The release with each client's samples in other orders [V, K], by epoch."""
+    victims = torch.arange(len(release.clients))[:, None]
+    by_sample = {}
+    for kind, steps in release.by_sample.items():
+        by_sample[kind] = list(steps)
+        for step, pair in enumerate(steps):
+            order = orders.get(step // release.of_epoch)
+            if order is not None:
+                by_sample[kind][step] = (pair[0][victims, order], pair[1][victims, order])
+    epochs = range(1, release.steps // release.of_epoch)
+    return replace(release, by_sample=by_sample, in_order=all(e in orders for e in epochs))

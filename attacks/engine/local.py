@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,21 +22,6 @@ CHUNK = 8192
 """Cells whose features are in memory at a time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ByPlace:
-    """Images by the regression that all places share.
-
-    Attributes:
-        left_out: Each training image by a fit without the fold that it is in, [R, *shape].
-        predicted: The victims', [M, *shape].
-        loss: Of the left-out images that were judged.
-    """
-
-    left_out: Tensor
-    predicted: Tensor
-    loss: float
-
-
 def fit_local(
     seen: Grid,
     x: Tensor,
@@ -48,7 +32,7 @@ def fit_local(
     judged: Tensor,
     judge: Callable[[Tensor], Tensor],
     factors: Sequence[float],
-) -> ByPlace:
+) -> tuple[Tensor, Tensor, float]:
     """Images [R, C, H, W] and the victims' by their cells' surroundings.
 
     Whole folds are left out instead of single images: a regression on top of left-out
@@ -63,6 +47,10 @@ def fit_local(
         judged: Pairs by whose left-out images [J, ...] the penalty is chosen (`judge`), bool [R].
         judge: Their left-out images -> loss.
         factors: Penalties tried, in units of the mean eigenvalue.
+
+    Returns:
+        Each training image by a fit without the fold that it is in [R, *shape], the victims'
+        [M, *shape], and the loss of the left-out images that were judged.
     """
     size, shape = seen.size, tuple(x.shape[1:])
     look, y = Surroundings(seen), cells(x, size)
@@ -90,11 +78,9 @@ def fit_local(
     losses = torch.stack([judge(uncut(guess, size, shape)) for guess in tried]).tolist()
     best = [factors[min(range(len(losses)), key=losses.__getitem__)]]
     upright = torch.zeros(len(victims), dtype=torch.int64, device=x.device)
-    return ByPlace(
-        left_out=uncut(left_out(torch.ones_like(judged), best)[0], size, shape),
-        predicted=uncut(fits[-1].predict(look, victims, upright, best)[0], size, shape),
-        loss=min(losses),
-    )
+    everyone = left_out(torch.ones_like(judged), best)[0]
+    predicted = fits[-1].predict(look, victims, upright, best)[0]
+    return uncut(everyone, size, shape), uncut(predicted, size, shape), min(losses)
 
 
 def _rows(fold: Tensor) -> list[Tensor]:

@@ -14,10 +14,7 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of, some_terms
 from attacks.engine.lbfgs import Evaluate
-from attacks.engine.terms import Candidate, Compare, Misfit, Term, UploadLikelihood
-
-_RESOLVED = 1e-14
-"""Share of what was seen below which a squared distance counts as this."""
+from attacks.engine.terms import RESOLVED, Candidate, Compare, Misfit, Term, UploadLikelihood
 
 _NEAR = 0.1
 """Share of a sum's square from which it is not explained, so that less is no better."""
@@ -57,10 +54,15 @@ class Matcher:
         terms = [*some_terms(self.evidence, releases), *self.beliefs]
         if victims.dim() == 2:
             terms += self.evidence.sums
-        bound = _Bound(terms, victims, heat)
+        # Bound anew when problems leave alone, as `problems` being another object tells (see
+        # `Evaluate`): a GPU would stop at a comparison of values.
+        bound: list[tuple[Tensor, list[Compare]]] = []
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
-            compares = bound.to(problems)
+            if not bound or bound[0][0] is not problems:
+                here = victims[problems].flatten()
+                bound[:] = [(problems, [term(here, heat) for term in terms])]
+            compares = bound[0][1]
             held = None if labels is None else labels[problems].flatten(0, -2)
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
@@ -76,16 +78,8 @@ class Matcher:
     def losses(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """How badly candidates x [P, K, *shape], y [P, K, C] explain what was seen of the victims
         int64 [P]: [P], without any belief."""
-        compares = [term.against(victims) for term in self.evidence.terms]
+        compares = [term(victims) for term in self.evidence.terms]
         return _total(compares, Candidate(x=x, y=y, vectors=x.flatten(1)))[0]
-
-    def distances(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
-        """As `losses` where nothing is noised; where intervals are told that a noise which falls
-        stands for (see `Mechanism.vague`), the squared distance of the uploads to these."""
-        if not self.evidence.noisy:
-            return self.losses(x, y, victims)
-        found = [one.uploads for one in releases_of(self.evidence) if one.uploads is not None]
-        return torch.stack([u.to_intervals(x, y, victims) for u in found]).sum(dim=0)
 
     def judged(self, x: Tensor, y: Tensor) -> Tensor:
         """How badly one candidate for every victim explains all that was seen, and how unlike
@@ -94,9 +88,8 @@ class Matcher:
         Likelihoods are as soft as where a descent ends (see `Mechanism.softness`). The spread of
         what is compared exactly is not known, and the one that suits the candidate best stands for
         it: a squared distance r of N numbers counts as N/2 log r. So does one beside Gaussian noise
-        where it exceeds what the noise explains (see `Uploads.surprise`). Signs count beside the
-        noise that suits the candidate best (see `Uploads.at_best`), and of own values those that
-        were found (see `OwnValues`).
+        where it exceeds what the noise explains (see `Uploads.surprise`). Of own values those count
+        that were found (see `OwnValues`); see also `Uploads.without_noise`.
 
         Args:
             x: [V, K, *shape].
@@ -117,27 +110,32 @@ class Matcher:
                 found = own.found
                 loss = loss if found is None else loss + found.square().sum(dim=1) / 2
             elif not evidence.noisy:
-                share = loss / evidence.square.clamp_min(_RESOLVED)
-                loss = encoding.pixels / 2 * share.clamp_min(_RESOLVED).log()
+                share = loss / evidence.square.clamp_min(RESOLVED)
+                loss = encoding.pixels / 2 * share.clamp_min(RESOLVED).log()
             for shared in evidence.sums:
                 known = min(len(shared.mean), len(x) * encoding.pixels)
-                share = shared.unexplained(candidate).clamp(_RESOLVED, _NEAR)
+                share = shared.unexplained(candidate).clamp(RESOLVED, _NEAR)
                 loss = loss + known / 2 * share.log() / len(x)
             return loss + encoding.frame.distance(x, y)
 
     def _judged(self, term: Term, candidate: Candidate, everyone: Tensor) -> Tensor:
-        evidence = self.evidence
-        if isinstance(term, UploadLikelihood) and term.uploads.left_out:  # judged as exact values
-            uploads = term.uploads
-            far = uploads.to_intervals(candidate.x, candidate.y, everyone)
-            share = far / uploads.observation.square.clamp_min(_RESOLVED)
-            return self.encoding.pixels / 2 * share.clamp_min(_RESOLVED).log()
-        if isinstance(term, UploadLikelihood) and term.uploads.only_bounds:
-            return term.uploads.at_best(candidate.x, candidate.y, everyone)
-        free = evidence.noisy or bool(keeping(evidence))
-        if free and isinstance(term, UploadLikelihood) and term.uploads.weighs:
-            return term.uploads.surprise(candidate.x, candidate.y, everyone)
-        return _total([term.against(everyone)], candidate)[0]
+        evidence, encoding = self.evidence, self.encoding
+        if isinstance(term, UploadLikelihood):
+            uploads, x, y = term.uploads, candidate.x, candidate.y
+            exact = uploads.without_noise(x, y, everyone, encoding.pixels)
+            if exact is not None:
+                return exact
+            if uploads.weighs and (evidence.noisy or keeping(evidence)):
+                return uploads.surprise(x, y, everyone)
+        return _total([term(everyone)], candidate)[0]
+
+    def reorder(self, x: Tensor, y: Tensor) -> int:
+        """Improve the guessed orders of samples, where local epochs hide them, by images x
+        [V, K, *shape] with labels y [V, K]; see `Orders.improve`."""
+        hot = torch.nn.functional.one_hot(y, self.encoding.classes).to(x)
+        hidden = [one.uploads for one in releases_of(self.evidence) if one.orders is not None]
+        bytes_each = 8 * self.working_numbers
+        return sum(u.reorder(x, hot, bytes_each=bytes_each) for u in hidden if u is not None)
 
     @property
     def working_numbers(self) -> int:
@@ -145,26 +143,6 @@ class Matcher:
         activations as a multiple of the pixels."""
         variables = sum(v.numel() for v in self.evidence.clients.start.values())
         return 6 * variables + 256 * self.encoding.pixels
-
-
-class _Bound:
-    """Terms bound to the victims of the problems in work.
-
-    It changes when problems leave alone, as `problems` being another object tells (see
-    `Evaluate`): a GPU would stop at a comparison of values.
-    """
-
-    def __init__(self, terms: Sequence[Term], victims: Tensor, heat: float) -> None:
-        self.terms, self.victims, self.heat = terms, victims, heat
-        self.problems: Tensor | None = None
-        self.compares: Sequence[Compare] = ()
-
-    def to(self, problems: Tensor) -> Sequence[Compare]:
-        if self.problems is not problems:
-            victims = self.victims[problems].flatten()
-            self.problems = problems
-            self.compares = [t.against(victims, self.heat) for t in self.terms]
-        return self.compares
 
 
 def _total(compares: Sequence[Compare], candidate: Candidate) -> tuple[Tensor, list[Misfit]]:

@@ -1,10 +1,11 @@
-"""What was seen, as stacked tensors that an attack can compare candidates with."""
+"""What was seen of a round, parsed once: all that the engine reads of a `Seen`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, cast
 
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from bench.api import (
     UPLOAD_KINDS,
+    Context,
     Kind,
     Mechanism,
     Message,
+    NetworkView,
     Part,
     Seen,
     State,
@@ -28,16 +31,245 @@ SMASHED: Final = "smashed"
 SLOPES, PATCHES = "smashed_gradient", "patches"
 """Kinds of the messages, and names of the one part, with cut-layer activations and the gradient
 returned for them; kind of a mixer's, one part per client."""
-EPOCH: Final = "local_epoch"
-"""Of what is known of a release, where it is a later local epoch of a round (see `epochs`)."""
-STEPS: Final = "steps_of_an_epoch"
-"""Of what is known of a release, where it stands for several steps (see `whole_epochs`)."""
-SUMMED: Final = "summed"
-"""Of what is known of a release, where the mean of so many clients' uploads is one victim's."""
-IN_ORDER: Final = "in_order"
-"""Of what is known of a release: all its steps have the samples in one order (see `lined_up`)."""
+LABELS, FEATURES, FEATURES_GRADIENT = "labels", "features", "features_gradient"
+_TO_CLIENTS = (SLOPES, FEATURES)
+
+BySample = list[tuple[Tensor, Tensor]]
+"""Step by step, values [V, B, ...] of every victim's samples and which of them were sent."""
 
 
+@dataclass(kw_only=True, eq=False)
+class Release:
+    """One observed round.
+
+    Attributes:
+        seen: What it was parsed from.
+        before: The state that the victims started from, as far as it is known.
+        after: The state after the round, or None where the party does not learn it.
+        uploads: One of each victim, or none.
+        by_sample: What has a value for every sample, by kind of message.
+        mechanisms: The public ones.
+        samples: Per victim.
+        batch: Samples of a step.
+        steps: Local steps.
+        of_epoch: Of these, so many have the samples of an epoch (see `united`).
+        epoch: 0, or which later local epoch of its round this is (see `linked`).
+        in_order: Whether all steps have the samples in one order.
+        own: What the victims kept to themselves (see `private`), or None.
+        estimate: What `with_private_parts` made of it, and for whom.
+    """
+
+    seen: Seen
+    before: State
+    after: State | None
+    uploads: tuple[Message, ...]
+    by_sample: dict[str, BySample]
+    mechanisms: tuple[Mechanism, ...]
+    samples: int
+    batch: int
+    steps: int
+    of_epoch: int = 1
+    epoch: int = 0
+    in_order: bool = False
+    own: OwnValues | None = None
+    estimate: tuple[Context, Release] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def round(self) -> int:
+        """From 0."""
+        kind = SMASHED if SMASHED in self.by_sample else self.seen.upload_kind()
+        sent = self.seen.of(self.clients[0], kind) if kind else ()
+        return sent[0].round if sent else 0
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return self.seen.clients
+
+    @property
+    def lr(self) -> float:
+        return float(self.seen.known["lr"])
+
+    @property
+    def step(self) -> float:
+        """Learning rate times local steps."""
+        return self.lr * self.steps
+
+    @property
+    def kind(self) -> Kind | None:
+        """Of the uploads."""
+        return cast(Kind, self.uploads[0].kind) if self.uploads else None
+
+    @property
+    def sealed(self) -> list[dict[str, Tensor]]:
+        """Which coordinates each victim encrypted, bool by name."""
+        return [{n: s.covers for n, s in u.sealed.items()} for u in self.uploads]
+
+    @cached_property
+    def acting(self) -> list[Mechanism]:
+        """The public mechanisms that act on uploads, in the order in which they do. One by which
+        scores are sent as they are does not: `observe` reads the scores."""
+        return [m for m in self.mechanisms if m.of in UPLOAD_KINDS and m != self.plain_scores]
+
+    @property
+    def plain_scores(self) -> Mechanism | None:
+        """The mechanism by which what stands for scores is itself sent, or None."""
+        return next((m for m in self.mechanisms if m.scores and not m.random), None)
+
+    @property
+    def noise(self) -> Mechanism | None:
+        """The last mechanism that makes uploads random, or else the last that leaves them vague;
+        None if neither does."""
+        acting = self.acting[::-1]
+        return next((m for m in acting if m.random), next((m for m in acting if m.vague), None))
+
+    @property
+    def bounds(self) -> Mechanism | None:
+        """The last mechanism that draws nothing and tells in which interval a value lies, where
+        nothing is random; else None."""
+        if self.noise is not None:
+            return None
+        return next((m for m in reversed(self.acting) if m.tells_interval), None)
+
+    @property
+    def granted(self) -> Tensor | None:
+        """Labels int64 [V, K] if the threat grants them or if they were sent in the clear."""
+        truth = self.seen.known.get("truth_labels")
+        if truth is not None:
+            return torch.tensor(truth)
+        soft = self.soft_labels
+        return soft.argmax(dim=-1) if soft is not None and in_the_clear(soft) else None
+
+    @property
+    def soft_labels(self) -> Tensor | None:
+        """Soft labels [V, B, C] of the first step as they were sent, or None."""
+        return self.by_sample[LABELS][0][0] if LABELS in self.by_sample else None
+
+    @property
+    def playable(self) -> Seen:
+        """What a rehearsal of the round begins from."""
+        known = {**self.seen.known, "batch": self.batch}
+        return replace(self.seen, before=self.before, known=known)
+
+    def same_start(self, other: Release) -> bool:
+        """Whether two releases of a run begin from one state."""
+        return all(torch.equal(v, other.before[n]) for n, v in self.before.items())
+
+
+@dataclass(kw_only=True)
+class OwnValues:
+    """What the victims of one release trained from in place of what they received, as far as it
+    can be told: a Gaussian prior, and what was found under it.
+
+    Attributes:
+        kept: Where a victim has values of its own, bool [V, ...] by name, or [1, ...] where it is
+            the same for all.
+        centre: Of their moves from what was received [...].
+        scale: Deviations of the moves from there, by name.
+        sizes: Numbers by name of all that any release's victims kept, in whose order they stand.
+        found: The moves in units of these deviations [V, numbers]; None: not looked for.
+    """
+
+    kept: State
+    centre: State
+    scale: Mapping[str, float]
+    sizes: Mapping[str, int]
+    found: Tensor | None = None
+
+    def moves(self, units: Tensor, victims: Tensor) -> dict[str, Tensor]:
+        """Moves [P, ...] by name, 0 where nothing was kept, of units [P, numbers] for the victims
+        int64 [P]."""
+        pieces = dict(zip(self.sizes, units.split(list(self.sizes.values()), dim=1), strict=True))
+        found = {}
+        for name, centre in self.centre.items():
+            kept = self.kept[name]
+            kept = kept if len(kept) == 1 else kept[victims]
+            move = centre.to(units) + self.scale[name] * pieces[name].view(-1, *centre.shape)
+            found[name] = torch.where(kept, move, 0.0)
+        return found
+
+
+_PARSED: deque[Release] = deque(maxlen=128)
+"""The last ones, since an attack and the judge of its answer ask for the same."""
+
+
+def parsed(seen: Seen) -> list[Release]:
+    """Every release of an observation, oldest first."""
+    releases = []
+    for one in seen.releases:
+        if _PARSED and _PARSED[0].seen.initial is not one.initial:  # of another observation
+            _PARSED.clear()
+        same = ("messages", "known", "before", "after", "const", "buffers")
+        known = (
+            r
+            for r in _PARSED
+            if r.clients == one.clients and all(getattr(r.seen, n) is getattr(one, n) for n in same)
+        )
+        release = next(known, None)
+        if release is None:
+            release = parse(one)
+            _PARSED.append(release)
+        releases.append(release)
+    return releases
+
+
+def parse(seen: Seen) -> Release:
+    """One release.
+
+    Where a mixer told the server which patches a client contributed, the others are absent from its
+    smashed data: there is at most noise.
+    """
+    known, kind, sent = seen.known, seen.upload_kind(), {}
+    for message in seen.messages:
+        client = message.receiver if message.kind in _TO_CLIENTS else message.sender
+        sent[message.kind, message.step, client] = message
+    by_sample: dict[str, BySample] = {}
+    for name in (SMASHED, SLOPES, LABELS, FEATURES, FEATURES_GRADIENT):
+        for step in range(int(known["local_steps"])):
+            messages = [sent.get((name, step, client)) for client in seen.clients]
+            parts = [m.parts[name] for m in messages if m is not None]
+            if not parts or len(parts) < len(messages):
+                break
+            values, present = _stacked(parts)
+            if name == SMASHED:
+                present = _own_patches(seen, values, present, step)
+            by_sample.setdefault(name, []).append((values, present))
+    return Release(
+        seen=seen,
+        before=seen.before,
+        after=seen.after,
+        uploads=tuple(seen.of(client, kind)[0] for client in seen.clients) if kind else (),
+        by_sample=by_sample,
+        mechanisms=tuple(Mechanism.from_dict(m) for m in known["mechanisms"]),
+        samples=int(known["samples"]),
+        batch=int(known["batch"]),
+        steps=int(known["local_steps"]),
+    )
+
+
+def _stacked(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
+    """Values and presence [V, ...]."""
+    return torch.stack([p.values for p in parts]), torch.stack([p.presence() for p in parts])
+
+
+def _own_patches(seen: Seen, values: Tensor, present: Tensor, step: int) -> Tensor:
+    """Presence [V, B, ...] of smashed data less the patches of other clients."""
+    patches = {
+        name: part.values
+        for m in seen.messages
+        if m.kind == PATCHES and m.step == step
+        for name, part in m.parts.items()
+    }
+    if not set(seen.clients) <= set(patches):
+        return present
+    maps = [patch_map(patches[c].bool(), v) for c, v in zip(seen.clients, values, strict=True)]
+    return present & torch.stack(maps)
+
+
+class NonFiniteError(ValueError):
+    """What was seen holds values that are not finite, which nothing can be compared with."""
+
+
+# --- uploads ----------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class ObservedUploads:
     """Uploads of V victims as one kind: values and presence, [V, ...] by name."""
@@ -55,122 +287,81 @@ class ObservedUploads:
         ]
         return torch.stack(terms).sum(dim=0)
 
-
-def same_state(one: Seen, other: Seen) -> bool:
-    """Whether two releases of a run begin from one state."""
-    return all(torch.equal(v, other.before[n]) for n, v in one.before.items())
-
-
-# --- public mechanisms ------------------------------------------------------------------------
-def mechanisms_of(seen: Seen, name: str | None = None) -> list[Mechanism]:
-    """The public mechanisms that act on uploads (name: on that tensor of them), in the order in
-    which they do. One by which scores are sent as they are does not: `observe` reads the scores."""
-    plain = _plain_scores(seen)
-    acting = [m for m in _mechanisms(seen) if m.of in UPLOAD_KINDS and m != plain]
-    return [m for m in acting if name is None or m.covers(name)]
+    @property
+    def rms(self) -> float:
+        """Root mean square of all values."""
+        size = sum(v[0].numel() for v in self.values.values())
+        return float((self.square.mean() / size).sqrt())
 
 
-def kind_of(mechanism: Mechanism) -> Kind:
-    """The kind of upload that one of `mechanisms_of` acts on."""
-    return cast(Kind, mechanism.of)
-
-
-def noise_of(seen: Seen) -> Mechanism | None:
-    """The last mechanism that makes uploads random, or else the last that leaves them vague;
-    None if neither does."""
-    acting = mechanisms_of(seen)[::-1]
-    return next((m for m in acting if m.random), next((m for m in acting if m.vague), None))
-
-
-def bounds_of(seen: Seen) -> Mechanism | None:
-    """The last mechanism that draws nothing and tells in which interval a value lies, where
-    nothing is random; else None."""
-    if noise_of(seen) is not None:
-        return None
-    return next((m for m in reversed(mechanisms_of(seen)) if m.tells_interval), None)
-
-
-def _mechanisms(seen: Seen) -> list[Mechanism]:
-    return [Mechanism.from_dict(m) for m in seen.known["mechanisms"]]
-
-
-def _plain_scores(seen: Seen) -> Mechanism | None:
-    """The mechanism by which what stands for scores is itself sent, or None."""
-    return next((m for m in _mechanisms(seen) if m.scores and not m.random), None)
-
-
-class NonFiniteError(ValueError):
-    """What was seen holds values that are not finite, which nothing can be compared with."""
-
-
-# --- uploads ----------------------------------------------------------------------------------
 def observe(
-    seen: Seen, kind: Kind | None = None, *, dtype: torch.dtype, absent: bool = False
+    release: Release, kind: Kind | None = None, *, dtype: torch.dtype, absent: bool = False
 ) -> ObservedUploads:
     """The victims' uploads converted to `kind` (None: as sent), in `dtype`.
 
     absent: Whether to show as 0 what was not sent because it is small, for a law that takes it so.
     Raises ValueError if there is none, and NonFiniteError, naming the client.
     """
-    sent = seen.upload_kind()
-    if sent is None:
+    scores, const = release.plain_scores, release.seen.const
+    if not release.uploads:
         raise ValueError("no upload of weights, update or gradient was seen.")
-    lr = float(seen.known["lr"])
-    base = {n: v.to(dtype) for n, v in seen.before.items()}
-    scores = _plain_scores(seen)
+    sent = release.uploads[0]  # stands for all, with values [V, ...]
+    base, parts = {n: v.to(dtype) for n, v in release.before.items()}, {}
+    for name, part in sent.parts.items():
+        values, present = _stacked([u.parts[name] for u in release.uploads])
+        there = None if bool(present.all()) else present
+        parts[name] = replace(part, values=values.to(dtype), present=there)
     if scores is not None:
-        base = {n: scores.received(v) if n in seen.const else v for n, v in base.items()}
-    rows, zone = [], opened(seen)
-    broken: dict[tuple[str, str], Tensor] = {}
-    for client in seen.clients:
-        message = seen.of(client, sent)[0]
-        wide = message.with_parts(
-            {
-                n: replace(p, values=p.values.to(dtype))
-                if scores is None or n not in seen.const
-                else _as_scores(p, scores, dtype)
-                for n, p in message.parts.items()
-            }
-        )
-        if zone:
-            wide = _with_opened(wide, zone, seen, base=base, lr=lr)
-        rows.append(as_kind(wide, kind or sent, base=base, lr=lr).parts)
-        for name, part in rows[-1].items():
-            broken[name, client] = (~part.values.isfinite() & part.presence()).any()
+        base = {n: scores.received(v) if n in const else v for n, v in base.items()}
+        for name in set(parts) & set(const):
+            values, told = scores.read(parts[name].values)  # of those that it tells
+            parts[name] = Part(values=values, present=parts[name].presence() & told)
+    zone = opened(release)
+    if zone and release.after is not None:  # as the state after the round shows it
+        plain = as_kind(sent.with_parts(parts), "weights", base=base, lr=release.lr)
+        sent, parts = plain, dict(plain.parts)
+        for name, covers in zone.items():
+            after, part = release.after[name].to(parts[name].values), parts[name]
+            parts[name] = Part(
+                values=torch.where(covers, after, part.values), present=part.presence() | covers
+            )
+    kind = kind or release.kind
+    assert kind is not None
+    shown = as_kind(sent.with_parts(parts), kind, base=base, lr=release.lr).parts
+    broken = {n: (~p.values.isfinite() & p.presence()).flatten(1).any(1) for n, p in shown.items()}
     if broken and bool(torch.stack(list(broken.values())).any()):  # asked once, for all of them
-        name, client = next(which for which, found in broken.items() if bool(found))
-        raise NonFiniteError(f"the upload '{name}' of {client} holds non-finite values.")
+        victim = int(torch.stack(list(broken.values())).any(dim=0).nonzero()[0])
+        name = next(n for n, by_victim in broken.items() if bool(by_victim[victim]))
+        raise NonFiniteError(
+            f"the upload '{name}' of {release.clients[victim]} holds non-finite values."
+        )
     if absent:
-        rows = [{n: _zeros_shown(p) for n, p in row.items()} for row in rows]
+        shown = {
+            n: p if p.absent != "zero" or p.present is None
+            else Part(values=torch.where(p.present, p.values, 0.0))
+            for n, p in shown.items()
+        }  # fmt: skip
     return ObservedUploads(
-        kind=kind or sent,
-        values={n: torch.stack([r[n].values for r in rows]) for n in rows[0]},
-        present={n: torch.stack([r[n].presence() for r in rows]) for n in rows[0]},
+        kind=kind,
+        values={n: p.values for n, p in shown.items()},
+        present={n: p.presence() for n, p in shown.items()},
     )
 
 
-def _zeros_shown(part: Part) -> Part:
-    """An update or gradient with the zeros in place that were not sent."""
-    if part.absent != "zero" or part.present is None:
-        return part
-    return Part(values=torch.where(part.present, part.values, 0.0))
-
-
-def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> ObservedUploads:
+def gradient_estimate(release: Release, *, dtype: torch.dtype = torch.float64) -> ObservedUploads:
     """Mean gradient of every victim as well as the public mechanisms allow, [V, ...] by name.
 
     Additive noise is unbiased and left, and so is a clip. Where what was sent is not the value
     itself (perturbed signs, drawn bits), the mechanism's own estimate is taken.
     """
-    unlike = [m for m in mechanisms_of(seen) if not m.faithful]
+    plain = observe(release, "gradient", dtype=dtype)
+    unlike = [m for m in release.acting if not m.faithful]
     if not unlike:
-        return observe(seen, "gradient", dtype=dtype)
+        return plain
     mechanism = unlike[-1]
-    sent = observe(seen, kind_of(mechanism), dtype=dtype)
-    plain = observe(seen, "gradient", dtype=dtype)
-    step = float(seen.known["lr"]) * int(seen.known["local_steps"])
+    sent = observe(release, cast(Kind, mechanism.of), dtype=dtype)
     values = {
-        name: mechanism.gradient(value, base=seen.before[name].to(dtype), step=step)
+        name: mechanism.gradient(value, base=release.before[name].to(dtype), step=release.step)
         if mechanism.covers(name)
         else plain.values[name]
         for name, value in sent.values.items()
@@ -178,60 +369,37 @@ def gradient_estimate(seen: Seen, *, dtype: torch.dtype = torch.float64) -> Obse
     return ObservedUploads(kind="gradient", values=values, present=sent.present)
 
 
-def _as_scores(part: Part, mechanism: Mechanism, dtype: torch.dtype) -> Part:
-    """What stands for scores as the scores themselves, where it tells them."""
-    values, told = mechanism.read(part.values.to(dtype))
-    return Part(values=values, present=part.presence() & told)
+def _senders(release: Release) -> set[str]:
+    """Of all uploads of the round, the victims' and others'."""
+    return {m.sender for m in release.seen.messages if m.kind == release.kind}
 
 
-def _with_opened(
-    message: Message, zone: Mapping[str, Tensor], seen: Seen, *, base: State, lr: float
-) -> Message:
-    """The upload with the coordinates `zone` as the state after the round shows them."""
-    assert seen.after is not None
-    plain = as_kind(message, "weights", base=base, lr=lr)
-    parts = dict(plain.parts)
-    for name, covers in zone.items():
-        part, after = parts[name], seen.after[name].to(parts[name].values)
-        parts[name] = Part(
-            values=torch.where(covers, after, part.values), present=part.presence() | covers
-        )
-    return plain.with_parts(parts)
-
-
-def opened(seen: Seen) -> dict[str, Tensor]:
+def opened(release: Release) -> dict[str, Tensor]:
     """Encrypted coordinates of the only client that uploaded, bool by name: the sum that was
     opened is its own, and the state after the round tells it. Empty for several clients, and
     where the server does not learn that state."""
-    kind = seen.upload_kind()
-    if kind is None or seen.after is None:
+    if release.after is None or len(release.sealed) != 1 or len(_senders(release)) != 1:
         return {}
-    senders = {m.sender for m in seen.messages if m.kind == kind}
-    if len(senders) != 1 or len(seen.clients) != 1:
-        return {}
-    sealed = seen.of(seen.clients[0], kind)[0].sealed
-    return {n: s.covers for n, s in sealed.items() if n in seen.after}
+    return {n: covers for n, covers in release.sealed[0].items() if n in release.after}
 
 
-def opened_mean(seen: Seen, *, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor] | None:
+def opened_mean(release: Release, *, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor] | None:
     """Which coordinates all victims encrypted, bool by name, and the mean update there [M], where
     the state after the round shows it: several clients took part, all of them victims. None
     where it does not, or where what was sent in the open shows that the server takes no mean."""
-    kind = seen.upload_kind()
-    senders = {m.sender for m in seen.messages if m.kind == kind}
-    if kind is None or seen.after is None or len(seen.clients) < 2 or senders != set(seen.clients):
+    boxes, after = release.sealed, release.after
+    if after is None or len(boxes) < 2 or _senders(release) != set(release.clients):
         return None
-    boxes = [seen.of(c, kind)[0].sealed for c in seen.clients]
     covers = {
-        n: torch.stack([b[n].covers for b in boxes]).all(dim=0)
+        n: torch.stack([b[n] for b in boxes]).all(dim=0)
         for n in boxes[0]
-        if n in seen.after and all(n in b for b in boxes)
+        if n in after and all(n in b for b in boxes)
     }
     covers = {n: c for n, c in covers.items() if bool(c.any())}
     if not covers:
         return None
-    moved = {n: (v - seen.before[n]).to(dtype) for n, v in seen.after.items()}
-    shown = observe(seen, "update", dtype=dtype)
+    moved = {n: (v - release.before[n]).to(dtype) for n, v in after.items()}
+    shown = observe(release, "update", dtype=dtype)
     for name, value in shown.values.items():
         everyone = shown.present[name].all(dim=0)
         expected = value.mean(dim=0)[everyone]
@@ -240,39 +408,23 @@ def opened_mean(seen: Seen, *, dtype: torch.dtype) -> tuple[dict[str, Tensor], T
     return covers, torch.cat([moved[n][c] for n, c in covers.items()])
 
 
+def withheld(release: Release, names: Iterable[str]) -> dict[str, Tensor]:
+    """Which coordinates each client kept to itself at the observed upload: bool [V, ...] by
+    name, for those of `names` of which anyone kept any. Sealed ones were sent."""
+    kept = {}
+    for name in names:
+        rows = [torch.ones_like(release.before[name], dtype=torch.bool) for _ in release.clients]
+        for victim, message in enumerate(release.uploads):
+            if name in message.parts:
+                rows[victim] = rows[victim] & ~message.parts[name].told()
+            if name in message.sealed:
+                rows[victim] = rows[victim] & ~message.sealed[name].covers
+        if any(bool(row.any()) for row in rows):
+            kept[name] = torch.stack(rows)
+    return kept
+
+
 # --- smashed data ------------------------------------------------------------------------------
-def smashed_of(seen: Seen, *, dtype: torch.dtype, step: int = 0) -> tuple[Tensor, Tensor] | None:
-    """A step's activations of every victim's batch and their presence, [V, B, ...] each, or None if
-    no smashed data was seen.
-
-    Where a mixer told the server which patches a client contributed, the others are absent:
-    there is at most noise. Raises NonFiniteError.
-    """
-    if not seen.clients or not seen.of(seen.clients[0], SMASHED):
-        return None
-    values, present = seen.stack(SMASHED, seen.clients, step)
-    for client, value, sent in zip(seen.clients, values[SMASHED], present[SMASHED], strict=True):
-        if not bool(torch.isfinite(value[sent]).all()):
-            raise NonFiniteError(f"the smashed data of {client} holds non-finite values.")
-    own = _patches(seen, values[SMASHED], step)
-    there = present[SMASHED] if own is None else present[SMASHED] & own
-    return values[SMASHED].to(dtype), there
-
-
-def _patches(seen: Seen, values: Tensor, step: int) -> Tensor | None:
-    """Which values [V, B, ...] lie in the patches that each victim contributed, or None."""
-    told = {
-        name: part.values
-        for m in seen.messages
-        if m.kind == PATCHES and m.step == step
-        for name, part in m.parts.items()
-    }
-    if not set(seen.clients) <= set(told):
-        return None
-    maps = [patch_map(told[c].bool(), v) for c, v in zip(seen.clients, values, strict=True)]
-    return torch.stack(maps)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SplitView:
     """What a split protocol's server knows of V victims' first step, and what it answered in each.
@@ -284,6 +436,8 @@ class SplitView:
         slopes: The loss's gradient by every step's smashed data that the server returned
             [V, steps, B, ...], 0 where nothing was sent, or None.
         mechanisms: Public ones that act on it, in the order in which they do.
+        mode: Of normalisation.
+        buffers: Its statistics.
     """
 
     cut: str
@@ -291,6 +445,8 @@ class SplitView:
     present: Tensor
     slopes: Tensor | None
     mechanisms: tuple[Mechanism, ...]
+    mode: str
+    buffers: State
 
     @property
     def noises(self) -> tuple[Mechanism, ...]:
@@ -308,62 +464,76 @@ class SplitView:
             q = mechanism.apply(q)
         return q
 
+    def below(self, network: NetworkView, state: State) -> dict[str, Tensor]:
+        """Of a state, the tensors of the stages up to the cut."""
+        stages = network.cuts[: network.cuts.index(self.cut) + 1]
+        return {n: v for n, v in state.items() if n.startswith(tuple(f"{s}." for s in stages))}
 
-def _slopes(seen: Seen, step: int, like: Tensor) -> Tensor | None:
-    """What the server returned in a step [V, B, ...], 0 where nothing was sent, or None."""
-    returned = {
-        m.receiver: m.parts[SLOPES].values
-        for m in seen.messages
-        if m.kind == SLOPES and m.step == step
-    }
-    if not set(seen.clients) <= set(returned):
-        return None
-    found = smashed_of(seen, dtype=like.dtype, step=step)
-    assert found is not None
-    slopes = torch.stack([returned[c] for c in seen.clients]).to(like)
-    return torch.where(found[1].to(like.device), slopes, 0.0)
+    def made(
+        self, network: NetworkView, weights: State, x: Tensor, mode: str | None = None
+    ) -> Tensor:
+        """Activations before noise of samples x [N, *shape]."""
+        mode = mode or self.mode
+        q = network.run(weights, x, last=self.cut, mode=mode, buffers=self.buffers)
+        return self.sent(q)
 
 
-def split_view(seen: Seen, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
+def smashed_of(release: Release) -> BySample:
+    """See `Release.by_sample`; empty where no smashed data was seen. Raises NonFiniteError."""
+    sent = release.by_sample.get(SMASHED, [])
+    for values, present in sent:
+        broken = (~values.isfinite() & present).flatten(1).any(dim=1)
+        if bool(broken.any()):
+            client = release.clients[int(broken.nonzero()[0])]
+            raise NonFiniteError(f"the smashed data of {client} holds non-finite values.")
+    return sent
+
+
+def split_view(release: Release, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
     """See `SplitView`; None where no smashed data was seen. Raises as `smashed_of`."""
-    found = smashed_of(seen, dtype=dtype)
-    if found is None:
+    sent = smashed_of(release)
+    if not sent:
         return None
-    values, present = (t.to(device) for t in found)
-    steps = [_slopes(seen, step, values) for step in range(int(seen.known["local_steps"]))]
-    known = [s for s in steps if s is not None]
-    slopes = torch.stack(known, dim=1) if len(known) == len(steps) else None
+    values, present = sent[0][0].to(device, dtype), sent[0][1].to(device)
+    returned = [
+        torch.where(there.to(device), slopes.to(values), 0.0)
+        for (slopes, _), (_, there) in zip(release.by_sample.get(SLOPES, []), sent, strict=False)
+    ]
     return SplitView(
-        cut=str(seen.known["cut"]),
+        cut=str(release.seen.known["cut"]),
         values=values,
         present=present,
-        slopes=slopes,
-        mechanisms=tuple(m for m in _mechanisms(seen) if m.of == SMASHED),
+        slopes=torch.stack(returned, dim=1) if len(returned) == release.steps else None,
+        mechanisms=tuple(m for m in release.mechanisms if m.of == SMASHED),
+        mode=str(release.seen.known["mode"]),
+        buffers={n: v.to(device, dtype) for n, v in release.seen.buffers.items()},
     )
 
 
+def in_the_clear(labels: Tensor) -> bool:
+    """Whether soft labels are plain: nothing but 0 and 1."""
+    return bool(((labels == 0) | (labels == 1)).all())
+
+
 # --- why an attack does not apply ---------------------------------------------------------------
-def unusable(seen: Seen) -> str | None:
+def unusable(release: Release) -> str | None:
     """Why the uploads cannot be matched, or None."""
-    if not seen.clients:
+    if not release.clients:
         return "no client took part in the observed round"
-    kind = seen.upload_kind()
-    if kind is None:
+    if not release.uploads:
         return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
-    shown = [p for c in seen.clients for p in seen.of(c, kind)[0].parts.values()]
-    visible = any(p.present is None or bool(p.present.any()) for p in shown)
-    if not visible and not opened(seen) and opened_mean(seen, dtype=torch.float64) is None:
+    parts = [p for u in release.uploads for p in u.parts.values()]
+    visible = any(p.present is None or bool(p.present.any()) for p in parts)
+    if not visible and not opened(release) and opened_mean(release, dtype=torch.float64) is None:
         return "no coordinate of any upload is visible"
     return None
 
 
-def nothing_to_match(seen: Seen) -> str | None:
+def nothing_to_match(release: Release) -> str | None:
     """Why neither uploads nor smashed data can be matched, or None."""
-    if seen.clients and seen.of(seen.clients[0], SMASHED):
-        return None
-    return unusable(seen)
+    return None if SMASHED in release.by_sample else unusable(release)
 
 
-def lawless(seen: Seen) -> str | None:
+def lawless(release: Release) -> str | None:
     """Why what was seen cannot be compared with candidates as it deserves, or None."""
-    return without_law([m for m in _mechanisms(seen) if m.of in (*UPLOAD_KINDS, SMASHED)])
+    return without_law([m for m in release.mechanisms if m.of in (*UPLOAD_KINDS, SMASHED)])

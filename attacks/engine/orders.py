@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.chunks import in_chunks
+from attacks.engine.clients import Clients
 from bench.api import Context
 
 _SEED, _PUBLIC = 0, 4
@@ -48,22 +49,13 @@ class Orders:
     rng: torch.Generator
 
     @staticmethod
-    def drawn(
-        victims: int,
-        *,
-        samples: int,
-        batch: int,
-        steps: int,
-        first: bool,
-        sent: Sent,
-        ctx: Context,
-        dtype: torch.dtype,
-    ) -> Orders:
+    def drawn(victims: int, clients: Clients, ctx: Context, *, first: bool, sent: Sent) -> Orders:
         """Random ones, with the noise that they are for public samples.
 
-        first: Whether the samples stand as the first epoch used them. sent: What candidates upload,
-        in `dtype`.
+        clients: The candidates. first: Whether the samples stand as the first epoch used them.
+        sent: What candidates upload.
         """
+        samples, batch, steps = clients.samples, clients.batch, clients.training.steps
         rng = torch.Generator().manual_seed(_SEED)
 
         def places() -> Tensor:
@@ -73,7 +65,7 @@ class Orders:
         everyone, square = torch.arange(victims, device=ctx.device), torch.zeros(())
         for _ in range(_PUBLIC):
             chosen = torch.randint(len(ctx.aux_y), (victims, samples), generator=rng)
-            x = ctx.aux_x[chosen].to(device=ctx.device, dtype=dtype)
+            x = ctx.aux_x[chosen].to(device=ctx.device, dtype=clients.dtype)
             y = torch.nn.functional.one_hot(ctx.aux_y[chosen], ctx.network.classes).to(x)
             with torch.no_grad():
                 one, other = (

@@ -10,17 +10,18 @@ where nothing was kept and no image explains what was seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from attacks.engine.chunks import in_chunks
+from attacks.engine.chunks import minimised
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
-from attacks.engine.lbfgs import Phase, minimise
+from attacks.engine.lbfgs import Evaluate
 from attacks.engine.matching import Matcher
 from attacks.engine.restarts import Solution
-from attacks.engine.terms import Prior, Uploads
+from attacks.engine.terms import Uploads, prior
 
 _LEVELS = 1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6
 """Of the noise that is supposed beside the known one, in units of what the public mean misses."""
@@ -67,7 +68,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
     encoding = Encoding(
         plain.ctx, samples=plain.samples, dtype=plain.dtype, framed=True, own=_numbers(uploads)
     )
-    joint = Matcher(matcher.evidence, encoding, beliefs=[Prior()])
+    joint = Matcher(matcher.evidence, encoding, beliefs=[prior])
     images = encoding.vectors_of(solution.images.nan_to_num(0.5).to(plain.dtype), labels)
     found = torch.cat([images, images.new_zeros(len(images), encoding.own)], dim=1)
     mean, active = torch.zeros_like(found), ~solution.failed
@@ -75,7 +76,16 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         (m - u.known).clamp_min(0.0) * len(uploads)
         for m, u in zip(_missed(joint, uploads, mean, labels), uploads, strict=True)
     ]
-    levels = [k for k in _LEVELS if _matters(k, uploads, beyond)]
+    weighs = all(u.weighs for u in uploads)
+    levels = [  # of which any victim's noise is more than a small share of the known one
+        level
+        for level in _LEVELS
+        if weighs
+        and any(
+            bool((level * b > _BESIDE * u.known).any())
+            for u, b in zip(uploads, beyond, strict=True)
+        )
+    ]
     if not levels or any(bool((u.known > 0).any()) for u in uploads):
         levels.append(0.0)
     supposed = [torch.zeros_like(b) for b in beyond]
@@ -87,22 +97,27 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         for one, variance in zip(uploads, tried, strict=True):
             one.unexplained = variance.sqrt()
         starts = [found, mean] if number == 0 else [found]
-        new, loss = _descended(
-            joint,
+        victims = who.repeat(len(starts))
+        releases = 1.0 if level == levels[-1] or not joint.evidence.costly else _FEW
+        new, loss, spent = minimised(
+            partial(_objective, joint, victims, labels[victims], releases),
             torch.cat([s[who] for s in starts]),
-            who.repeat(len(starts)),
-            labels,
-            solution,
+            numbers_each=joint.working_numbers,
             evaluations=max(1, evaluations // len(levels)),
             history=history,
-            releases=1.0 if level == levels[-1] or not joint.evidence.costly else _FEW,
+            least_gain=_LEAST_GAIN,
         )
+        solution.evaluations += spent
         best = loss.nan_to_num(torch.inf).view(len(starts), -1).argmin(dim=0) * len(who)
         rows = best + torch.arange(len(who), device=best.device)
         at = found.clone()
         at[who] = new[rows]
-        if number and all(u.weighs for u in uploads):
-            active = active & _explained(joint, uploads, at, labels, beside=tried)
+        if number and weighs:
+            missed = _missed(joint, uploads, at, labels)
+            left = [m * u.sizes for m, u in zip(missed, uploads, strict=True)]
+            allowed = [(u.known + b) * u.sizes for u, b in zip(uploads, tried, strict=True)]
+            most = _EXPLAINED**2 * torch.stack(allowed).sum(dim=0)
+            active = active & (torch.stack(left).sum(dim=0) <= most)
         found = torch.where(active[:, None], at, found)
         solution.loss[who] = torch.where(
             active[who], loss[rows].to(solution.loss), solution.loss[who]
@@ -117,13 +132,18 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
     )
 
 
+def _objective(
+    joint: Matcher, victims: Tensor, labels: Tensor, releases: float, part: slice
+) -> Evaluate:
+    return joint.evaluator(victims[part], labels[part], releases=releases)
+
+
 def suit(matcher: Matcher, images: Tensor, labels: Tensor) -> None:
     """Find the own values that suit given images [V, K, *shape] and labels [V, K] best, under the
     noise that suits both (see `Uploads.surprise`)."""
     uploads, encoding = keeping(matcher.evidence), matcher.encoding
     y = torch.nn.functional.one_hot(labels, encoding.classes).to(images)
     start = images.new_zeros(len(images), _numbers(uploads))
-    found = torch.empty_like(start)
 
     def evaluate(z: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -133,17 +153,12 @@ def suit(matcher: Matcher, images: Tensor, labels: Tensor) -> None:
             loss = torch.stack(losses).sum(dim=0) + z.square().sum(dim=1) / 2
             return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
 
-    def work(part: slice) -> None:
-        first = part.start or 0
-        phase = Phase(
-            evaluate=lambda z, problems: evaluate(z, problems + first),
-            stop=start.new_full((len(start[part]),), -torch.inf),
-            dtype=start.dtype,
-        )
-        found[part] = minimise([phase], start[part], max_evaluations=_SUITING).x
-
-    bytes_each = 8 * (2 * _SUITING * start.shape[1] + matcher.working_numbers)
-    in_chunks(work, len(start), bytes_each=bytes_each, device=start.device)
+    found, _, _ = minimised(
+        lambda part: lambda z, problems: evaluate(z, problems + (part.start or 0)),
+        start,
+        numbers_each=matcher.working_numbers,
+        evaluations=_SUITING,
+    )
     _tell(uploads, found)
 
 
@@ -163,72 +178,9 @@ def _tell(uploads: Sequence[Uploads], found: Tensor) -> None:
             one.own.found = found
 
 
-def _matters(level: float, uploads: Sequence[Uploads], beyond: Sequence[Tensor]) -> bool:
-    """Whether any victim's noise at this level is more than a small share of the known one."""
-    if not all(u.weighs for u in uploads):
-        return False
-    return any(
-        bool((level * b > _BESIDE * u.known).any()) for u, b in zip(uploads, beyond, strict=True)
-    )
-
-
 def _missed(joint: Matcher, uploads: Sequence[Uploads], z: Tensor, labels: Tensor) -> list[Tensor]:
     """Mean squares [V], one per release, of what vectors z [V, N] leave open."""
     candidate = joint.encoding.candidate(z, labels)
     everyone = torch.arange(len(z), device=z.device)
     with torch.no_grad():
         return [u.missed(candidate.x, candidate.y, everyone, candidate.own) for u in uploads]
-
-
-def _explained(
-    joint: Matcher,
-    uploads: Sequence[Uploads],
-    z: Tensor,
-    labels: Tensor,
-    *,
-    beside: Sequence[Tensor],
-) -> Tensor:
-    """Bool [V]: vectors z [V, N] leave no more open than the known noise and the variance [V] that
-    is supposed beside it, one per release."""
-    missed = _missed(joint, uploads, z, labels)
-    left = [m * u.sizes for m, u in zip(missed, uploads, strict=True)]
-    allowed = [(u.known + b) * u.sizes for u, b in zip(uploads, beside, strict=True)]
-    return torch.stack(left).sum(dim=0) <= _EXPLAINED**2 * torch.stack(allowed).sum(dim=0)
-
-
-def _descended(
-    joint: Matcher,
-    start: Tensor,
-    victims: Tensor,
-    labels: Tensor,
-    solution: Solution,
-    *,
-    evaluations: int,
-    history: int,
-    releases: float,
-) -> tuple[Tensor, Tensor]:
-    """Where P vectors [P, N] for the victims int64 [P] lead, and their losses [P]."""
-    found, losses = torch.empty_like(start), start.new_empty(len(start))
-
-    def work(part: slice) -> None:
-        minimum = minimise(
-            [
-                Phase(
-                    evaluate=joint.evaluator(
-                        victims[part], labels[victims[part]], releases=releases
-                    ),
-                    stop=start.new_full((len(start[part]),), -torch.inf),
-                    dtype=start.dtype,
-                )
-            ],
-            start[part],
-            max_evaluations=evaluations,
-            history=history,
-            least_gain=_LEAST_GAIN,
-        )
-        found[part], losses[part] = minimum.x, minimum.loss
-        solution.evaluations += int(minimum.evaluations.sum())
-
-    bytes_each = 8 * ((2 * history + 8) * start.shape[1] + joint.working_numbers)
-    in_chunks(work, len(start), bytes_each=bytes_each, device=start.device)
-    return found, losses

@@ -13,21 +13,26 @@ made them.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacks.engine.chunks import in_chunks
-from attacks.engine.clients import OwnValues
-from attacks.engine.lbfgs import Phase, minimise
-from attacks.engine.observation import EPOCH, SMASHED, SplitView, split_view
-from attacks.engine.prior import Frame
-from bench.api import Context, Seen, SmashedNoise, State
+from attacks.engine.chunks import minimised
+from attacks.engine.encoding import Encoding
+from attacks.engine.lbfgs import Evaluate
+from attacks.engine.observation import (
+    SMASHED,
+    OwnValues,
+    Release,
+    SplitView,
+    split_view,
+    withheld,
+)
+from bench.api import Context, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
 STEPS = (100, 300)
@@ -46,17 +51,15 @@ _OUTSIDE = 0.02
 """Deviation allowed to pixels outside [0, 1]: withheld stages leave brightness and contrast open,
 and this settles most of it."""
 _EVALUATIONS, _HISTORY, _LEAST_GAIN = 150, 30, 1e-5
-_BYTES = 8
 
 
-def with_private_parts(seen: Seen, ctx: Context) -> Seen:
-    """`seen` as if what the victims kept were broadcast, every release by itself.
+def with_private_parts(releases: list[Release], ctx: Context) -> list[Release]:
+    """The releases as if what the victims kept were broadcast, every one by itself.
 
     Without smashed data: `before` has, in the coordinates that all victims withheld, values from
-    `STEPS[0]` steps on public labelled data around the others. Unchanged in the first round, and
-    where the defense has variables of its own.
-
-    Their own values around these are another matter: see `own_values`.
+    `STEPS[0]` steps on public labelled data around the others, and `own` tells what the victims may
+    have trained from around these. Unchanged in the first round, and where the defense has
+    variables of its own.
 
     With smashed data: as if the victims' first stages were the broadcast ones. The first step's
     smashed data is q + f(x) - g(x): f are the broadcast stages, g the victim's and x its images,
@@ -77,131 +80,67 @@ def with_private_parts(seen: Seen, ctx: Context) -> Seen:
     Cicek, UnSplit, WPES 2022. Departures: the path of the server's layers, the priors, and the
     broadcast stages as a common frame.
     """
-    each = seen.releases
-    found = [_remembered(one, ctx).seen for one in each]
-    if all(a is b for a, b in zip(found, each, strict=True)):
-        return seen
-    return replace(found[-1], earlier=tuple(found[:-1]))
+    estimates = [_remembered(one, ctx) for one in releases]
+    kept = {n for one in estimates if one.own is not None for n in one.own.sizes}
+    sizes = {n: v.numel() for n, v in releases[-1].before.items() if n in kept}
+    return [
+        one if one.own is None else replace(one, own=replace(one.own, sizes=sizes))
+        for one in estimates
+    ]
 
 
-def own_values(seen: Seen, ctx: Context) -> list[OwnValues | None]:
-    """What the victims may have trained from in place of what `with_private_parts` tells, for every
-    release, oldest first; None where nothing was kept, in the first round, where smashed data was
-    seen, and where the defense has variables of its own.
-
-    Args:
-        seen: As it was seen, not with private parts.
-        ctx: The attack's.
-    """
-    found = [_remembered(one, ctx).own for one in seen.releases]
-    kept = {n for own in found if own is not None for n in own.sizes}
-    sizes = {n: v.numel() for n, v in seen.before.items() if n in kept}
-    return [own if own is None else replace(own, sizes=sizes) for own in found]
+def openly(releases: list[Release], ctx: Context) -> list[Release]:
+    """Those of which nothing had to be estimated, as of the first round; none where these are
+    all."""
+    known = [one for one in releases if _remembered(one, ctx) is one]
+    return known if len(known) < len(releases) else []
 
 
-def openly(seen: Seen, ctx: Context) -> Seen | None:
-    """The releases by themselves of which nothing had to be estimated, as the first round; None
-    where these are all or none."""
-    each = seen.releases
-    found = [_remembered(one, ctx) for one in each]
-    known = [a for a, b in zip(each, found, strict=True) if b.seen is a and b.own is None]
-    if len(known) in (0, len(each)):
-        return None
-    return replace(known[-1], earlier=tuple(known[:-1]))
+def _remembered(release: Release, ctx: Context) -> Release:
+    """The estimate of one release, made once for an attack and the judge of its answer."""
+    if release.estimate is not None:
+        other, estimate = release.estimate
+        same = (ctx.device, type(ctx.defense)) == (other.device, type(other.defense))
+        if same and torch.equal(ctx.aux_x, other.aux_x) and torch.equal(ctx.aux_y, other.aux_y):
+            return estimate
+    estimate = _estimated(release, ctx)
+    release.estimate = ctx, estimate
+    return estimate
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Estimate:
-    """Of one release.
-
-    Attributes:
-        seen: With private parts; as it was seen where nothing was estimated.
-        own: See `own_values`.
-    """
-
-    seen: Seen
-    own: OwnValues | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Late:
-    """A late estimate, since an attack and the judge of its answer ask for it."""
-
-    asked: Seen
-    ctx: Context
-    answer: _Estimate
-
-    def suits(self, seen: Seen, ctx: Context) -> bool:
-        mine = self.ctx
-        return (
-            seen.messages is self.asked.messages
-            and seen.known == self.asked.known
-            and (ctx.device, type(ctx.defense)) == (mine.device, type(mine.defense))
-            and torch.equal(ctx.aux_x, mine.aux_x)
-            and torch.equal(ctx.aux_y, mine.aux_y)
-        )
-
-
-_LATE: deque[_Late] = deque(maxlen=128)
-
-
-def _remembered(seen: Seen, ctx: Context) -> _Estimate:
-    """The estimate of one release."""
-    if _LATE and _LATE[0].asked.initial is not seen.initial:  # of another observation
-        _LATE.clear()
-    for late in _LATE:
-        if late.suits(seen, ctx):
-            return (
-                replace(late.answer, seen=seen) if late.answer.seen is late.asked else late.answer
-            )
-    found = _estimated_release(seen, ctx)
-    _LATE.append(_Late(asked=seen, ctx=ctx, answer=found))
-    return found
-
-
-def _estimated_release(seen: Seen, ctx: Context) -> _Estimate:
-    if EPOCH in seen.known:  # of clients that kept nothing
-        return _Estimate(seen=seen)
-    view = split_view(seen, dtype=torch.float64, device=ctx.device)
-    if view is None:
-        return _with_surrogate(seen, ctx)
-    if seen.of(seen.clients[0], SMASHED)[0].round == 0:
-        return _Estimate(seen=seen)
-    drift = Drift(seen, ctx, view)
-    best = drift.surrogate() if drift.any else None
-    return _Estimate(seen=seen if best is None else drift.translated(best))
-
-
-def _with_surrogate(seen: Seen, ctx: Context) -> _Estimate:
-    """`before` with a surrogate of what no victim uploaded, and moves of what each kept."""
-    kind = seen.upload_kind()
-    if kind is None or seen.of(seen.clients[0], kind)[0].round == 0:
-        return _Estimate(seen=seen)
-    if "variables" in ctx.defense.owns:
-        return _Estimate(seen=seen)
-    kept = {n: k.to(ctx.device) for n, k in withheld(seen, seen.before).items()}
+def _estimated(release: Release, ctx: Context) -> Release:
+    if release.epoch or release.round == 0:  # an epoch is of clients that kept nothing
+        return release
+    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    if view is not None:
+        drift = Drift(release, ctx, view)
+        best = drift.surrogate() if drift.any else None
+        return release if best is None else drift.translated(best)
+    if not release.uploads or "variables" in ctx.defense.owns:
+        return release
+    kept = {n: k.to(ctx.device) for n, k in withheld(release, release.before).items()}
     if not kept:
-        return _Estimate(seen=seen)
+        return release
     free = {n: k.any(dim=0) for n, k in kept.items()}
-    present = {n: v.to(ctx.device) for n, v in seen.before.items()}
-    trained = _trained(seen, ctx, present, free, {}, {}, steps=STEPS[0], path=False)
-    before, centre, scale = dict(seen.before), {}, {}
+    present = {n: v.to(ctx.device) for n, v in release.before.items()}
+    trained = _trained(release, ctx, present, free, {}, {}, steps=STEPS[0], path=False)
+    before, centre, scale = dict(release.before), {}, {}
     for name, by_victim in kept.items():
         everyone = by_victim.all(dim=0)
         estimated = torch.where(everyone, trained[name], present[name])
-        drift = (trained[name] - present[name])[free[name]]
+        moved = (trained[name] - present[name])[free[name]]
         before[name] = estimated.to(before[name])
         centre[name] = trained[name] - estimated
-        scale[name] = _APART * float(drift.square().mean().sqrt())
+        scale[name] = _APART * float(moved.square().mean().sqrt())
         if torch.equal(everyone, free[name]):
             kept[name] = everyone[None]
     sizes = {n: v.numel() for n, v in centre.items()}
     own = OwnValues(kept=kept, centre=centre, scale=scale, sizes=sizes)
-    return _Estimate(seen=replace(seen, before=before), own=own)
+    return replace(release, before=before, own=own)
 
 
 def _trained(
-    seen: Seen,
+    release: Release,
     ctx: Context,
     present: State,
     free: State,
@@ -218,7 +157,7 @@ def _trained(
     aux_x = ctx.aux_x.to(ctx.device)
     aux_y = torch.nn.functional.one_hot(ctx.aux_y, ctx.network.classes).float().to(ctx.device)
     leaves = {n: present[n].detach().clone().requires_grad_() for n in free}
-    lr = float(seen.known["lr"])
+    lr = release.lr
     memory: State = {}
     # All batches are drawn first: a copy to a GPU in every step would make the host wait for it.
     picks = [torch.randint(len(aux_x), (_BATCH,), generator=rng) for _ in range(steps)]
@@ -240,26 +179,6 @@ def _trained(
     return {**present, **{n: v.detach() for n, v in leaves.items()}}
 
 
-def withheld(seen: Seen, names: Iterable[str]) -> dict[str, Tensor]:
-    """Which coordinates each client kept to itself at the observed upload: bool [V, ...] by
-    name, for those of `names` of which anyone kept any. Sealed ones were sent."""
-    kind = seen.upload_kind()
-    kept = {}
-    for name in names:
-        rows = []
-        for client in seen.clients:
-            absent = torch.ones_like(seen.before[name], dtype=torch.bool)
-            for message in seen.of(client, kind) if kind else ():
-                if name in message.parts:
-                    absent = absent & ~message.parts[name].told()
-                if name in message.sealed:
-                    absent = absent & ~message.sealed[name].covers
-            rows.append(absent)
-        if any(bool(row.any()) for row in rows):
-            kept[name] = torch.stack(rows)
-    return kept
-
-
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:
     """What the clients may have trained.
@@ -277,41 +196,33 @@ class Surrogate:
 
 
 class Drift:
-    """The estimate for one `Seen`.
+    """The estimate for one release.
 
     Attributes:
         kept: See `withheld`, of the stages up to the cut and of a private head.
         any: Whether a coordinate of the stages was withheld.
     """
 
-    def __init__(self, seen: Seen, ctx: Context, view: SplitView) -> None:
-        self.seen, self.ctx, self.view = seen, ctx, view
+    def __init__(self, release: Release, ctx: Context, view: SplitView) -> None:
+        seen = release.seen
+        self.release, self.ctx, self.view = release, ctx, view
         self.network, self.head = ctx.network, ctx.network.head
         self.const = {n: v.to(ctx.device) for n, v in seen.const.items()}
-        before = {n: v.to(ctx.device) for n, v in seen.before.items()}
+        before = {n: v.to(ctx.device) for n, v in release.before.items()}
         self.start = dict(ctx.defense.receive(before, self.const))
-        self.buffers = {n: v.double().to(ctx.device) for n, v in seen.buffers.items()}
         self.broadcast = self._stages(self.start)
         own = [*self.broadcast, *(self.head if seen.labels == "private" else ())]
-        self.kept = {n: k.to(ctx.device) for n, k in withheld(seen, own).items()}
+        self.kept = {n: k.to(ctx.device) for n, k in withheld(release, own).items()}
         self.any = bool(set(self.kept) & set(self.broadcast))
-        self.shape = tuple(ctx.network.shape)
-        self.batch, self.pixels = view.values.shape[1], math.prod(self.shape)
+        samples = view.values.shape[1]
+        self.encoding = Encoding(ctx, samples=samples, dtype=torch.float64, framed=True)
         self.spread = float(view.values[view.present].std(correction=0))
-
-    @cached_property
-    def frame(self) -> Frame:
-        """The prior of images; costly, so made when first needed."""
-        ctx = self.ctx
-        aux_x = ctx.aux_x.double().to(ctx.device)
-        return Frame.fit(aux_x, ctx.aux_y.to(ctx.device), ctx.network.classes)
 
     def _stages(self, variables: State) -> dict[str, Tensor]:
         """Float64 network weights up to the cut, without the defense's randomness."""
         weights = self.ctx.defense.mean_realize(variables, self.const)
-        cuts = self.network.cuts
-        prefixes = tuple(f"{s}." for s in cuts[: cuts.index(self.view.cut) + 1])
-        return {n: v.detach().double() for n, v in weights.items() if n.startswith(prefixes)}
+        below = self.view.below(self.network, weights)
+        return {n: v.detach().double() for n, v in below.items()}
 
     # --- surrogates -------------------------------------------------------------------------
     def surrogate(self) -> Surrogate | None:
@@ -331,19 +242,19 @@ class Drift:
         layers move from where they began to where they were seen, as they did for the clients,
         or stay there."""
         first = {
-            n: self.seen.initial[n].to(v)
+            n: self.release.seen.initial[n].to(v)
             for n, v in self.start.items()
             if n not in self.kept and n not in self.const and n not in self.broadcast
         }
         free = {n: k.any(dim=0) for n, k in self.kept.items()}
         return _trained(
-            self.seen, self.ctx, self.start, free, first, self.const, steps=steps, path=path
+            self.release, self.ctx, self.start, free, first, self.const, steps=steps, path=path
         )
 
     def around(self, variables: State) -> Surrogate:
         """The surrogate that has these variables in place of the broadcast ones."""
         weights = self._stages(variables)
-        victims = len(self.seen.clients)
+        victims = len(self.release.clients)
         centre, scale = {}, {}
         for name, value in self.broadcast.items():
             kept = self.kept.get(name)
@@ -362,96 +273,74 @@ class Drift:
         """Mean loss of the best images under the surrogate as it is."""
         return float(self._fit(replace(one, scale={}), noises=(0.1,))[1].mean())
 
-    def translated(self, one: Surrogate) -> Seen:
+    def translated(self, one: Surrogate) -> Release:
         """See `with_private_parts`."""
-        seen, known = self.seen, dict(self.seen.known)
+        release = self.release
         vectors, _ = self._fit(one, noises=_NOISES)
         images, stages = self._decoded(vectors, one, slice(None))
-        victims = len(seen.clients)
+        victims = len(release.clients)
         same = {n: v.expand(victims, *v.shape) for n, v in self.broadcast.items()}
         with torch.no_grad():
             own = self._cut(stages, images)
             move = self._cut(same, images) - own
         left = (own - self.view.values)[self.view.present].square().mean() - self.view.std**2
-        messages = list(seen.messages)
-        for i, message in enumerate(messages):
-            if message.kind == SMASHED and message.step == 0 and message.sender in seen.clients:
-                part = message.parts[SMASHED]
-                values = part.values + move[seen.clients.index(message.sender)].to(part.values)
-                messages[i] = message.with_parts({SMASHED: replace(part, values=values)})
+        (values, present), *later = release.by_sample[SMASHED]
+        smashed = [(values + move.to(values), present), *later]
         std = max(math.sqrt(max(float(left), 0.0)), _NOISES[-1] * self.spread)
-        noise = SmashedNoise(of=SMASHED, std=std)
-        known["mechanisms"] = [*known["mechanisms"], noise.to_dict()]
         # Where a defense has variables of its own, the broadcast is not what was trained here.
         plain = "variables" not in self.ctx.defense.owns
-        head = {n: v.to(seen.before[n]) for n, v in one.variables.items() if n in self.head}
+        head = {n: v.to(release.before[n]) for n, v in one.variables.items() if n in self.head}
         return replace(
-            seen,
-            messages=tuple(messages),
-            known=known,
-            before={**seen.before, **(head if plain else {})},
+            release,
+            by_sample={**release.by_sample, SMASHED: smashed},
+            mechanisms=(*release.mechanisms, SmashedNoise(of=SMASHED, std=std)),
+            before={**release.before, **(head if plain else {})},
         )
 
     def _fit(self, one: Surrogate, *, noises: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Vectors [V, N] of images and stages, and their losses [V]."""
         width = sum(v[0].numel() for v in one.scale.values())
-        start = self.view.values.new_zeros(len(self.seen.clients), self.batch * self.pixels + width)
-        found, losses = torch.empty_like(start), start.new_empty(len(start))
+        victims, width = len(self.release.clients), self.encoding.pixels + width
+        start = self.view.values.new_zeros(victims, width)
+        losses = start.new_empty(len(start))
+        for share in noises:
+            std = max(share * self.spread, self.view.std)
+            start, losses, _ = minimised(
+                partial(self._evaluate, one, std),
+                start,
+                numbers_each=24 * start.shape[1],
+                evaluations=_EVALUATIONS,
+                history=_HISTORY,
+                least_gain=_LEAST_GAIN,
+            )
+        return start, losses
 
-        def work(part: slice) -> None:
-            vectors = start[part]
-            for share in noises:
-                std = max(share * self.spread, self.view.std)
-                minimum = self._descend(vectors, one, part, std=std)
-                vectors = minimum[0]
-            found[part], losses[part] = minimum
-
-        in_chunks(
-            work,
-            len(start),
-            bytes_each=_BYTES * start.shape[1] * (2 * _HISTORY + 32),
-            device=self.ctx.device,
-        )
-        return found, losses
-
-    def _descend(
-        self, vectors: Tensor, one: Surrogate, part: slice, *, std: float
-    ) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, one: Surrogate, std: float, part: slice) -> Evaluate:
         values, present = self.view.values[part], self.view.present[part]
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
-                rows = torch.arange(len(self.seen.clients), device=z.device)[part][problems]
+                rows = torch.arange(len(self.view.values), device=z.device)[part][problems]
                 images, stages = self._decoded(z, one, rows)
                 rest = self._cut(stages, images) - values[problems]
                 rest = torch.where(present[problems], rest, 0.0)
                 loss = rest.flatten(1).square().sum(dim=1) / (2 * std**2)
                 loss = loss + z.square().sum(dim=1) / 2
-                if len(self.shape) == 3:
+                if self.encoding.image:
                     outside = (images - images.clamp(0, 1)).flatten(1).square().sum(dim=1)
                     loss = loss + outside / (2 * _OUTSIDE**2)
                 gradient = torch.autograd.grad(loss.sum(), z)[0]
             return loss.detach(), gradient
 
-        stop = vectors.new_full((len(vectors),), -torch.inf)
-        minimum = minimise(
-            [Phase(evaluate=evaluate, stop=stop, dtype=torch.float64)],
-            vectors,
-            max_evaluations=_EVALUATIONS,
-            history=_HISTORY,
-            least_gain=_LEAST_GAIN,
-        )
-        return minimum.x, minimum.loss
+        return evaluate
 
     def _decoded(
         self, z: Tensor, one: Surrogate, rows: Tensor | slice
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Images [P, B, *shape] and stages [P, ...] of vectors [P, N] for the victims `rows`."""
-        inner = z[:, : self.batch * self.pixels].unflatten(1, (self.batch, self.pixels))
-        images = (self.frame.mean + inner @ self.frame.total.mT).unflatten(2, self.shape)
+        images, at = self.encoding.images(z, None), self.encoding.pixels
         stages = {n: v[rows] for n, v in one.centre.items()}
-        at = self.batch * self.pixels
         for name, scale in one.scale.items():
             width = scale[0].numel()
             moved = z[:, at : at + width].view(-1, *scale.shape[1:]) * scale[rows]
@@ -461,16 +350,4 @@ class Drift:
 
     def _cut(self, stages: State, images: Tensor) -> Tensor:
         """Activations before noise [P, B, ...], every victim's under its own stages."""
-
-        def one(stages: State, images: Tensor) -> Tensor:
-            return self.view.sent(
-                self.network.run(
-                    stages,
-                    images,
-                    last=self.view.cut,
-                    mode=str(self.seen.known["mode"]),
-                    buffers=self.buffers,
-                )
-            )
-
-        return vmap(one)(stages, images)
+        return vmap(partial(self.view.made, self.network))(stages, images)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.engine.chunks import in_chunks
 from attacks.engine.encoding import Encoding
-from attacks.engine.lbfgs import Minimum, Redraw
+from attacks.engine.lbfgs import Minimum
 from attacks.engine.matching import Matcher
 from bench.api import Context, Reconstruction
 
@@ -81,7 +81,7 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class Problems:
-    """P starts for an optimiser.
+    """P starts for an optimiser, those of a victim side by side.
 
     Attributes:
         victims: Whose messages each matches, int64 [P].
@@ -89,7 +89,7 @@ class Problems:
         held: Labels that are held fixed, int64 [P, K], or None.
         start: Vectors [P, N].
         stop: Loss [P] at which a problem is solved.
-        redraw: Other starts for those without a finite loss.
+        draws: What each draws from.
     """
 
     victims: Tensor
@@ -97,7 +97,37 @@ class Problems:
     held: Tensor | None
     start: Tensor
     stop: Tensor
-    redraw: Redraw
+    draws: list[_Draw]
+
+    def some(self, rows: Tensor) -> Problems:
+        """Those in the rows int64."""
+        return Problems(
+            victims=self.victims[rows],
+            turn=self.turn[rows],
+            held=None if self.held is None else self.held[rows],
+            start=self.start[rows],
+            stop=self.stop[rows],
+            draws=[self.draws[i] for i in rows.tolist()],
+        )
+
+    def redraw(self, rows: Tensor) -> Tensor:
+        """Other starts for those without a finite loss."""
+        again = torch.stack([self.draws[i].again() for i in rows.tolist()]).to(self.start)
+        return torch.cat([again, self.start[rows, again.shape[1] :]], dim=1)
+
+    def optimised(self, optimiser: Optimiser, solution: Solution) -> tuple[Tensor, Tensor]:
+        """Vectors [P, N] and losses [P]; what it cost is added to the solution."""
+        found: list[Minimum] = []
+        everyone = torch.arange(len(self.start), device=self.start.device)
+        in_chunks(
+            lambda part: found.append(optimiser(self.some(everyone[part]))),
+            len(everyone),
+            bytes_each=optimiser.bytes_each(self.start.shape[1]),
+            device=everyone.device,
+        )
+        solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
+        solution.redrawn += sum(f.redrawn for f in found)
+        return torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
 
 
 class Optimiser(Protocol):
@@ -210,12 +240,15 @@ def _play(
         guess = solution.labels[chosen]
     same = encoding.framed and known.ranking is not None
     # Every start has its own generator: (victim, turn) alone decides what it draws.
-    draws = [_Draw(_own(ctx.rng), encoding, wave, first=t == 0, same=same) for t in turn.tolist()]
+    draws = [
+        _Draw(rng=_own(ctx.rng), encoding=encoding, wave=wave, first=t == 0, same=same)
+        for t in turn.tolist()
+    ]
     if wave.start == "answer":
         start = encoding.vectors_of(solution.images[chosen], held)
     elif wave.start == "public" and not encoding.framed:
         labels = held if held is not None else guess
-        start, public = _public_starts(wave.matcher, ctx, chosen, labels, wave.count, solution)
+        start, public = _public_starts(wave, ctx, chosen, labels, solution)
         guess = public if guess is None else guess
     else:
         start = torch.stack([d.images() for d in draws])
@@ -225,96 +258,35 @@ def _play(
             logits = logits.unflatten(1, (encoding.samples, -1))
             logits = logits.scatter(2, guess.cpu()[..., None], _GUESS_LOGIT).flatten(1)
         start = torch.cat([start, logits.to(start)], dim=1)
-    starts = _Starts(
+    problems = Problems(
         victims=chosen,
         turn=turn,
         held=held,
-        vectors=start.to(dtype=encoding.dtype, device=device),
+        start=start.to(dtype=encoding.dtype, device=device),
+        stop=stop[chosen],
         draws=draws,
     )
     for look, kept in wave.looks:
-        vectors, loss = starts.optimised(look, stop, encoding, solution)
+        vectors, loss = problems.optimised(look, solution)
         loss = loss.view(len(who), -1)
         best = loss.argsort(dim=1, stable=True)[:, :kept].sort(dim=1)
         first = torch.arange(len(who), device=device)[:, None] * loss.shape[1]
-        starts = replace(starts, vectors=vectors).some((first + best.values).flatten())
-    x, loss = starts.optimised(wave.optimiser, stop, encoding, solution)
-    held = starts.held
+        problems = replace(problems, start=vectors).some((first + best.values).flatten())
+    x, loss = problems.optimised(wave.optimiser, solution)
+    held = problems.held
     labels = encoding.labels_in(x).argmax(dim=-1) if held is None else held
-    solution.take(starts.victims, loss, encoding.images(x, held), labels)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Starts:
-    """P starts, those of a victim side by side.
-
-    Attributes:
-        victims: Whose, int64 [P].
-        turn: Which of the victim's, int64 [P].
-        held: Labels that are held fixed, int64 [P, K], or None.
-        vectors: Where they begin [P, N].
-        draws: What each draws from.
-    """
-
-    victims: Tensor
-    turn: Tensor
-    held: Tensor | None
-    vectors: Tensor
-    draws: list[_Draw]
-
-    def some(self, rows: Tensor) -> _Starts:
-        return _Starts(
-            victims=self.victims[rows],
-            turn=self.turn[rows],
-            held=None if self.held is None else self.held[rows],
-            vectors=self.vectors[rows],
-            draws=[self.draws[i] for i in rows.tolist()],
-        )
-
-    def optimised(
-        self, optimiser: Optimiser, stop: Tensor, encoding: Encoding, solution: Solution
-    ) -> tuple[Tensor, Tensor]:
-        """Vectors [P, N] and losses [P]; what it cost is added to the solution."""
-        found: list[Minimum] = []
-
-        def work(part: slice) -> None:
-            start = self.vectors[part]
-
-            def redraw(rows: Tensor) -> Tensor:
-                again = torch.stack([self.draws[part][i].again() for i in rows.tolist()])
-                return torch.cat([again.to(start), start[rows, encoding.pixels :]], dim=1)
-
-            problems = Problems(
-                victims=self.victims[part],
-                turn=self.turn[part],
-                held=None if self.held is None else self.held[part],
-                start=start,
-                stop=stop[self.victims[part]],
-                redraw=redraw,
-            )
-            found.append(optimiser(problems))
-
-        count, width = self.vectors.shape
-        bytes_each = optimiser.bytes_each(width)
-        in_chunks(work, count, bytes_each=bytes_each, device=self.vectors.device)
-        solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
-        solution.redrawn += sum(f.redrawn for f in found)
-        return torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
+    solution.take(problems.victims, loss, encoding.images(x, held), labels)
 
 
 def _public_starts(
-    matcher: Matcher,
-    ctx: Context,
-    chosen: Tensor,
-    labels: Tensor | None,
-    count: int,
-    solution: Solution,
+    wave: Wave, ctx: Context, chosen: Tensor, labels: Tensor | None, solution: Solution
 ) -> tuple[Tensor, Tensor]:
     """Public samples that explain the messages best: vectors [P, K * D], their labels [P, K].
 
     chosen: Victims [P], `count` rows each. labels: To draw the samples by [P, K], or None.
     """
-    encoding, device = matcher.encoding, chosen.device
+    matcher, count, device = wave.matcher, wave.count, chosen.device
+    encoding = matcher.encoding
     aux_x, aux_y = ctx.aux_x.to(device), ctx.aux_y.cpu()
     candidates = max(_CANDIDATES, count)
     shape = (len(chosen) // count, candidates, encoding.samples)
@@ -353,14 +325,15 @@ def _own(rng: torch.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Draw:
     """Where one start begins, from its own generator."""
 
-    def __init__(
-        self, rng: torch.Generator, encoding: Encoding, wave: Wave, *, first: bool, same: bool
-    ) -> None:
-        self.rng, self.encoding, self.wave = rng, encoding, wave
-        self.first, self.same = first, same
+    rng: torch.Generator
+    encoding: Encoding
+    wave: Wave
+    first: bool
+    same: bool
 
     def images(self) -> Tensor:
         """[K * D]. Relative to the prior: its mean first, then draws from it, or its mean alone

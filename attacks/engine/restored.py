@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from attacks.engine.counts import (
     fitting_lengths,
     restore,
 )
-from attacks.engine.observation import gradient_estimate, kind_of, mechanisms_of, observe
+from attacks.engine.observation import Release, gradient_estimate, observe, parse
 from attacks.engine.weighed import (
     HeadView,
     Played,
@@ -27,7 +28,7 @@ from attacks.engine.weighed import (
     weighed_counts,
 )
 from attacks.engine.wire_labels import head_values, network_weights
-from bench.api import Context, Mechanism, Seen, State
+from bench.api import Context, Kind, Mechanism
 from bench.toolkit.batches import class_means
 
 _LENGTHENINGS = 4
@@ -38,62 +39,60 @@ SHRINK, REFINE = 0.1, 3
 """The strong values of iLRG's settings."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchCounts:
-    """Label counts of V batches.
-
-    Attributes:
-        counts: int64 [V, C].
-        silent: Victims that showed no head gradient but 0, bool [V].
-        notes: How much of the head was visible, and how far the counts are to be trusted.
-    """
-
-    counts: Tensor
-    silent: Tensor
-    notes: tuple[str, ...]
-
-
 def restored_counts(
-    seen: Seen, ctx: Context, *, shrink: float = SHRINK, refine: int = REFINE
-) -> BatchCounts:
-    """What iLRG makes of the uploads of all releases; shrink, refine: see `attacks.ilrg.ILRG`."""
-    views = [_view(one, ctx, shrink=shrink, refine=refine) for one in seen.releases]
+    releases: Sequence[Release], ctx: Context, *, shrink: float = SHRINK, refine: int = REFINE
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """What iLRG makes of the uploads of all releases.
+
+    shrink, refine: See `attacks.ilrg.ILRG`.
+
+    Returns:
+        Label counts int64 [V, C]; bool [V], victims that showed no head gradient but 0; notes: how
+        much of the head was visible, and how far the counts are to be trusted.
+    """
+    views = [_view(one, ctx, shrink=shrink, refine=refine) for one in releases]
     found = Restored.surest([v.found for v in views])
     counts, notes = found.counts, _notes(found, views[-1].head)
     doubtful = found.unsettled
     if refine and bool(doubtful.any()):
         weighed = weighed_counts(
             [view.victims(doubtful) for view in views],
-            fewest=not all(_head_suffices(one, ctx) for one in seen.releases),
+            fewest=not all(_head_suffices(one, ctx) for one in releases),
             rng=ctx.rng,
         )
         if weighed is not None:
             counts = counts.clone()
             counts[doubtful] = weighed
             notes += (f"counts of {len(weighed)} of {len(counts)} victims weighed on public data",)
-    return BatchCounts(counts=counts, silent=found.silent, notes=notes)
+    return counts, found.silent, notes
 
 
-def _view(seen: Seen, ctx: Context, *, shrink: float, refine: int) -> HeadView:
+def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> HeadView:
     """What one release shows of the head, and what iLRG makes of it."""
-    weights = network_weights(seen, ctx)
-    weight, bias = (v.detach().cpu() for v in head_values(weights, ctx.network, seen.buffers))
-    head, samples = _head_gradient(seen, weight, bias), _public_samples(weights, seen, ctx)
+    weights = network_weights(release, ctx)
+    weight, bias = (
+        v.detach().cpu() for v in head_values(weights, ctx.network, release.seen.buffers)
+    )
+    head = _head_gradient([release], weight, bias)
+    buffers = {n: v.to(ctx.device) for n, v in release.seen.buffers.items()}
+    with torch.no_grad():
+        features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
+    samples = PublicSamples(features=features.double().cpu(), labels=ctx.aux_y.cpu())
     counting = Counting(
         weight=weight,
         bias=bias,
-        total=int(seen.known["samples"]),
+        total=release.samples,
         public=_public_classes(samples, weight, bias),
         shrink=shrink,
         refine=refine,
     )
-    head, found = _lengthened(head, counting, seen)
-    if _head_suffices(seen, ctx):
+    head, found = _lengthened(head, counting, release)
+    if _head_suffices(release, ctx):
         played: Played = partial(
-            _computed, samples=samples, counting=counting, seen=seen, rng=ctx.rng
+            _computed, samples=samples, counting=counting, release=release, rng=ctx.rng
         )
     else:
-        played = partial(_rehearsed, seen=seen, ctx=ctx, counting=counting)
+        played = partial(_rehearsed, release=release, ctx=ctx, counting=counting)
     return HeadView(
         head=head,
         found=found,
@@ -104,7 +103,7 @@ def _view(seen: Seen, ctx: Context, *, shrink: float, refine: int) -> HeadView:
 
 
 def _lengthened(
-    head: HeadGradient, counting: Counting, seen: Seen
+    head: HeadGradient, counting: Counting, release: Release
 ) -> tuple[HeadGradient, Restored]:
     """The head's gradients as long as they were before a clip, as far as that can be told, and what
     iLRG makes of them.
@@ -113,7 +112,7 @@ def _lengthened(
     which counts are nearly whole; each one found tells the embeddings better, and so the next.
     """
     found = restore(head, counting)
-    clipped = _clipped(seen)
+    clipped = _clipped(release)
     if not bool(clipped.any()):
         return head, found
     factors = torch.ones_like(found.doubt)
@@ -136,28 +135,28 @@ def _lengthened(
     return head.scaled(factors), found
 
 
-def _clipped(seen: Seen) -> Tensor:
+def _clipped(release: Release) -> Tensor:
     """bool [V]: victims whose upload a clip shortened, on which nothing else acted: it is as long
     as the clip lets it be."""
-    mechanisms = mechanisms_of(seen)
-    found = torch.zeros(len(seen.clients), dtype=torch.bool)
+    mechanisms = release.acting
+    found = torch.zeros(len(release.clients), dtype=torch.bool)
     if any(m.random or m.tells_interval for m in mechanisms):
         return found
     for mechanism, order in itertools.product(mechanisms, (1, 2)):
         bound = mechanism.bound_of(order)
         if bound is not None:
-            sent = observe(seen, kind_of(mechanism), dtype=torch.float64, absent=True)
+            sent = observe(release, cast(Kind, mechanism.of), dtype=torch.float64, absent=True)
             rows = [torch.where(sent.present[n], v, 0.0) for n, v in sent.values.items()]
             lengths = torch.cat([r.flatten(1) for r in rows], dim=1).norm(p=order, dim=1)
             found |= (lengths >= bound * (1 - _ROUNDING)).cpu()
     return found
 
 
-def _head_suffices(seen: Seen, ctx: Context) -> bool:
+def _head_suffices(release: Release, ctx: Context) -> bool:
     """Whether what a client sends of its head follows from the head's inputs: it takes one step on
     the loss by the weights, and all mechanisms say what they draw."""
-    drawn = all(type(m).sample is not Mechanism.sample for m in mechanisms_of(seen) if m.random)
-    one_step = int(seen.known["local_steps"]) == 1
+    drawn = all(type(m).sample is not Mechanism.sample for m in release.acting if m.random)
+    one_step = release.steps == 1
     own = {"variables", "gradient", "direction"} & ctx.defense.owns
     return drawn and one_step and not own
 
@@ -168,21 +167,21 @@ def _computed(
     *,
     samples: PublicSamples,
     counting: Counting,
-    seen: Seen,
+    release: Release,
     rng: torch.Generator,
 ) -> HeadGradient:
     """Head gradients of batches of public samples as `gradient_estimate` would show them under the
     public mechanisms, with the same hidden as of the victims, who take turns."""
     gradient = head_gradients(samples, chosen, counting)
-    step = float(seen.known["lr"])
+    step = release.lr
     shown = [gradient.weight, gradient.bias]
-    for mechanism in mechanisms_of(seen):
+    for mechanism in release.acting:
         if not (mechanism.random or mechanism.tells_interval) or mechanism.reads_absent:
             continue
-        for place, name in enumerate(seen.network["head"]):
+        for place, name in enumerate(release.seen.network["head"]):
             if not mechanism.covers(name):
                 continue
-            base = seen.before[name].double()
+            base = release.before[name].double()
             value = shown[place] if mechanism.of == "gradient" else -step * shown[place]
             value = value + base if mechanism.of == "weights" else value
             drawn = mechanism.sample(value.flatten(1), rng, base=base.flatten())
@@ -197,36 +196,30 @@ def _computed(
 
 
 def _rehearsed(
-    chosen: Tensor, like: HeadGradient, *, seen: Seen, ctx: Context, counting: Counting
+    chosen: Tensor, like: HeadGradient, *, release: Release, ctx: Context, counting: Counting
 ) -> HeadGradient:
     """Head gradients of shadow clients with these public samples, through the whole network."""
-    held = sum(v.numel() for v in seen.before.values())
-    parts = []
-    for some in chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held)):
-        shadow = ctx.shadow(ctx.aux_x[some], ctx.aux_y[some], release=seen)
-        parts.append(_head_gradient(shadow, counting.weight, counting.bias))
-    return HeadGradient.joined(parts)
+    held = sum(v.numel() for v in release.before.values())
+    some = chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held))
+    played = (ctx.shadow(ctx.aux_x[s], ctx.aux_y[s], release=release.playable) for s in some)
+    return _head_gradient(map(parse, played), counting.weight, counting.bias)
 
 
-def _head_gradient(seen: Seen, weight: Tensor, bias: Tensor) -> HeadGradient:
-    """What the victims sent of the head; a tensor that was not sent is wholly hidden."""
-    estimate = gradient_estimate(seen)
-    values, visible = [], []
-    for name, like in zip(seen.network["head"], (weight, bias), strict=True):
-        shape = (len(seen.clients), *like.shape)
-        values.append(estimate.values.get(name, like.new_zeros(()).expand(shape)).to(like.device))
-        present = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
-        visible.append(None if bool(present.all()) else present.to(like.device))
-    return HeadGradient(
-        weight=values[0], bias=values[1], weight_seen=visible[0], bias_seen=visible[1]
-    )
-
-
-def _public_samples(weights: State, seen: Seen, ctx: Context) -> PublicSamples:
-    buffers = {n: v.to(ctx.device) for n, v in seen.buffers.items()}
-    with torch.no_grad():
-        features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
-    return PublicSamples(features=features.double().cpu(), labels=ctx.aux_y.cpu())
+def _head_gradient(releases: Iterable[Release], weight: Tensor, bias: Tensor) -> HeadGradient:
+    """What the victims of all releases sent of the head; a tensor that was not sent is wholly
+    hidden."""
+    shown: list[list[Tensor]] = [[], [], [], []]
+    for release in releases:
+        estimate, names = gradient_estimate(release), release.seen.network["head"]
+        for place, (name, like) in enumerate(zip(names, (weight, bias), strict=True)):
+            shape = (len(release.clients), *like.shape)
+            value = estimate.values.get(name, like.new_zeros(()).expand(shape))
+            there = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
+            shown[place].append(value.to(like.device))
+            shown[place + 2].append(there.to(like.device))
+    weights, biases, *seen = map(torch.cat, shown)
+    hidden = [None if bool(s.all()) else s for s in seen]
+    return HeadGradient(weight=weights, bias=biases, weight_seen=hidden[0], bias_seen=hidden[1])
 
 
 def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> PublicClasses:

@@ -15,15 +15,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients, OwnValues
-from attacks.engine.gradients import Layered, Returned, as_vector
-from attacks.engine.observation import ObservedUploads, SplitView
+from attacks.engine.clients import Clients
+from attacks.engine.gradients import Returned, as_vector
+from attacks.engine.observation import ObservedUploads, OwnValues, SplitView
 from attacks.engine.orders import Orders
-from attacks.engine.products import Products
 from bench.api import GaussianNoise, Mechanism, Prepared, State, squared_distance
 from bench.toolkit.vectors import flatten
 
 _TINY = 1e-30
+RESOLVED = 1e-14
+"""Share of what was seen below which a squared distance counts as this."""
 _LOUD, _QUIET = 1.0, 1e-8
 """Squared noise as shares of |observation|^2, between which a fading prior weighs."""
 _SUM, _LOOSE = 1e-5, 0.3
@@ -58,7 +59,7 @@ Compare = Callable[[Candidate], Sequence[Misfit]]
 class Term(Protocol):
     """One summand of an objective."""
 
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+    def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
         """The comparison of candidates with the victims they stand for.
 
         Args:
@@ -72,6 +73,7 @@ class Term(Protocol):
 # --- uploads ----------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, kw_only=True)
 class Uploads:
     """What the victims uploaded, and what candidates would have.
 
@@ -89,21 +91,15 @@ class Uploads:
             nothing is known of it.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        observation: ObservedUploads,
-        *,
-        returned: Returned | None,
-        clips: Sequence[Mechanism],
-        law: Mechanism | None,
-        bounds: Mechanism | None = None,
-    ) -> None:
-        self.clients, self.observation, self.law, self.bounds = clients, observation, law, bounds
-        self.returned, self.clips = returned, clips
-        self.orders: Orders | None = None
-        self.own: OwnValues | None = None
-        self.unexplained: Tensor | None = None
+    clients: Clients
+    observation: ObservedUploads
+    returned: Returned | None
+    clips: Sequence[Mechanism]
+    law: Mechanism | None
+    bounds: Mechanism | None = None
+    own: OwnValues | None = None
+    orders: Orders | None = None
+    unexplained: Tensor | None = None
 
     def sent(
         self, x: Tensor, y: Tensor, victims: Tensor | None = None, own: Tensor | None = None
@@ -122,6 +118,10 @@ class Uploads:
             x, y = self.orders.arranged(x, victims), self.orders.arranged(y, victims)
         return self._sent(x, y, victims, own)
 
+    def vector(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
+        """As `sent`, [P, D]."""
+        return as_vector(self.sent(x, y, victims, own), self.names)
+
     def moves(self, victims: Tensor | None, own: Tensor | None = None) -> State | None:
         """From what was received to where the victims started [P, ...], or None; own: see
         `Candidate`."""
@@ -134,7 +134,7 @@ class Uploads:
     def in_order(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """Uploads [P, D] of samples [P, T, *shape] and labels [P, T, C], step after step; 0 where
         nothing was seen."""
-        sent = as_vector(self._sent(x, y, victims), list(self.observation.values))
+        sent = as_vector(self._sent(x, y, victims), self.names)
         mask = self.mask(victims)
         return sent if mask is None else sent * mask
 
@@ -147,27 +147,29 @@ class Uploads:
             apart = self.clients.apart(x, y, bool(self.clips))
             gradient = self.clients.computed(*apart, self.moves(victims, own))
         if self.clips:
-            shown = self._shown(victims)
+            shown: State = {}
+            if self.visible is not None:
+                present = self.observation.present
+                shown = {
+                    n: p.any(dim=0, keepdim=True) if victims is None else p[victims]
+                    for n, p in present.items()
+                }
             for clip in self.clips:
                 gradient = self.clients.applied(gradient, clip, shown)
         gradient = self.clients.joined(gradient, len(x))
-        named = {n: gradient[n] for n in self.observation.values}
-        return self.clients.as_sent(named, self.observation.kind)
+        return self.clients.as_sent({n: gradient[n] for n in self.names}, self.observation.kind)
 
-    def _shown(self, victims: Tensor | None) -> Mapping[str, Tensor]:
-        if self.visible is None:
-            return {}
-        present = self.observation.present
-        if victims is None:
-            return {n: p.any(dim=0, keepdim=True) for n, p in present.items()}
-        return {n: p[victims] for n, p in present.items()}
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors observed."""
+        return list(self.observation.values)
 
-    def prepared(self, values: Tensor, base: State, heat: float = 0.0) -> Prepared:
-        """Observed values [V, ...] as the law compares them; base: the broadcast tensors that
-        they belong to."""
+    def prepared(self, values: Tensor, names: Sequence[str], heat: float = 0.0) -> Prepared:
+        """Observed values [V, ...] of the tensors `names` as the law compares them."""
         compares = self.law or self.bounds
         if compares is None:
             return squared_distance(values)
+        base = {n: self.clients.before[n] for n in names}
         return compares.prepared(values, compares.softness(heat), base=base)
 
     @cached_property
@@ -192,18 +194,15 @@ class Uploads:
         """Whether more noise than the mechanism's can be reckoned with."""
         return self.law is None or isinstance(self.law, GaussianNoise)
 
-    @property
-    def beside(self) -> Tensor | None:
-        """Variance [V] that counts as noise beside the mechanism's, or None."""
-        known = [] if self.orders is None else [self.orders.std]
-        known += [] if self.unexplained is None else [self.unexplained]
-        return torch.stack(known).square().sum(dim=0) if known and self.weighs else None
-
     def sureness(self, victims: Tensor) -> Tensor | None:
-        """Weight [P, 1] of a likelihood beside which there is more noise than its own."""
-        if self.beside is None:
+        """Weight [P, 1] of a likelihood beside which there is more noise than its own, None
+        without."""
+        more = [] if self.orders is None else [self.orders.std]
+        more += [] if self.unexplained is None else [self.unexplained]
+        if not more or not self.weighs:
             return None
-        variance = self.beside[victims, None].clamp_min(_TINY).to(self.values)
+        variance = torch.stack(more).square().sum(dim=0)
+        variance = variance[victims, None].clamp_min(_TINY).to(self.values)
         if self.law is None:
             return 1 / (2 * variance)
         return self.law.variance / (self.law.variance + variance)
@@ -219,35 +218,15 @@ class Uploads:
     def missed(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
         """Mean square [P] of what candidates for the victims int64 [P] leave unexplained, in the
         coordinates that were seen; own: see `Candidate`."""
-        sent = as_vector(self.sent(x, y, victims, own), list(self.observation.values))
+        sent = self.vector(x, y, victims, own)
         if self.bounds is None:
             square = (sent - self.values[victims]).square()
         else:
-            base = {n: self.clients.before[n] for n in self.observation.values}
-            square, _ = self.prepared(self.values, base)[victims].misfit(sent)
+            square, _ = self.prepared(self.values, self.names)[victims].misfit(sent)
         mask = self.mask(victims)
         if mask is not None:
             square = square * mask
         return square.sum(dim=1) / self.sizes[victims].clamp_min(1)
-
-    @property
-    def left_out(self) -> bool:
-        """Whether the law says of exact values which were too small, or too large, to be sent."""
-        return self.law is not None and self.law.reads_absent and not self.law.random
-
-    @property
-    def only_bounds(self) -> bool:
-        """Whether the law says of all values that were sent how they are bounded, and draws
-        nothing: a noise stands beside it for none."""
-        return self.law is not None and self.law.vague and not (self.left_out or self.law.random)
-
-    def to_intervals(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
-        """Squared distance [P] of candidates for the victims int64 [P] to the intervals of a law
-        that draws nothing."""
-        assert self.law is not None
-        base = {n: self.clients.before[n] for n in self.observation.values}
-        sent = as_vector(self.sent(x, y, victims), list(self.observation.values))
-        return self.law.prepared(self.values, base=base)[victims].misfit(sent)[0].sum(dim=1)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -268,15 +247,28 @@ class Uploads:
         variance = torch.maximum(missed, known).clamp_min(_TINY)
         return self.sizes[victims] / 2 * (missed / variance + variance.log())
 
-    def at_best(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
-        """Negative log-likelihood [P] of candidates for victims int64 [P], each beside the level
-        that suits it best of a noise that stands for none: what is not exact has a few signs
-        wrong, by which the least noise would judge alone."""
-        sent = as_vector(self.sent(x, y, victims), list(self.observation.values))
-        base = {n: self.clients.before[n] for n in self.observation.values}
+    def without_noise(self, x: Tensor, y: Tensor, victims: Tensor, pixels: int) -> Tensor | None:
+        """What stands for a negative log-likelihood [P] where the law draws nothing and a noise
+        that falls stands for none; None where it draws.
+
+        A law that says of exact values which were too small, or too large, to be sent: by the
+        squared distance to its intervals, whose spread over so many pixels is the one that suits a
+        candidate best. One that says of all how they are bounded: beside the level of that noise
+        that suits a candidate best, since what is not exact has a few signs wrong, by which the
+        least noise would judge alone.
+        """
+        law = self.law
+        if law is None or law.random or not (law.reads_absent or law.vague):
+            return None
+        sent = self.vector(x, y, victims)
+        if law.reads_absent:
+            base = {n: self.clients.before[n] for n in self.names}
+            far = law.prepared(self.values, base=base)[victims].misfit(sent)[0].sum(dim=1)
+            share = far / self.observation.square.clamp_min(RESOLVED)
+            return pixels / 2 * share.clamp_min(RESOLVED).log()
         mask, each = self.mask(victims), []
         for heat in _HEATS:
-            loss, _ = self.prepared(self.values, base, heat)[victims].misfit(sent)
+            loss, _ = self.prepared(self.values, self.names, heat)[victims].misfit(sent)
             each.append((loss if mask is None else loss * mask).sum(dim=1))
         return torch.stack(each).amin(dim=0)
 
@@ -291,29 +283,24 @@ class UploadLikelihood:
 
     def __init__(self, uploads: Uploads, *, relative: bool = False) -> None:
         self.uploads, self.relative = uploads, relative
-        self.prepared = lru_cache(maxsize=2)(self._prepared)
+        self.prepared = lru_cache(maxsize=2)(
+            lambda heat: uploads.prepared(uploads.values, uploads.names, heat)
+        )
 
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+    def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
         uploads, prepared = self.uploads, self.prepared(heat)[victims]
-        names = list(uploads.observation.values)
         weight = None if self.weight is None else self.weight[victims]
         sure = uploads.sureness(victims)
         factors = [f for f in (uploads.mask(victims), weight, sure) if f is not None]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            made = uploads.sent(candidate.x, candidate.y, victims, candidate.own)
-            sent = as_vector(made, names)
+            sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
             loss, slope = prepared.misfit(sent.detach())
             for factor in factors:
                 loss, slope = loss * factor, slope * factor
             return (Misfit(loss.sum(dim=1), sent, slope),)
 
         return compare
-
-    def _prepared(self, heat: float) -> Prepared:
-        before = self.uploads.clients.before
-        base = {n: before[n] for n in self.uploads.observation.values}
-        return self.uploads.prepared(self.uploads.values, base, heat)
 
     @cached_property
     def weight(self) -> Tensor | None:
@@ -329,54 +316,30 @@ class UploadLikelihood:
         return torch.cat(pieces, dim=1) * (observation.square / len(pieces))[:, None]
 
 
-class UploadCosine:
+def upload_cosine(uploads: Uploads, share: float) -> Term:
     """1 - cosine of the angle between visible values, times a weight.
 
     Source: Geiping et al., arXiv:2003.14053, Eq. 4.
     """
 
-    def __init__(self, uploads: Uploads, *, share: float = 1.0) -> None:
-        self.uploads, self.share = uploads, share
-
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        seen = self.uploads.observation.square[victims].clamp_min(_TINY)
-        products = self._products(victims)
+    def term(victims: Tensor, heat: float = 0.0) -> Compare:
+        values, mask = uploads.values[victims], uploads.mask(victims)
+        seen = uploads.observation.square[victims].clamp_min(_TINY)
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            inner, square = products(candidate)
-            away = self.share * (1 - inner / ((square + _TINY) * seen).sqrt())
+            sent = uploads.vector(candidate.x, candidate.y, victims)
+            if mask is not None:
+                sent = sent * mask
+            inner, square = (sent * values).sum(dim=1), sent.square().sum(dim=1)
+            away = share * (1 - inner / ((square + _TINY) * seen).sqrt())
             return (Misfit(away.detach(), away, torch.ones_like(away)),)
 
         return compare
 
-    def _products(self, victims: Tensor) -> Callable[[Candidate], tuple[Tensor, Tensor]]:
-        """Inner products [P] with what was seen, and squared lengths [P]."""
-        uploads, by_layer = self.uploads, self.by_layer
-        if by_layer is not None:
-            return lambda candidate: by_layer(candidate.x, candidate.y, victims)
-        values, mask = uploads.values[victims], uploads.mask(victims)
-        names = list(uploads.observation.values)
-
-        def multiplied(candidate: Candidate) -> tuple[Tensor, Tensor]:
-            sent = as_vector(uploads.sent(candidate.x, candidate.y, victims), names)
-            if mask is not None:
-                sent = sent * mask
-            return (sent * values).sum(dim=1), sent.square().sum(dim=1)
-
-        return multiplied
-
-    @cached_property
-    def by_layer(self) -> Products | None:
-        """Inner products layer by layer, where every coordinate of every layer was seen."""
-        uploads, clients = self.uploads, self.uploads.clients
-        if not isinstance(clients.gradients, Layered) or uploads.visible is not None:
-            return None
-        seen = uploads.observation.values
-        if set(seen) != set(clients.start):
-            return None
-        return Products(clients.gradients, seen, samples=clients.samples)
+    return term
 
 
+@dataclass(eq=False, kw_only=True)
 class UploadSum:
     """What the next broadcast shows of values that were hidden in every single upload: their mean
     over the victims, who alone took part.
@@ -389,8 +352,9 @@ class UploadSum:
         mean: The mean update there, one tensor after another [M].
     """
 
-    def __init__(self, uploads: Uploads, *, covers: Mapping[str, Tensor], mean: Tensor) -> None:
-        self.uploads, self.covers, self.mean = uploads, covers, mean
+    uploads: Uploads
+    covers: Mapping[str, Tensor]
+    mean: Tensor
 
     def sent(self, candidate: Candidate) -> Tensor:
         """Updates of candidates there, [P, M]."""
@@ -414,7 +378,7 @@ class UploadSum:
         rest = self.sent(candidate).mean(dim=0) - self.mean
         return rest.square().sum() / self.mean.square().sum().clamp_min(_TINY)
 
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+    def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
         count = len(self.uploads.observation.square)
         if self.loosens:
             std = _SUM * (_LOOSE / _SUM) ** heat * float(self.mean.square().mean().sqrt())
@@ -432,130 +396,99 @@ class UploadSum:
 
 
 # --- smashed data -----------------------------------------------------------------------------
+Law = Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]
+"""(victims int64 [P], heat, activations before noise [P, B, ...]) -> (losses, their slopes), of
+single activations."""
 
 
-class _Smashed:
-    """The first step's smashed data, as P candidates would have made it under some network
-    weights (`draws`)."""
+def smashed_term(clients: Clients, view: SplitView, draws: Sequence[State], law: Law) -> Term:
+    """The first step's smashed data, as P candidates would have made it: mean over the draws of
+    the network's weights."""
 
-    def __init__(self, clients: Clients, view: SplitView, draws: Sequence[State]) -> None:
-        self.clients, self.view, self.draws = clients, view, draws
-
-    def activations(self, x: Tensor) -> list[Tensor]:
-        """Before noise, x [P, K, *shape] -> [P, B, ...], once per draw of the weights."""
-        first = x[:, : self.clients.training.batch]
-        return [
-            self.clients.cut(self.view, weights, first.flatten(0, 1)).unflatten(0, first.shape[:2])
-            for weights in self.draws
-        ]
-
-
-class SmashedDistance(_Smashed):
-    """Weighed squared distance, its mean over the draws. unit: Weights [V, 1, ...]."""
-
-    def __init__(
-        self, clients: Clients, view: SplitView, draws: Sequence[State], *, unit: Tensor
-    ) -> None:
-        super().__init__(clients, view, draws)
-        self.unit = unit
-
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        values, present = self.view.values[victims], self.view.present[victims]
-        unit = self.unit[victims] / len(self.draws)
-
-        def misfit(cut: Tensor) -> Misfit:
-            rest = torch.where(present, cut.detach() - values, 0.0)
-            weighed = rest * unit
-            return Misfit((weighed * rest).flatten(1).sum(dim=1), cut, 2 * weighed)
-
-        return lambda candidate: [misfit(cut) for cut in self.activations(candidate.x)]
-
-
-class SmashedTogether(_Smashed):
-    """Half the squared distance under a precision matrix [N, N] of a sample's activations: drawn
-    weights move them together, and what they have in common says little of the sample."""
-
-    def __init__(
-        self, clients: Clients, view: SplitView, draws: Sequence[State], *, precision: Tensor
-    ) -> None:
-        super().__init__(clients, view, draws)
-        self.precision = precision
-
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        values = self.view.values[victims]
+    def term(victims: Tensor, heat: float = 0.0) -> Compare:
+        present = view.present[victims]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            (cut,) = self.activations(candidate.x)
-            rest = (cut.detach() - values).flatten(2)
-            slope = rest @ self.precision
-            loss = (slope * rest).flatten(1).sum(dim=1) / 2
-            return (Misfit(loss, cut, slope.view_as(cut)),)
+            first, found = candidate.x[:, : clients.training.batch], []
+            for weights in draws:
+                cut = view.made(clients.network, weights, first.flatten(0, 1))
+                cut = cut.unflatten(0, first.shape[:2])
+                both = (torch.where(present, t, 0.0) for t in law(victims, heat, cut.detach()))
+                loss, slope = (t / len(draws) for t in both)
+                found.append(Misfit(loss.flatten(1).sum(dim=1), cut, slope))
+            return found
 
         return compare
 
+    return term
 
-class SmashedLikelihood(_Smashed):
-    """Negative log-likelihood under the mechanism that made the smashed data random, its mean
-    over the draws."""
 
-    def __init__(
-        self, clients: Clients, view: SplitView, draws: Sequence[State], *, law: Mechanism
-    ) -> None:
-        super().__init__(clients, view, draws)
-        self.prepared = lru_cache(maxsize=2)(
-            lambda heat: law.prepared(view.values, law.softness(heat))
-        )
+def weighed_distance(view: SplitView, unit: Tensor) -> Law:
+    """Squared distance with weights [V, 1, ...]."""
 
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        prepared, present = self.prepared(heat)[victims], self.view.present[victims]
+    def law(victims: Tensor, heat: float, cut: Tensor) -> tuple[Tensor, Tensor]:
+        rest = cut - view.values[victims]
+        weighed = rest * unit[victims]
+        return weighed * rest, 2 * weighed
 
-        def misfit(cut: Tensor) -> Misfit:
-            both = (torch.where(present, t, 0.0) for t in prepared.misfit(cut.detach()))
-            loss, slope = (t / len(self.draws) for t in both)
-            return Misfit(loss.flatten(1).sum(dim=1), cut, slope)
+    return law
 
-        return lambda candidate: [misfit(cut) for cut in self.activations(candidate.x)]
+
+def joint_distance(view: SplitView, precision: Tensor) -> Law:
+    """Half the squared distance under a precision matrix [N, N] of a sample's activations: drawn
+    weights move them together, and what they have in common says little of the sample."""
+
+    def law(victims: Tensor, heat: float, cut: Tensor) -> tuple[Tensor, Tensor]:
+        rest = (cut - view.values[victims]).flatten(2)
+        slope = rest @ precision
+        return (slope * rest / 2).view_as(cut), slope.view_as(cut)
+
+    return law
+
+
+def likelihood(view: SplitView, mechanism: Mechanism) -> Law:
+    """Negative log-likelihood under the mechanism that made the smashed data random."""
+    prepared = lru_cache(maxsize=2)(
+        lambda heat: mechanism.prepared(view.values, mechanism.softness(heat))
+    )
+    return lambda victims, heat, cut: prepared(heat)[victims].misfit(cut)
 
 
 # --- what images look like --------------------------------------------------------------------
 
 
-class Prior:
+def prior(victims: Tensor, heat: float = 0.0) -> Compare:
     """|z|^2 / 2 of vectors relative to the public prior (see `Frame`)."""
 
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            z = candidate.vectors
-            at = z.detach()
-            return (Misfit(at.square().sum(dim=1) / 2, z, at),)
+    def compare(candidate: Candidate) -> Sequence[Misfit]:
+        z = candidate.vectors
+        at = z.detach()
+        return (Misfit(at.square().sum(dim=1) / 2, z, at),)
 
-        return compare
+    return compare
 
 
-class FadingPrior:
+def fading_prior(square: Tensor) -> Term:
     """The prior where a squared distance is to become exact: it weighs as if the observation had
     a noise that falls from heat to heat, and nothing in the end.
 
-    Where the network is trained, an exact distance alone has many local minima.
-
-    Attributes:
-        square: |observation|^2 [V], the distance's unit.
+    Where the network is trained, an exact distance alone has many local minima. square:
+    |observation|^2 [V], the distance's unit.
     """
 
-    def __init__(self, square: Tensor) -> None:
-        self.square = square
-
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
+    def term(victims: Tensor, heat: float = 0.0) -> Compare:
         noise = _LOUD * (_QUIET / _LOUD) ** (1 - heat) if heat else 0.0
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
             z = candidate.vectors
-            weight = (2 * noise / z[0].numel() * self.square[victims]).to(z)
+            weight = (2 * noise / z[0].numel() * square[victims]).to(z)
             at = z.detach()
             loss = weight * at.square().sum(dim=1) / 2
             return (Misfit(loss, z, weight[:, None] * at),)
 
         return compare
+
+    return term
 
 
 def roughness(x: Tensor) -> Tensor:
@@ -566,15 +499,11 @@ def roughness(x: Tensor) -> Tensor:
     return across + down
 
 
-class TotalVariation:
+def total_variation(weight: float) -> Term:
     """Anisotropic total variation per pixel of images, times a weight."""
 
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
+    def compare(candidate: Candidate) -> Sequence[Misfit]:
+        rough = weight * roughness(candidate.x)
+        return (Misfit(rough.detach(), rough, torch.ones_like(rough)),)
 
-    def against(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            rough = self.weight * roughness(candidate.x)
-            return (Misfit(rough.detach(), rough, torch.ones_like(rough)),)
-
-        return compare
+    return lambda victims, heat=0.0: compare

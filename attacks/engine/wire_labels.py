@@ -7,29 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.engine.observation import NonFiniteError
-from bench.api import Context, NetworkView, Seen, State
+from attacks.engine.observation import FEATURES, FEATURES_GRADIENT, NonFiniteError, Release
+from bench.api import Context, NetworkView, State
 from bench.toolkit.losses import head_of
 
-LABELS, FEATURES, FEATURES_GRADIENT = "labels", "features", "features_gradient"
 
-
-def labels_sent(seen: Seen) -> Tensor | None:
-    """Soft labels [V, B, C] of the first step as they were sent, or None."""
-    if not seen.clients or not seen.of(seen.clients[0], LABELS):
-        return None
-    return seen.stack(LABELS, seen.clients)[0][LABELS]
-
-
-def in_the_clear(labels: Tensor) -> bool:
-    """Whether soft labels are plain: nothing but 0 and 1."""
-    return bool(((labels == 0) | (labels == 1)).all())
-
-
-def network_weights(seen: Seen, ctx: Context) -> dict[str, Tensor]:
+def network_weights(release: Release, ctx: Context) -> dict[str, Tensor]:
     """The network's weights as broadcast, without the defense's randomness."""
-    params = {n: v.to(ctx.device) for n, v in seen.before.items()}
-    const = {n: v.to(ctx.device) for n, v in seen.const.items()}
+    params = {n: v.to(ctx.device) for n, v in release.before.items()}
+    const = {n: v.to(ctx.device) for n, v in release.seen.const.items()}
     return dict(ctx.defense.mean_realize(ctx.defense.receive(params, const), const))
 
 
@@ -50,12 +36,7 @@ def head_values(weights: State, network: NetworkView, buffers: State) -> tuple[T
     return (made[:-1] - made[-1]).mT, made[-1]
 
 
-def shows_slopes(seen: Seen) -> bool:
-    """Whether clients returned their loss's gradient by the server's features."""
-    return bool(seen.clients) and bool(seen.of(seen.clients[0], FEATURES_GRADIENT))
-
-
-def labels_by_slope(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
+def labels_by_slope(release: Release, ctx: Context) -> tuple[Tensor, Tensor]:
     """Labels int64 [V, B] of the first step, and how doubtful each is, [V, B] in [0, 1].
 
     The client returns W'(p - y) / B per sample, p the softmax of its head on the features that
@@ -63,13 +44,13 @@ def labels_by_slope(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     W, so it takes the class y whose slope is nearest. Doubt: squared distance to it over that to
     the second nearest. Raises NonFiniteError, naming the client.
     """
-    weights = network_weights(seen, ctx)
-    weight, bias = head_values(weights, ctx.network, seen.buffers)
-    slope = seen.stack(FEATURES_GRADIENT, seen.clients)[0][FEATURES_GRADIENT]
-    for client, one in zip(seen.clients, slope, strict=True):
+    weights = network_weights(release, ctx)
+    weight, bias = head_values(weights, ctx.network, release.seen.buffers)
+    slope = release.by_sample[FEATURES_GRADIENT][0][0]
+    for client, one in zip(release.clients, slope, strict=True):
         if not bool(torch.isfinite(one).all()):
             raise NonFiniteError(f"the features' gradient of {client} holds non-finite values.")
-    features = torch.stack([_features(seen, c) for c in seen.clients])
+    features = release.by_sample[FEATURES][0][0]
     f = features.flatten(2).to(weight)
     probability = torch.softmax(f @ weight.T + bias, dim=-1)
     # r = B slope = W'(p - y), so that W'p - r = W'y, the row of W of the label.
@@ -78,11 +59,3 @@ def labels_by_slope(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     nearest = distance.topk(min(2, len(weight)), dim=-1, largest=False)
     doubt = nearest.values[..., 0] / nearest.values[..., -1].clamp_min(1e-300)
     return nearest.indices[..., 0], doubt.clamp(0, 1)
-
-
-def _features(seen: Seen, client: str) -> Tensor:
-    """What the server sent a client's head in the first step, [B, ...]."""
-    (message,) = [
-        m for m in seen.messages if m.kind == FEATURES and m.receiver == client and m.step == 0
-    ]
-    return message.parts[FEATURES].values
