@@ -115,7 +115,7 @@ def publish(
         overviews = by_protocol(rows, loss / 100)
         _print(terminal.overview(overviews), "\n".join(legend(overviews)))
         if details:
-            _print(terminal.shown(rows), terminal.legend(rows))
+            _print(terminal.boards(rows), terminal.legend(rows))
         else:
             hint = f"Every row and attack: leakbench report {folder} --details"
             say(hint, style="dim")

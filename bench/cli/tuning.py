@@ -90,7 +90,7 @@ def _losses(text: str) -> list[float]:
 
 def _table(found: Sequence[Search], losses: Sequence[float]) -> Any:
     """For each search the value per loss, with what it loses in points."""
-    from bench.report.terminal import folded
+    from bench.report.terminal import fold
 
     table = options.open_table("The strongest settings, and the points of accuracy that they lose")
     for name in ("defense", "task", "setting"):
@@ -102,5 +102,5 @@ def _table(found: Sequence[Search], losses: Sequence[float]) -> Any:
         cells = ("-" if v is None else f"{v:g} ({100 * search.lost[v]:.1f})" for v in best)
         others = " ".join(f"{k}={v}" for k, v in search.settings.items())
         name = f"{search.defense} {others}".strip()
-        table.add_row(folded(name, _NAME), str(search.task), search.strength.setting, *cells)
+        table.add_row(fold(name, _NAME), str(search.task), search.strength.setting, *cells)
     return table

@@ -22,7 +22,7 @@ from bench.outside.answers import read_answer
 from bench.outside.exports import observation, truth_beside
 from bench.records import AttackRecord, Cell, Row, Run, read_json
 from bench.report.choosing import find
-from bench.report.entries import LEAK_METRICS, taken, values_of
+from bench.report.entries import LEAK_METRICS, select_answers, values_of
 from bench.report.leaderboard import heading, row_id, rows_of
 from bench.report.tables import attack_metrics
 
@@ -246,7 +246,7 @@ def _against(
         rivals.append(("own", own, shown, values_of(records[own], shown)))
     whose: tuple[tuple[Rival, bool], ...] = (("choice", False), ("worst", True))
     for rival, by_truth in whose:
-        cases = ((m, taken(records, m, by_truth=by_truth)) for m in LEAK_METRICS)
+        cases = ((m, select_answers(records, m, by_truth=by_truth)) for m in LEAK_METRICS)
         metric, case = next((found for found in cases if found[1]), ("", None))
         if case is not None:
             best, names = case

@@ -66,10 +66,10 @@ class AccountTable:
     accounts: tuple[Account, ...]
 
     def columns(self) -> list[LedgerColumn]:
-        """Claimed and proven epsilon; without those that no place has."""
+        """Return the columns of claimed and proven epsilon that have a value."""
         entries = [a.entry for a in self.accounts]
         units = dict.fromkeys(e.unit for e in entries if e.unit)
-        found = [
+        columns = [
             LedgerColumn(
                 head="claimed epsilon",
                 meaning=f"the paper's formula, per {' or '.join(units)}",
@@ -86,10 +86,10 @@ class AccountTable:
                 values=tuple(e.eps_record for e in entries),
             ),
         ]
-        return [c for c in found if any(v is not None for v in c.values)]
+        return [c for c in columns if any(v is not None for v in c.values)]
 
     def csv(self) -> str:
-        """A line for every place: the varied values, then all columns; empty where there is no
+        """Return a line for every place: the varied values, then all columns; empty without a
         number."""
         text, columns = io.StringIO(), self.columns()
         lines = csv.writer(text, lineterminator="\n")
@@ -100,7 +100,7 @@ class AccountTable:
 
 
 def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:
-    """What the ledger says of a defense setting.
+    """Return what the ledger says of a defense setting over a run with some facts.
 
     Args:
         name: What an error should call the defense.
@@ -134,7 +134,7 @@ def accounts_over(
     Raises:
         UserError: For an unknown key or one that is not clear, and as `account_of` does.
     """
-    where = {key: _room_of(registry, defense, key) for key in over}
+    where = {key: _section_of(registry, defense, key) for key in over}
     places = tuple(product(*over.values()))
     accounts = []
     for place in places:
@@ -149,7 +149,7 @@ def accounts_over(
 
 
 def checked_facts(given: Mapping[str, Any]) -> Facts:
-    """Facts of a run by name.
+    """Return the facts of a run by name, checked.
 
     Raises:
         UserError: For an unknown fact, a value of the wrong type or range, or no `parameters`.
@@ -171,8 +171,8 @@ def checked_facts(given: Mapping[str, Any]) -> Facts:
     return facts
 
 
-def _room_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
-    """Whether a key is of `settings` or `facts`, and its name there."""
+def _section_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
+    """Return whether a key is of `settings` or `facts`, and its name there."""
     members = defense.split("+")
     settings = [
         name if len(members) == 1 else f"{member}.{name}"

@@ -81,9 +81,9 @@ class Board:
 
 
 def boards(rows: Sequence[Row]) -> list[Board]:
-    """All tables in the order of the rows."""
-    found = enumerate(tables(rows), start=1)
-    return [_board(f"t{number}", title, members) for number, (title, members) in found]
+    """Return all tables in the order of the rows."""
+    numbered = enumerate(tables(rows), start=1)
+    return [_board(f"t{number}", title, members) for number, (title, members) in numbered]
 
 
 def _board(name: str, title: str, rows: list[Row]) -> Board:
@@ -172,7 +172,7 @@ def _row(row: Row, flags: Sequence[Chip], pieces: Pieces) -> dict[str, Any]:
 
 
 def _attack(entry: AttackEntry, pieces: Pieces) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "status": entry.status,
         "reason": None if entry.reason is None else pieces.place(entry.reason),
         "threat": entry.threat,
@@ -189,7 +189,7 @@ def _attack(entry: AttackEntry, pieces: Pieces) -> dict[str, Any]:
         "notes": [pieces.place(n) for n in entry.notes],
         "convergence": entry.convergence and _rounded(vars(entry.convergence)),
     }
-    return {k: v for k, v in found.items() if v not in (None, [], {})}
+    return {k: v for k, v in fields.items() if v not in (None, [], {})}
 
 
 def _rounded(value: Any, digits: int = DIGITS) -> Any:

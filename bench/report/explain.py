@@ -43,22 +43,22 @@ _CHIP = 40
 
 def sentence(flag: Flag) -> str:
     """The whole flag in words."""
-    return _filled(FLAGS[flag.code].text, flag)
+    return _fill(FLAGS[flag.code].text, flag)
 
 
 def chip(flag: Flag) -> str:
     """The flag in a few words."""
-    text = _filled(FLAGS[flag.code].chip, flag)
+    text = _fill(FLAGS[flag.code].chip, flag)
     return text if len(text) <= _CHIP else f"{text[: _CHIP - 1]}…"
 
 
 def letters(flags: Sequence[Flag]) -> str:
-    """The letters of a row's flags, each once, in the order of LETTERS."""
-    found = {FLAGS[f.code].letter for f in flags}
-    return "".join(letter for letter in LETTERS if letter in found)
+    """Return the letters of a row's flags, each once, in the order of LETTERS."""
+    used = {FLAGS[f.code].letter for f in flags}
+    return "".join(letter for letter in LETTERS if letter in used)
 
 
-def _filled(template: str, flag: Flag) -> str:
+def _fill(template: str, flag: Flag) -> str:
     try:
         return template.format(**{**flag.values, "subject": flag.subject})
     except (KeyError, ValueError):  # a file from elsewhere may lack a value

@@ -10,7 +10,8 @@ from bench.records import Row, canonical, short
 
 
 def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by table, with a title each; what else differs between tables of one title is added."""
+    """Return rows by table, with a title each; tables of one title get the differing settings
+    added."""
     titles: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         title = (
@@ -20,9 +21,9 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
         table = canonical(_circumstances(row))
         titles.setdefault(title, {}).setdefault(table, []).append(row)
     out = []
-    for title, alike in titles.items():
-        differing = _differing([_circumstances(members[0]) for members in alike.values()])
-        for more, members in zip(differing, alike.values(), strict=True):
+    for title, groups in titles.items():
+        differing = _differing([_circumstances(members[0]) for members in groups.values()])
+        for more, members in zip(differing, groups.values(), strict=True):
             out.append((" · ".join([title, *more]), members))
     return out
 
@@ -85,10 +86,11 @@ def any_errors(rows: Sequence[Row]) -> bool:
 
 
 def idle(rows: Sequence[Row]) -> dict[str, str]:
-    """Attacks that apply to no row, with the reason: their columns are left to the files."""
-    found: dict[str, str] = {}
+    """Return the attacks that apply to no row, with the reason: only the files have their
+    columns."""
+    reasons: dict[str, str] = {}
     for name in sorted({n for r in rows for n in r.attacks}):
         entries = [r.attacks[name] for r in rows if name in r.attacks]
         if all(e.status == "not_applicable" for e in entries):
-            found[name] = str(entries[0].reason)
-    return found
+            reasons[name] = str(entries[0].reason)
+    return reasons

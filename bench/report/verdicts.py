@@ -75,8 +75,8 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.ranking and row.leaks and row.leaks.below_baseline:
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
-    yield from _of_anyone(row)
-    yield from _understated(row)
+    yield from _unassigned_leakage(row)
+    yield from _stronger_attack(row)
     if row.worst and not row.choice:
         yield Flag(code=FlagCode.BY_BOUND)
     for name, entry in row.attacks.items():
@@ -98,12 +98,12 @@ def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
     return leak(similar.mean + grown.gain, floor, "ssim") > row.leak
 
 
-def _of_anyone(row: Row) -> Iterator[Flag]:
-    """A flag for the attack that reconstructs most, whoever's samples it gives to whom, where that
-    is much more than it reconstructs of each client's own, and than the row shows."""
+def _unassigned_leakage(row: Row) -> Iterator[Flag]:
+    """Flag the attack that reconstructs most when samples may go to any client, where that is much
+    more than it reconstructs of each client's own, and than the row shows."""
     if row.leak is None or row.ranking is None:
         return
-    metric, found = row.ranking.metric, []
+    metric, leaks = row.ranking.metric, []
     for name, entry in row.attacks.items():
         anyone = entry.scores.get(f"{metric}_anyone")
         if anyone is None or entry.is_floor or metric not in entry.floor:
@@ -112,24 +112,24 @@ def _of_anyone(row: Row) -> Iterator[Flag]:
         most, own = (leak(s.mean, floor, metric) for s in (anyone, entry.scores[metric]))
         labels_only = entry.floor.get(metric + FLOOR_SUFFIX, floor)
         if most - own > _MORE and leak(anyone.mean, labels_only, metric) > _MUCH:
-            found.append((most, name))
-    most, name = max(found, default=(0.0, ""))
+            leaks.append((most, name))
+    most, name = max(leaks, default=(0.0, ""))
     if most - row.leak > _MORE:
         yield Flag(code=FlagCode.WHOSE_UNKNOWN, subject=name, values={"leak": most})
 
 
-def _understated(row: Row) -> Iterator[Flag]:
-    """A flag for the attack that leaks most, where it alone leaks more than what was chosen
-    among the answers of all: the judge preferred worse ones."""
+def _stronger_attack(row: Row) -> Iterator[Flag]:
+    """Flag the attack that leaks most, where it leaks more than the selected reconstructions: the
+    likelihood score preferred worse ones."""
     if row.choice is None or row.leak is None:
         return
-    most, name = max(_alone(row, row.choice.metric))
+    most, name = max(_leakage_by_attack(row, row.choice.metric))
     if most - row.leak > _WORSE:
         yield Flag(code=FlagCode.UNDERSTATED, subject=name, values={"leak": most})
 
 
-def _alone(row: Row, metric: str) -> list[tuple[float, str]]:
-    """What each attack leaks by itself, and its name."""
+def _leakage_by_attack(row: Row, metric: str) -> list[tuple[float, str]]:
+    """Return each attack's leakage, and its name."""
     return [
         (leak(entry.scores[metric].mean, entry.floor[metric], metric), name)
         for name, entry in row.attacks.items()
@@ -138,10 +138,9 @@ def _alone(row: Row, metric: str) -> list[tuple[float, str]]:
 
 
 def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]) -> Row:
-    """A row with a flag for the attack that leaks most in the first round, where that is more than
-    the row shows, though several rounds were seen, and this one among them: who sees more can
-    always look at that alone, so the attacks on all of them were too weak, or the victims, which
-    are others, harder.
+    """Flag the attack that leaks most in the first round, where that is more than a row of several
+    observed rounds shows. An attacker who sees more can ignore the other rounds: the attacks on all
+    of them were too weak, or their victims harder.
 
     Args:
         row: At the checkpoint after training.
@@ -153,13 +152,13 @@ def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]
         return row
     used = [threats[name] for name in {e.threat for e in row.attacks.values()}]
     several = [_work_and_grants(t) for t in used if t.rounds > 1]
-    alike = {n for n, t in threats.items() if t.rounds == 1 and _work_and_grants(t) in several}
-    found = [
+    names = {n for n, t in threats.items() if t.rounds == 1 and _work_and_grants(t) in several}
+    candidates = [
         (leaks, name)
-        for leaks, name in _alone(first, row.ranking.metric)
-        if first.attacks[name].threat in alike
+        for leaks, name in _leakage_by_attack(first, row.ranking.metric)
+        if first.attacks[name].threat in names
     ]
-    most, name = max(found, default=(0.0, ""))
+    most, name = max(candidates, default=(0.0, ""))
     if most - row.leak <= _WORSE:
         return row
     flag = Flag(code=FlagCode.FIRST_ROUND, subject=name, values={"leak": most})
@@ -214,11 +213,11 @@ def is_reference(row: Row) -> bool:
 
 
 def understated(row: Row) -> float | None:
-    """What leaks where flags say that a row shows less: by one attack alone, in the first round
-    alone, or of the images of all clients, whosever each is. None without such a flag."""
+    """Return the largest leakage of flags that say that a row shows less: by one attack, in the
+    first round, or of all clients' images in any order. None without such a flag."""
     codes = (FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND, FlagCode.WHOSE_UNKNOWN)
-    found = [f.values["leak"] for f in row.flags if f.code in codes and "leak" in f.values]
-    return max(map(float, found), default=None)
+    leaks = [f.values["leak"] for f in row.flags if f.code in codes and "leak" in f.values]
+    return max(map(float, leaks), default=None)
 
 
 def has_use(row: Row) -> bool:
