@@ -161,10 +161,10 @@ class Leaks:
 
     @cached_property
     def interval(self) -> Interval:
-        """Mean over victims with its 95 % interval, in [0, 1]."""
-        found = interval_of(list(self.outcomes.values()), (0.0, 1.0))
-        assert found is not None  # there is a victim
-        mean, lo, hi = (min(max(v, 0.0), 1.0) for v in (found.mean, found.lo, found.hi))
+        """Return the mean over victims with its 95 % interval, in [0, 1]."""
+        raw = interval_of(list(self.outcomes.values()), (0.0, 1.0))
+        assert raw is not None  # there is a victim
+        mean, lo, hi = (min(max(v, 0.0), 1.0) for v in (raw.mean, raw.lo, raw.hi))
         return Interval(mean=mean, lo=lo, hi=hi)
 
     @property
@@ -353,7 +353,8 @@ _FIRST = ("suite", "protocol", "protocol_settings", "dataset", "dataset_settings
 
 
 def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
-    """A row as leaderboard.json holds it; `sentence` makes the `text` beside each flag's code."""
+    """Return a row as leaderboard.json holds it; `sentence` makes the `text` beside each flag's
+    code."""
     flags = [
         {
             "code": f.code,
@@ -365,8 +366,8 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
         for f in row.flags
     ]
     names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
-    found = {n: getattr(row, n) for n in names}
-    return {"schema": ROW_SCHEMA, **found, "leakage": row.leak_interval, "flags": flags}
+    values = {n: getattr(row, n) for n in names}
+    return {"schema": ROW_SCHEMA, **values, "leakage": row.leak_interval, "flags": flags}
 
 
 def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:

@@ -123,15 +123,16 @@ def verified_beside(folder: Path) -> Path:
 
 
 def read_verified(folder: Path) -> Verified | None:
-    """The rerun of a folder that passed, of its files as they are; None if there is none.
+    """Return the passed rerun of a folder whose files have not changed since; None if there is
+    none.
 
     Raises UserError for a file that is none.
     """
     path = verified_beside(folder)
     if not path.is_file():
         return None
-    found = _read(path, Verified)
-    return found if found.passed and found.digest == digest_of(folder) else None
+    verified = _read(path, Verified)
+    return verified if verified.passed and verified.digest == digest_of(folder) else None
 
 
 def standing(verified: Verified | None) -> str:
