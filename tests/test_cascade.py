@@ -17,7 +17,7 @@ from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness import launch
-from bench.harness.cascade import EXPLAINED, Earlier, apart, of_victims, spare
+from bench.harness.cascade import EXPLAINED, Earlier, is_separable, of_victims, spare
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
@@ -288,7 +288,7 @@ def test_victims_are_apart_where_each_ones_messages_tell_all_of_it(
     seen, _ = seen_under(
         digits, network, defense, clients=4, protocol=protocol, split=cut, rounds=1
     )
-    assert apart(seen, defense) is expected
+    assert is_separable(seen, defense) is expected
     some = of_victims(seen, [2, 0])
     assert some.clients == (seen.clients[2], seen.clients[0])
     assert some.messages == seen.messages

@@ -20,7 +20,7 @@ from torch import Tensor
 from bench import models
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
-from bench.harness.cascade import Earlier, apart, of_victims, spare
+from bench.harness.cascade import Earlier, is_separable, of_victims, spare
 from bench.harness.environment import Environment, needed_by, not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
@@ -186,12 +186,12 @@ def _attack_view(
     for begins in (place.name, PUBLIC):
         check_kept(work.observed, trained, begins)
     everything = load_seen(place, most_bytes=RELEASES_BYTES)
-    seen = _read_by(attack, everything)
+    seen = _restrict(attack, everything)
     reason = attack.applies(seen)
     if reason is not None:
         return not_applicable(reason)
     public = load_public(work.observed, cell.threat.aux)
-    earlier = [_earlier(*one, number) for one in work.earlier]
+    earlier = [_load_earlier(*one, number) for one in work.earlier]
     spared = spare(earlier, everything, defense)
     left, victims = spared.left, len(everything.clients)
     if spared.by and left:
@@ -230,7 +230,7 @@ def _attack_view(
         # All that depends on the budget is rebuilt, so that nothing else differs.
         anew = plugins.attack(cell.attack, cell.settings)
         loaded = load_seen(place, most_bytes=RELEASES_BYTES)
-        seen_anew = _read_by(anew, of_victims(loaded, left) if spared.by else loaded)
+        seen_anew = _restrict(anew, of_victims(loaded, left) if spared.by else loaded)
         again = answered(anew, seen_anew, 2 * cell.budget)
         doubled = DoubledRun(
             budget=2 * cell.budget,
@@ -243,7 +243,7 @@ def _attack_view(
         first=spared.whole(answer),
         doubled=again,
         unexplained=None if spared.by else unexplained,
-        apart=apart(everything, defense),
+        apart=is_separable(everything, defense),
     ).save(Answer.path(work.artifacts, number))
     notes = [sound_text(str(note)) for note in answer.notes]
     notes += [spared.note] if spared.by else []
@@ -307,8 +307,8 @@ def load_public(observed: Path, count: int | None) -> tuple[Tensor, Tensor]:
     return tensors["x"][:count], tensors["y"][:count]
 
 
-def _earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Earlier:
-    """What an attack that went before answered about a view."""
+def _load_earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Earlier:
+    """Load an earlier attack's answer about a view."""
     path = Answer.path(artifacts, view)
     check_kept(artifacts, record, path.name)
     answer = Answer.load(path)
@@ -320,8 +320,8 @@ def _earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Ea
     )
 
 
-def _read_by(attack: Attack, seen: Seen) -> Seen:
-    """What was seen, as far as the attack reads it."""
+def _restrict(attack: Attack, seen: Seen) -> Seen:
+    """Return what the attack reads of what was seen."""
     whole = attack.reads == "all" or not seen.earlier
     return seen if whole else replace(seen, earlier=())
 

@@ -55,12 +55,12 @@ def registry_for(
 
 
 def needed_by(job: TrainJob | AttackJob) -> frozenset[tuple[PluginKind, str]]:
-    """Kind and name of the plugins that a training or an attack runs."""
+    """Return the kind and name of the plugins that a training or an attack runs."""
     train = job if isinstance(job, TrainJob) else job.train
-    found: set[tuple[PluginKind, str]] = {("defense", n) for n in train.defense.split("+")}
+    plugins: set[tuple[PluginKind, str]] = {("defense", n) for n in train.defense.split("+")}
     if isinstance(job, AttackJob):
-        found.add(("attack", job.attack))
-    return frozenset(found)
+        plugins.add(("attack", job.attack))
+    return frozenset(plugins)
 
 
 @lru_cache(maxsize=DATASETS_KEPT)

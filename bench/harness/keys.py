@@ -87,9 +87,10 @@ class Code:
         return self._models[name]
 
     def package(self, kind: PluginKind, name: str) -> str:
-        """Of a plugin with what it reaches outside leakbench: what must be installed to run it."""
-        found = self._reached(kind, name)
-        return "syntax:" + _hash({m: d for m, d in found.items() if not m.startswith("bench.")})
+        """Hash a plugin with what it reaches outside leakbench: what must be installed to run
+        it."""
+        digests = self._reached(kind, name)
+        return "syntax:" + _hash({m: d for m, d in digests.items() if not m.startswith("bench.")})
 
     def dataset(self, name: str) -> str | None:
         """Of the loader of a data set of an installed package, with all that it reaches; None for
@@ -106,9 +107,9 @@ class Code:
         return Sources({*self._packages, top}).reached(module, folder=folder)
 
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
-        """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""
-        found = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
-        return found | {
+        """Return the hashes of leakbench and of the plugins (kind, name), by name."""
+        hashes = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
+        return hashes | {
             "leakbench": _hash(
                 {"train": self.training, "attack": self.attacking, "score": self.scoring}
             )

@@ -35,11 +35,11 @@ class Plan:
                 raise ValueError(f"{cell.name} is planned without what it goes after.")
 
     def by_training(self) -> dict[TrainJob, list[AttackJob]]:
-        """The attacks on every training, none on some."""
-        found: dict[TrainJob, list[AttackJob]] = {job: [] for job in self.trainings}
+        """Return the attacks on every training; some have none."""
+        attacks: dict[TrainJob, list[AttackJob]] = {job: [] for job in self.trainings}
         for cell in self.cells:
-            found[cell.train].append(cell)
-        return found
+            attacks[cell.train].append(cell)
+        return attacks
 
     def part(self, number: int, of: int) -> Plan:
         """Part `number`, from 1, of so many: every `of`-th training with its attacks, so that parts
@@ -71,9 +71,9 @@ ONLY_KEYS = (
 )
 
 
-def _known(suite: Suite, key: str) -> list[str]:
-    """What of a suite a key of ONLY_KEYS may name."""
-    found: dict[str, Iterable[Any]] = {
+def _possible_values(suite: Suite, key: str) -> list[str]:
+    """Return the values that a key of ONLY_KEYS may have in a suite."""
+    values: dict[str, Iterable[Any]] = {
         "dataset": (t.dataset for t in suite.tasks),
         "model": (t.model for t in suite.tasks),
         "protocol": (suite.protocol_of(t).name for t in suite.tasks),
@@ -85,7 +85,7 @@ def _known(suite: Suite, key: str) -> list[str]:
         "task": range(len(suite.tasks)),
         "variant": (s.get("variant", "") for d in suite.defenses for s in grid(d.settings)),
     }
-    return list(dict.fromkeys(map(str, found[key])))
+    return list(dict.fromkeys(map(str, values[key])))
 
 
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
@@ -111,7 +111,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
         check_once(f"--only {key}", values)
     choices = {k: {v, *parts[k]} for k, v in only.items()}
     for key, value in only.items():
-        known = _known(suite, key)
+        known = _possible_values(suite, key)
         for one in [] if value in known else parts[key]:
             if one not in known:
                 raise UserError(did_you_mean(key, one, known, where=f"suite {suite.name}"))

@@ -55,7 +55,7 @@ class Scoring(Work):
         return replace(self, observed=places[self.observed], answers=places[self.answers])
 
     def __call__(self) -> AttackRecord:
-        """The record with scores and baselines."""
+        """Return the record with scores and baselines."""
         look = self.trained.observations[self.cell.checkpoint][self.cell.threat.name]
         dataset = self.data()
         values, doubled, lowest = [], [], []
@@ -76,9 +76,9 @@ class Scoring(Work):
             lowest.append(floors_of(self.cell, dataset, truth))
             truths.append(truth["x"])
             failed += scores.failed
-        if len(images) == len(truths) and len({one.shape[1:] for one in images}) == 1:
-            found = {"images": torch.cat(images), "truth": torch.cat(truths)}
-            save_tensors(found, self.artifacts / RECONSTRUCTION)
+        if len(images) == len(truths) and len({image.shape[1:] for image in images}) == 1:
+            tensors = {"images": torch.cat(images), "truth": torch.cat(truths)}
+            save_tensors(tensors, self.artifacts / RECONSTRUCTION)
         joined, record = together(values), self.record
         again = together(doubled)
         return replace(

@@ -52,16 +52,16 @@ class Sources:
         self._sources: dict[str, ParsedModule | None] = {}
 
     def reached(self, root: str, *, folder: Path | None = None) -> dict[str, str]:
-        """The root module and all that it reaches: module -> digest, without those that only hand
-        on names. Modules that lie in `folder` are followed as well as those of the packages."""
-        found: dict[str, str] = {}
-        asked: set[Import] = set()
+        """Return the root module and all that it reaches, module -> digest, without modules that
+        only hand on names. Modules in `folder` are followed as well as those of the packages."""
+        digests: dict[str, str] = {}
+        visited: set[Import] = set()
         todo: list[Import] = [(root, None)]
         while todo:
             module, name = ask = todo.pop()
-            if ask in asked or not (module == root or self._followed(module, folder)):
+            if ask in visited or not (module == root or self._follows(module, folder)):
                 continue
-            asked.add(ask)
+            visited.add(ask)
             source = self._source(module)
             if name and self._spec(f"{module}.{name}") is not None:
                 todo.append((f"{module}.{name}", None))
@@ -75,12 +75,12 @@ class Sources:
             if name and name in source.binds:
                 todo.append(source.binds[name])
             if not source.front:
-                found[module] = source.digest
+                digests[module] = source.digest
             if not source.front or name is None or name == "*":
                 todo.extend(source.imports)
-        return found
+        return digests
 
-    def _followed(self, module: str, folder: Path | None) -> bool:
+    def _follows(self, module: str, folder: Path | None) -> bool:
         top = module.partition(".")[0]
         if top in self._packages or folder is None:
             return top in self._packages

@@ -136,7 +136,8 @@ class _Going:
         self.sources = {p.name: p.read_text(encoding="utf-8") for p in settings.env.plugins}
 
     def room(self) -> int:
-        """How many jobs more the cluster's nodes can hold. Raises UserError if none could."""
+        """Count the further jobs that the cluster's nodes can hold. Raises UserError if none
+        fits."""
         cpus, gpus = self.settings.cpus, self.settings.gpus
         alive = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         room = 0
@@ -145,12 +146,12 @@ class _Going:
             fits += [node.get("GPU", 0.0) // gpus] if gpus else []
             room += int(min(fits, default=0))
         if not room and not self.jobs:
-            found = ", ".join(
+            sizes = ", ".join(
                 f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in alive
             )
             raise UserError(
                 f"no node of the Ray cluster can hold a job of {cpus:g} CPUs and {gpus:g} GPUs: "
-                f"its nodes have {found or 'nothing'}."
+                f"its nodes have {sizes or 'nothing'}."
             )
         return max(0, room - len(self.jobs))
 
