@@ -76,7 +76,7 @@ _told: list[BaseException] = []
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Whatever is raised inside leaves as an Exception: SystemExit and its like as `Escaped`.
+    """Let every exception inside leave as an Exception: SystemExit and its like as `Escaped`.
 
     Only what comes from outside passes, KeyboardInterrupt where somebody pressed Ctrl-C and
     OverLimit; and both pass even where the code inside swallowed them.
@@ -96,10 +96,10 @@ def contained() -> Iterator[None]:
         if listens:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if here and _told:
-        told = _told[0]
+        interrupt = _told[0]
         if listens:
             _told.clear()
-        raise told
+        raise interrupt
 
 
 @contextmanager
@@ -279,10 +279,10 @@ def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[N
 def forget() -> None:
     """Empty leakbench's own caches in this process: what they hold may have been computed in a
     state that foreign code had changed."""
-    for found in gc.get_objects():
+    for item in gc.get_objects():
         # By type(), since to ask some objects for their class makes them import something.
-        if type(found) is functools._lru_cache_wrapper and found.__module__.startswith("bench."):
-            found.cache_clear()
+        if type(item) is functools._lru_cache_wrapper and item.__module__.startswith("bench."):
+            item.cache_clear()
 
 
 class _Aside(io.TextIOBase):

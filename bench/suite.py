@@ -279,7 +279,7 @@ class Suite(BaseModel):
                 )
 
     def _repeats(self) -> Iterator[str]:
-        """What is named twice."""
+        """Yield a sentence for each name that occurs twice."""
         yield from repeats("seeds", self.seeds)
         yield from repeats("checkpoints", self.checkpoints)
         for attack in self.attacks:
@@ -298,14 +298,14 @@ class Suite(BaseModel):
             "tasks", tasks, show=lambda task: f"{task['dataset']} with {task['model']}"
         )
         for place, task in enumerate(self.tasks):
-            made = [
+            pairs = [
                 (defense.name, settings)
                 for defense in self.defenses
                 if defense.runs_on(place)
                 for settings in grid(defense.settings)
             ]
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
-            yield from repeats(where, made, show=lambda setting: _setting(*setting))
+            yield from repeats(where, pairs, show=lambda setting: _setting(*setting))
 
     def observed_checkpoints(self, attack: AttackSettings) -> list[Checkpoint]:
         """The checkpoints that an attack's threat observes."""
@@ -337,18 +337,18 @@ class Suite(BaseModel):
 def repeats(
     where: str, values: Iterable[Any], *, show: Callable[[Any], str] = str
 ) -> Iterator[str]:
-    """A sentence for each of the values that is there again."""
+    """Yield a sentence for each value that occurs again."""
     known: set[Any] = set()
-    told: set[Any] = set()
+    reported: set[Any] = set()
     for value in values:
-        one = _hashable(value)
-        if one in known and one not in told:
-            told.add(one)
+        item = _hashable(value)
+        if item in known and item not in reported:
+            reported.add(item)
             yield (
                 f"{show(value)} is named twice in {where}, which would count the same victims "
                 "again."
             )
-        known.add(one)
+        known.add(item)
 
 
 def check_once(where: str, values: Iterable[Any]) -> None:
@@ -402,7 +402,7 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     """
     text, place = suite_text(name)
     try:
-        data = _parsed(text)
+        data = _parse(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is no valid TOML: {_reason(error)}.") from error
     for override in overrides:
@@ -442,10 +442,10 @@ load = read_suite  # scripts that use this module may call it so
 
 
 def _problems(error: ValidationError, within: tuple[int | str, ...] = ()) -> str:
-    """All that is wrong with a suite, or with what stands `within` it, a sentence each."""
-    told = [_problem({**p, "loc": (*within, *p["loc"])}) for p in error.errors()[:_TOLD]]
+    """Return all errors of a suite, or of what is `within` it, a sentence each."""
+    sentences = [_problem({**p, "loc": (*within, *p["loc"])}) for p in error.errors()[:_TOLD]]
     more = error.error_count() - _TOLD
-    return " ".join([*told, f"And {more} more."] if more > 0 else told)
+    return " ".join([*sentences, f"And {more} more."] if more > 0 else sentences)
 
 
 _TOLD = 20
@@ -456,7 +456,7 @@ def _problem(problem: ErrorDetails) -> str:
     message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
     path = ".".join(_cut(p) for p in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        near = close_name(str(problem["loc"][-1])[:_CUT], _keys_beside(problem["loc"]))
+        near = close_name(str(problem["loc"][-1])[:_CUT], _keys_at(problem["loc"]))
         return f"unknown key '{path}'." + (f" Did you mean '{near}'?" if near else "")
     if problem["type"] == "missing":
         return f"the key '{path}' is missing."
@@ -479,8 +479,8 @@ def shown(value: Any) -> str:
     return _SHOWN.repr(value)
 
 
-def _keys_beside(place: Sequence[int | str]) -> list[str]:
-    """The keys that a suite may have where `place` is."""
+def _keys_at(place: Sequence[int | str]) -> list[str]:
+    """Return the keys that a suite may have where `place` is."""
     model: type[BaseModel] = Suite
     for part in place[:-1]:
         if isinstance(part, str) and part in model.model_fields:
@@ -498,12 +498,12 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [m for part in get_args(annotation) for m in _models_in(part)]
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """A TOML document. Raises ValueError for what is none, and for dates and times, which no
+def _parse(text: str) -> dict[str, Any]:
+    """Parse a TOML document. Raises ValueError for invalid ones, and for dates and times, which no
     setting takes."""
-    made = tomllib.loads(text)
-    json.dumps(made, default=_refuse)
-    return made
+    document = tomllib.loads(text)
+    json.dumps(document, default=_refuse)
+    return document
 
 
 def _refuse(value: object) -> None:
@@ -511,12 +511,12 @@ def _refuse(value: object) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value (1, 0.5, true, [1, 2], "text") or, failing that, the text itself."""
+    """Parse a TOML value (1, 0.5, true, [1, 2], "text"); other text is returned as it is."""
     try:
-        found = _parsed(f"value = {text}")
+        document = _parse(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    return found["value"] if len(found) == 1 else text
+    return document["value"] if len(document) == 1 else text
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:

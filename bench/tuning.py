@@ -63,14 +63,14 @@ class Search:
         return list(dict.fromkeys(v for loss in losses if (v := self._between(loss)) is not None))
 
     def _between(self, loss: float) -> float | None:
-        """The middle of the strongest value that is allowed and the weakest beyond it."""
+        """Return the middle of the strongest allowed value and the weakest stronger one."""
         best = self.best(loss)
         if best is None:
             return None
-        beyond = [v for v in self.lost if self._strength(v) > self._strength(best)]
-        if not beyond:
+        stronger = [v for v in self.lost if self._strength(v) > self._strength(best)]
+        if not stronger:
             return None
-        middle = math.sqrt(best * min(beyond, key=self._strength))
+        middle = math.sqrt(best * min(stronger, key=self._strength))
         value = float(f"{middle:.{_DIGITS}g}")
         return None if value in self.lost else value
 
@@ -86,30 +86,30 @@ class Search:
 
 
 def searches(suite: Suite, registry: Registry) -> list[Search]:
-    """One per task and per defense that declares a strength, for each combination of its other
-    settings.
+    """Return one search per task and per defense that declares a strength, for each combination of
+    its other settings.
 
     Raises:
         UserError: If there is none, or a task has no undefended row.
     """
-    found: list[Search] = []
+    out: list[Search] = []
     for defense in suite.defenses:
         strength = strength_of(defense, registry)
         if strength is None:
             continue
         others = {k: v for k, v in defense.settings.items() if k != strength.setting}
         for task in filter(defense.runs_on, range(len(suite.tasks))):
-            found += [
+            out += [
                 Search(defense=defense.name, settings=s, strength=strength, task=task)
                 for s in grid(others)
             ]
-    if not found:
+    if not out:
         raise UserError(f"no defense of suite {suite.name} declares a strength to tune.")
-    for task in {s.task for s in found}:
+    for task in {s.task for s in out}:
         bare = [d for d in suite.defenses if d.name == UNDEFENDED]
         if not any(d.runs_on(task) for d in bare):
             raise UserError(f"task {task} of suite {suite.name} has no row '{UNDEFENDED}'.")
-    return found
+    return out
 
 
 def strength_of(defense: DefenseSettings, registry: Registry) -> Strength | None:
@@ -136,11 +136,11 @@ def tune(
         losses: Accuracies that may be lost, as shares of the test samples.
         steps: Bisections.
     """
-    suite = _with_validation(suite)
-    found = searches(suite, registry)
+    suite = _add_validation(suite)
+    tuned = searches(suite, registry)
     bare = [d for d in suite.defenses if d.name == UNDEFENDED]
     for _ in range(1 + steps):
-        tried = [(search, values) for search in found if (values := search.next(losses))]
+        tried = [(search, values) for search in tuned if (values := search.next(losses))]
         if not tried:
             break
         entries = [*bare, *(search.entry(values) for search, values in tried)]
@@ -148,10 +148,10 @@ def tune(
         rows = play(suite.model_copy(update=changes))
         for search, values in tried:
             search.lost |= dict(_losses(search, values, rows, suite))
-    return found
+    return tuned
 
 
-def _with_validation(suite: Suite) -> Suite:
+def _add_validation(suite: Suite) -> Suite:
     """The suite with validation samples in place of test samples, and with other seeds."""
     tasks = [
         task.model_copy(update={"dataset_settings": {**task.dataset_settings, "validation": True}})
@@ -189,15 +189,15 @@ def _losses(
 
 
 def tuned_text(
-    text: str, suite: Suite, found: Sequence[Search], losses: Sequence[float], registry: Registry
+    text: str, suite: Suite, tuned: Sequence[Search], losses: Sequence[float], registry: Registry
 ) -> str:
-    """A suite's file with the settings that were found, a comment on each, under the name
-    NAME_tuned; what declares no strength stays as it is.
+    """Return a suite's file with the tuned settings, a comment on each, under the name NAME_tuned;
+    defenses without a strength stay as they are.
 
     Args:
         text: The suite's own file.
         suite: As it was read from there, with what was changed.
-        found: See `tune`.
+        tuned: See `tune`.
         losses: Those that were asked for.
         registry: Where defenses are found.
     """
@@ -207,7 +207,7 @@ def tuned_text(
         for d in suite.defenses
         if strength_of(d, registry) is None
     ]
-    for search in found:
+    for search in tuned:
         asked: dict[float, list[float]] = {}
         for loss in losses:
             best = search.best(loss)
@@ -226,7 +226,7 @@ def tuned_text(
             )
             settings = {**search.settings, search.strength.setting: value}
             blocks.append(comment + _block(search.defense, settings, [search.task]))
-    return _with_defenses(text, "\n".join(blocks))
+    return _replace_defenses(text, "\n".join(blocks))
 
 
 def _block(name: str, settings: Mapping[str, Any], tasks: Sequence[int] | None) -> str:
@@ -238,8 +238,8 @@ def _block(name: str, settings: Mapping[str, Any], tasks: Sequence[int] | None) 
     return "\n".join(lines) + "\n"
 
 
-def _with_defenses(text: str, blocks: str) -> str:
-    """A suite's text with these in place of its defenses.
+def _replace_defenses(text: str, blocks: str) -> str:
+    """Replace the defenses in a suite's text.
 
     Its comments stay where its defenses are written as `[[defenses]]` with a line for each key;
     in any other form of TOML it is written anew, with the same meaning.
@@ -249,12 +249,12 @@ def _with_defenses(text: str, blocks: str) -> str:
     block = re.compile(r"^\[\[defenses\]\]\n(?:(?!\[|#).*\n?)*", re.MULTILINE)
     first = block.search(text)
     if first is not None:
-        rest = block.sub("", text[first.end() :])
+        remainder = block.sub("", text[first.end() :])
         name = re.compile(r'^name = "(.*)"', re.MULTILINE)
         start = name.sub(r'name = "\1_tuned"', text[: first.start()], count=1)
-        made = f"{start}{blocks}\n{rest.lstrip()}"
+        document = f"{start}{blocks}\n{remainder.lstrip()}"
         with suppress(tomllib.TOMLDecodeError):
-            if tomllib.loads(made) == wanted:
-                return made
+            if tomllib.loads(document) == wanted:
+                return document
     lines = [f"{k} = {to_toml(v, k)}\n" for k, v in wanted.items() if k != "defenses"]
     return f"{''.join(lines)}\n{blocks}"
