@@ -280,18 +280,18 @@ class ThreatSettings(BaseModel):
         return [round(i * rounds / (self.rounds - 1)) for i in range(self.rounds)]
 
     def observed_work(self, protocol: ProtocolSettings) -> str:
-        """What a victim does in an observed round: batch 1, one step; of several rounds, how
-        many: batch 1, one step, in 11 rounds."""
+        """Return what a victim does in an observed round: batch 1, one step; of several rounds with
+        their number: batch 1, one step, in 11 rounds."""
         if self.recorded:
             return f"rounds of the training: {protocol.work}"
         if self.work == "trained":
-            found = protocol.work
+            text = protocol.work
         elif self.local_epochs == 1:
-            found = work_text(batch=self.batch, steps=self.local_steps)
+            text = work_text(batch=self.batch, steps=self.local_steps)
         else:
-            one = work_text(batch=self.batch, steps=self.local_steps)
-            found = f"{one} in each of {self.local_epochs} epochs"
-        return found if self.rounds == 1 else f"{found}, in {self.rounds} rounds"
+            epoch = work_text(batch=self.batch, steps=self.local_steps)
+            text = f"{epoch} in each of {self.local_epochs} epochs"
+        return text if self.rounds == 1 else f"{text}, in {self.rounds} rounds"
 
     def describe(self) -> str:
         """One line for a report's row."""
