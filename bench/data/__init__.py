@@ -115,7 +115,7 @@ def load_dataset(
             raise UserError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH, npz:PATH or hf:NAME."
             )
-        loader, supplied["path"] = PATH_LOADERS[prefix], _looked_up(path)
+        loader, supplied["path"] = PATH_LOADERS[prefix], _check_path(path)
     elif name in LOADERS:
         loader = LOADERS[name]
     else:
@@ -133,7 +133,7 @@ def load_dataset(
     if not isinstance(validation, bool):
         raise UserError(f"validation of dataset {name} must be true or false, got {validation!r}.")
     own = checked_arguments(loader, wanted, what=f"dataset {name}", supplied=tuple(supplied))
-    what = f"dataset {name}" if point is None else _said(point)
+    what = f"dataset {name}" if point is None else _describe(point)
     try:
         with contained():
             loaded = loader(**supplied, **own)
@@ -143,12 +143,12 @@ def load_dataset(
         if point is None:
             raise
         raise UserError(f"{what} cannot be loaded: {in_one_line(error)}") from error
-    made = checked(loaded, what=what)
-    return validation_part(made, seed) if validation else made
+    dataset = checked(loaded, what=what)
+    return validation_part(dataset, seed) if validation else dataset
 
 
-def _looked_up(path: str) -> Path:
-    """The path itself. Raises UserError for one that no file system looks up."""
+def _check_path(path: str) -> Path:
+    """Return the path. Raises UserError for one that no file system looks up."""
     try:
         os.stat(path)
     except (OSError, ValueError) as error:
@@ -162,10 +162,10 @@ def _loader_of(point: EntryPoint) -> Loader:
     try:
         return foreign_loader(point)
     except UserError as error:
-        raise UserError(f"{_said(point)} is broken: {error}") from error
+        raise UserError(f"{_describe(point)} is broken: {error}") from error
 
 
-def _said(point: EntryPoint) -> str:
+def _describe(point: EntryPoint) -> str:
     return f"dataset '{point.name}' ({origin_of(point)})"
 
 
