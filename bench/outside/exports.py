@@ -121,8 +121,8 @@ def write_view(
             text = json.loads(temporary.with_suffix(".json").read_text(encoding="utf-8"))
             for number in range(len(seen.earlier)):
                 for ending in (".safetensors", ".json"):
-                    made, goal = earlier_path(temporary, number), earlier_path(base, number)
-                    os.replace(f"{made}{ending}", f"{goal}{ending}")
+                    source, goal = earlier_path(temporary, number), earlier_path(base, number)
+                    os.replace(f"{source}{ending}", f"{goal}{ending}")
             os.replace(temporary.with_suffix(".safetensors"), paths.tensors)
             os.replace(_public_beside(temporary), paths.public)
         write_whole(paths.text, to_json(text | facts))
