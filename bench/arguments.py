@@ -88,5 +88,5 @@ def _whole_numbers(value: Any) -> Iterator[int]:
         yield value
     inner = value.values() if isinstance(value, Mapping) else value
     if isinstance(inner, Iterable) and not isinstance(inner, str | bytes):
-        for one in inner:
-            yield from _whole_numbers(one)
+        for item in inner:
+            yield from _whole_numbers(item)

@@ -234,11 +234,11 @@ class Results:
         from bench.report import grids
 
         cells = self._some_cells(**only)
-        asked = dict(settings or {})
-        chosen = [c for c in cells if {k: c.settings.get(k, ...) for k in asked} == asked]
+        filters = dict(settings or {})
+        chosen = [c for c in cells if {k: c.settings.get(k, ...) for k in filters} == filters]
         if not chosen:
             there = ", ".join(dict.fromkeys(c.setting for c in cells))
-            raise UserError(f"no cell has the settings {asked}; there are {there}.")
+            raise UserError(f"no cell has the settings {filters}; there are {there}.")
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
     def plot_pareto(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:

@@ -233,11 +233,11 @@ class Suite(BaseModel):
                     where = f"attacks above {attack.name} under threat {attack.threat or first}"
                     yield did_you_mean("attack", name, list(above), where=where)
                     continue
-                other = above[name]
-                mine, theirs = self.checkpoints_of(attack), self.checkpoints_of(other)
+                earlier = above[name]
+                mine, theirs = self.checkpoints_of(attack), self.checkpoints_of(earlier)
                 lacks = [c for c in mine if c not in theirs]
                 lacks += [f"task {t}" for t in everywhere
-                          if attack.runs_on(t) and not other.runs_on(t)]  # fmt: skip
+                          if attack.runs_on(t) and not earlier.runs_on(t)]  # fmt: skip
                 if lacks:
                     yield (
                         f"attack {attack.name} is to go after {name}, which does not run at "
@@ -315,8 +315,8 @@ class Suite(BaseModel):
 
     def checkpoints_of(self, attack: AttackSettings) -> list[Checkpoint]:
         """Those at which an attack runs."""
-        wanted = attack.checkpoints or self.checkpoints
-        return [c for c in self.observed_checkpoints(attack) if c in wanted]
+        own = attack.checkpoints or self.checkpoints
+        return [c for c in self.observed_checkpoints(attack) if c in own]
 
     def threats_of(self, place: int) -> list[ThreatSettings]:
         """What the trainings of the task at a place observe: every threat, but none where attacks

@@ -52,7 +52,7 @@ class Search:
 
     def best(self, loss: float) -> float | None:
         """The strongest value tried that loses at most so much; None if none does."""
-        allowed = [v for v, lost in self.lost.items() if at_most(lost, loss)]
+        allowed = [v for v, drop in self.lost.items() if at_most(drop, loss)]
         return max(allowed, key=self._strength) if allowed else None
 
     def next(self, losses: Sequence[float]) -> list[float]:
@@ -178,8 +178,8 @@ def _losses(
         and (r.dataset_settings, r.model_settings) == (task.dataset_settings, task.model_settings)
     ]
     for value in values:
-        wanted = {**search.settings, search.strength.setting: value}
-        row = next((r for r in mine if (r.defense, r.settings) == (search.defense, wanted)), None)
+        setting = {**search.settings, search.strength.setting: value}
+        row = next((r for r in mine if (r.defense, r.settings) == (search.defense, setting)), None)
         drop = None if row is None else row.accuracy_drop
         learns = row is not None and has_use(row)
         yield value, math.inf if drop is None or not learns else drop.mean
@@ -208,7 +208,7 @@ def tuned_text(
         if strength_of(d, registry) is None
     ]
     for search in tuned:
-        asked: dict[float, list[float]] = {}
+        by_value: dict[float, list[float]] = {}
         for loss in losses:
             best = search.best(loss)
             if best is None:
@@ -217,8 +217,8 @@ def tuned_text(
                     f"loses {100 * loss:g} point{'' if loss == 0.01 else 's'} or less.\n"
                 )
             else:
-                asked.setdefault(best, []).append(loss)
-        for value, allowed in asked.items():
+                by_value.setdefault(best, []).append(loss)
+        for value, allowed in by_value.items():
             points = ", ".join(f"{100 * loss:g}" for loss in allowed)
             comment = (
                 f"# Loses {100 * search.lost[value]:.1f} points of accuracy on validation samples; "
@@ -244,8 +244,8 @@ def _replace_defenses(text: str, blocks: str) -> str:
     Its comments stay where its defenses are written as `[[defenses]]` with a line for each key;
     in any other form of TOML it is written anew, with the same meaning.
     """
-    said = tomllib.loads(text)
-    wanted = {**said, "name": f"{said['name']}_tuned"} | tomllib.loads(blocks)
+    original = tomllib.loads(text)
+    expected = {**original, "name": f"{original['name']}_tuned"} | tomllib.loads(blocks)
     block = re.compile(r"^\[\[defenses\]\]\n(?:(?!\[|#).*\n?)*", re.MULTILINE)
     first = block.search(text)
     if first is not None:
@@ -254,7 +254,7 @@ def _replace_defenses(text: str, blocks: str) -> str:
         start = name.sub(r'name = "\1_tuned"', text[: first.start()], count=1)
         document = f"{start}{blocks}\n{remainder.lstrip()}"
         with suppress(tomllib.TOMLDecodeError):
-            if tomllib.loads(document) == wanted:
+            if tomllib.loads(document) == expected:
                 return document
-    lines = [f"{k} = {to_toml(v, k)}\n" for k, v in wanted.items() if k != "defenses"]
+    lines = [f"{k} = {to_toml(v, k)}\n" for k, v in expected.items() if k != "defenses"]
     return f"{''.join(lines)}\n{blocks}"

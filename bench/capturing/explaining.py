@@ -88,7 +88,7 @@ def _on_cpu(part: Part) -> Part:
 
 
 def _difference(seen: Seen, sent: dict[str, Tensor], played: list[dict[str, Tensor]]) -> str | None:
-    each = torch.stack([_flat(one) for one in played])
+    each = torch.stack([_flat(state) for state in played])
     mean, own = each.mean(dim=0), _flat(sent)
     length = float(mean.norm().clamp_min(1e-12))
     chance = SPREADS * float((each - mean).norm(dim=1).square().mean().sqrt()) / length + SHARE
@@ -103,7 +103,7 @@ def _difference(seen: Seen, sent: dict[str, Tensor], played: list[dict[str, Tens
         unlike += f"explains 1 ± {SPREADS * usual + SHARE:.2f}"
     else:
         return None
-    expected = {n: torch.stack([one[n] for one in played]).mean(dim=0) for n in sent}
+    expected = {n: torch.stack([state[n] for state in played]).mean(dim=0) for n in sent}
     return (
         f"what was recorded is not what the told training makes of these samples: {unlike}. "
         f"{_cause(seen, sent, expected)} Attacks simulate the told training, so that they fail "
@@ -148,5 +148,5 @@ def _flat(tensors: dict[str, Tensor]) -> Tensor:
     return torch.cat([v.detach().double().flatten() for v in tensors.values()])
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))

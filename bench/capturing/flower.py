@@ -138,9 +138,9 @@ def defense_mod(
     """
     defense = discover(tuple(map(Path, plugins))).defense(name, settings or {})
     members = defense.members if isinstance(defense, Composed) else {name: defense}
-    for member, one in members.items():
-        needed = [h for h in _LEFT_TO_THE_LOOP if getattr(type(one), h) is not getattr(Defense, h)]
-        if needed or one.together > 1 or one.requires:
+    for member, part in members.items():
+        needed = [h for h in _LEFT_TO_THE_LOOP if getattr(type(part), h) is not getattr(Defense, h)]
+        if needed or part.together > 1 or part.requires:
             raise UserError(
                 f"defense {member} cannot run as a Flower mod: it does more than change uploads "
                 f"({', '.join(needed) or 'it needs several clients at once'})."

@@ -365,9 +365,9 @@ class Capture:
         )
         if truth is None:
             return
-        other = unexplained(self._seen, truth, network=self.network, defense=self._defense)
-        if other is not None:
-            warnings.warn(other, stacklevel=3)
+        cause = unexplained(self._seen, truth, network=self.network, defense=self._defense)
+        if cause is not None:
+            warnings.warn(cause, stacklevel=3)
 
     def _statistics(self, module: nn.Module) -> dict[str, Tensor]:
         """Constants, and statistics of batch normalisation: the running ones in evaluation, else

@@ -83,8 +83,8 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
 
     def place_of(loader: Any) -> str:
         accepted = inspect.signature(loader).parameters
-        asked = "--data-dir or --download" if "download" in accepted else "--data-dir"
-        return asked if "data_dir" in accepted else "embedded"
+        options = "--data-dir or --download" if "download" in accepted else "--data-dir"
+        return options if "data_dir" in accepted else "embedded"
 
     datasets = [describe(name, loader, place_of(loader)) for name, loader in data.LOADERS.items()]
     datasets += [foreign_entry(point) for point in data.foreign().values()]

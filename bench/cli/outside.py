@@ -109,22 +109,22 @@ def _print_scores(scored: Scored) -> None:
     for name in ("answer", "than", "by", "p", "verdict"):
         against.add_column(name, overflow="fold")
     for answer in scored.answers:
-        for number, other in enumerate(answer.against):
-            metric = "" if other.metric == "ssim" else f"{TITLES.get(other.metric, other.metric)} "
-            sign = "+" if other.beats else ""
+        for number, rival in enumerate(answer.against):
+            metric = "" if rival.metric == "ssim" else f"{TITLES.get(rival.metric, rival.metric)} "
+            sign = "+" if rival.beats else ""
             against.add_row(
                 Text(answer.file if number == 0 else ""),
-                Text(f"{_RIVALS[other.rival]}: {other.attack}"),
-                Text(f"{metric}{sign}{interval_text(other.difference, other.metric)}"),
-                f"{other.p:.3g}",
-                Text(_verdict(other)),
+                Text(f"{_RIVALS[rival.rival]}: {rival.attack}"),
+                Text(f"{metric}{sign}{interval_text(rival.difference, rival.metric)}"),
+                f"{rival.p:.3g}",
+                Text(_verdict(rival)),
             )
     if against.row_count:
         options.console.print(against)
     for answer in scored.answers:
         if answer.failed:
-            lost = f"{answer.failed} victim(s) failed: scored as the mean public image."
-            options.console.print(Text(f"{answer.file}: {lost}"))
+            note = f"{answer.failed} victim(s) failed: scored as the mean public image."
+            options.console.print(Text(f"{answer.file}: {note}"))
 
 
 def _verdict(against: Against) -> str:

@@ -51,8 +51,8 @@ def report(
         for name in formats:
             if name not in FILES:
                 raise UserError(did_you_mean("report format", name, list(FILES)))
-        drawn = [f.strip() for f in figures.split(",") if f.strip()]
-        paths = publish(folder, tuple(formats), out=out, figures=drawn, details=details, loss=loss)
+        kinds = [f.strip() for f in figures.split(",") if f.strip()]
+        paths = publish(folder, tuple(formats), out=out, figures=kinds, details=details, loss=loss)
         if publish_ is not None:
             from bench.report.publishing import write_published
 

@@ -54,11 +54,11 @@ def tune(
 
         losses = _losses(loss)
         env = options.chosen_environment(device, data_dir, download, plugin)
-        asked = suites.read_suite(suite)
-        target = out or Path(f"{asked.name}_tuned.toml")
+        original = suites.read_suite(suite)
+        target = out or Path(f"{original.name}_tuned.toml")
         if target.exists() and out is None:
             raise UserError(f"{target} exists; name another file by --out, or this one.")
-        folder = Path("leakbench-runs") / f"{asked.name}-tune"
+        folder = Path("leakbench-runs") / f"{original.name}-tune"
 
         def play(changed: Suite) -> Sequence[Row]:
             plan, keys = launch.planned(changed, {}, env)
@@ -69,8 +69,8 @@ def tune(
             return leaderboard.rows(folder)
 
         registry = registry_for(env.plugins)
-        searches = tuning.tune(asked, registry, play, losses=losses, steps=steps)
-        text = tuning.tuned_text(suites.suite_text(suite)[0], asked, searches, losses, registry)
+        searches = tuning.tune(original, registry, play, losses=losses, steps=steps)
+        text = tuning.tuned_text(suites.suite_text(suite)[0], original, searches, losses, registry)
         options.write_out(target, text)
         options.console.print()
         options.console.print(_table(searches, losses))

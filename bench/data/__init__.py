@@ -128,11 +128,11 @@ def load_dataset(
     accepted = inspect.signature(loader).parameters
     offered = {"data_dir": data_dir, "download": download}
     supplied |= {key: value for key, value in offered.items() if key in accepted}
-    wanted = dict(options or {})
-    validation = wanted.pop("validation", False)
+    settings = dict(options or {})
+    validation = settings.pop("validation", False)
     if not isinstance(validation, bool):
         raise UserError(f"validation of dataset {name} must be true or false, got {validation!r}.")
-    own = checked_arguments(loader, wanted, what=f"dataset {name}", supplied=tuple(supplied))
+    own = checked_arguments(loader, settings, what=f"dataset {name}", supplied=tuple(supplied))
     what = f"dataset {name}" if point is None else _describe(point)
     try:
         with contained():

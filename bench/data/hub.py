@@ -86,9 +86,9 @@ def hf(
             raise UserError(f"cannot load {name}: {reason}{hint}") from error
     if test_split is None and "test" in splits:
         test_split = "test"
-    wanted = [train_split] if test_split is None else [train_split, test_split]
-    _check_known("split", name, wanted, list(splits))
-    tables = [splits[s] for s in wanted]
+    names = [train_split] if test_split is None else [train_split, test_split]
+    _check_known("split", name, names, list(splits))
+    tables = [splits[s] for s in names]
     chosen = column or _only_images(tables[0], name)
     _check_known("column", name, filter(None, [client_column]), tables[0].column_names)
     for table in tables:
@@ -152,10 +152,10 @@ def _load(
     return dict(datasets.load_dataset(place, config, revision=revision, cache_dir=cache))
 
 
-def _check_known(what: str, name: str, wanted: Iterable[str], known: Sequence[str]) -> None:
-    for one in wanted:
-        if one not in known:
-            raise UserError(did_you_mean(f"{what} of {name}", one, known))
+def _check_known(what: str, name: str, items: Iterable[str], known: Sequence[str]) -> None:
+    for item in items:
+        if item not in known:
+            raise UserError(did_you_mean(f"{what} of {name}", item, known))
 
 
 def _only_images(table: Any, name: str) -> str:

@@ -110,8 +110,8 @@ def natural(
     owners: np.ndarray | None, *, clients: int, least: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """What each of so many clients of the data's own holds, drawn among those of `enough`."""
-    drawn = rng.choice(enough(owners, clients=clients, least=least), size=clients, replace=False)
-    return [np.flatnonzero(owners == one) for one in drawn]
+    chosen = rng.choice(enough(owners, clients=clients, least=least), size=clients, replace=False)
+    return [np.flatnonzero(owners == owner) for owner in chosen]
 
 
 def enough(owners: np.ndarray | None, *, clients: int, least: int) -> np.ndarray:

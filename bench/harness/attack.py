@@ -191,7 +191,7 @@ def _attack_view(
     if reason is not None:
         return not_applicable(reason)
     public = load_public(work.observed, cell.threat.aux)
-    earlier = [_load_earlier(*one, number) for one in work.earlier]
+    earlier = [_load_earlier(*before, number) for before in work.earlier]
     spared = spare(earlier, everything, defense)
     left, victims = spared.left, len(everything.clients)
     if spared.by and left:
@@ -217,13 +217,13 @@ def _attack_view(
 
     answer = answered(attack, seen, cell.budget) if left else Reconstruction()
     seconds = time.perf_counter() - began
-    asked = context(everything, budget=0)
-    losses = judge().losses(everything, asked, answer) if left else torch.empty(0)
+    ctx = context(everything, budget=0)
+    losses = judge().losses(everything, ctx, answer) if left else torch.empty(0)
     optimises = answer.evaluations > 0 and answer.images is not None
     doubles = defense.is_reference and not attack.is_floor and optimises
     unexplained = None
     if doubles or (work.followed and not spared.by and not attack.is_floor):
-        unexplained = judge().unexplained(everything, asked, answer)
+        unexplained = judge().unexplained(everything, ctx, answer)
     again, doubled = None, None
     if doubles and (unexplained is None or bool((unexplained > RESOLVED).any())):
         began = time.perf_counter()

@@ -83,7 +83,7 @@ def spare(earlier: Sequence[Earlier], seen: Seen, defense: Defense) -> Spared:
     victims, by = len(seen.clients), dict[int, Earlier]()
     known = [(e, e.unexplained) for e in earlier if e.unexplained is not None]
     for victim in range(victims):
-        best = min(known, key=lambda one: one[1][victim], default=None)
+        best = min(known, key=lambda pair: pair[1][victim], default=None)
         if best is not None and best[1][victim] <= EXPLAINED:
             by[victim] = best[0]
     if len(by) < victims and not is_separable(seen, defense):
@@ -98,9 +98,9 @@ def is_separable(seen: Seen, defense: Defense) -> bool:
         return False
     uploads = [
         message
-        for one in seen.releases
-        for message in one.messages
-        if message.sender in one.clients and message.kind in UPLOAD_KINDS
+        for release in seen.releases
+        for message in release.messages
+        if message.sender in release.clients and message.kind in UPLOAD_KINDS
     ]
     hidden = any(message.sealed for message in uploads)
     parts = [part for message in uploads for part in message.parts.values()]
@@ -109,5 +109,5 @@ def is_separable(seen: Seen, defense: Defense) -> bool:
 
 def of_victims(seen: Seen, places: Sequence[int]) -> Seen:
     """Return the view of only the victims at some places."""
-    one = replace(seen, clients=tuple(seen.clients[v] for v in places))
-    return replace(one, earlier=tuple(of_victims(e, places) for e in seen.earlier))
+    view = replace(seen, clients=tuple(seen.clients[v] for v in places))
+    return replace(view, earlier=tuple(of_victims(e, places) for e in seen.earlier))

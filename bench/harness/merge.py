@@ -134,7 +134,7 @@ def _joined(parts: Sequence[_Part]) -> Run:
 
 def _both(values: Iterable[str]) -> str:
     """ "cpu" and "cuda": "cpu, cuda"."""
-    return ", ".join(sorted({one for value in values for one in value.split(", ")}))
+    return ", ".join(sorted({name for value in values for name in value.split(", ")}))
 
 
 def _check_alike(a: _Part, b: _Part) -> None:
@@ -201,11 +201,11 @@ def _union(suite: Suite, parts: Sequence[_Part]) -> tuple[PlannedTraining, ...]:
 
 def _check_cell(known: Iterable[Cell], cell: Cell, folder: Path) -> None:
     """Raises UserError if the same cell stands there under another key."""
-    for other in known:
-        if other.job == cell.job and other.key != cell.key:
+    for twin in known:
+        if twin.job == cell.job and twin.key != cell.key:
             raise UserError(
                 f"{cell.job.train.name} {cell.label} at {cell.checkpoint} was made twice under "
-                f"different keys ({other.key} and, in {folder}, {cell.key}): other code, "
+                f"different keys ({twin.key} and, in {folder}, {cell.key}): other code, "
                 "settings or budget of the attack."
             )
 

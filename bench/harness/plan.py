@@ -106,15 +106,15 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
         if key not in ONLY_KEYS:
             raise UserError(did_you_mean("--only key", key, ONLY_KEYS))
 
-    parts = {k: [one.strip() for one in v.split(",")] for k, v in only.items()}
+    parts = {k: [part.strip() for part in v.split(",")] for k, v in only.items()}
     for key, values in parts.items():
         check_once(f"--only {key}", values)
     choices = {k: {v, *parts[k]} for k, v in only.items()}
     for key, value in only.items():
         known = _possible_values(suite, key)
-        for one in [] if value in known else parts[key]:
-            if one not in known:
-                raise UserError(did_you_mean(key, one, known, where=f"suite {suite.name}"))
+        for part in [] if value in known else parts[key]:
+            if part not in known:
+                raise UserError(did_you_mean(key, part, known, where=f"suite {suite.name}"))
 
     def wanted(**values: Any) -> bool:
         return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())
@@ -166,8 +166,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             if mine or not (attacked or only_attacks):
                 trainings[job] = None
                 # What several attacks go after is made once.
-                before = (one for cell in mine for one in (*cell.before(), cell))
-                cells.extend({(one.checkpoint, one.label): one for one in before}.values())
+                before = (part for cell in mine for part in (*cell.before(), cell))
+                cells.extend({(part.checkpoint, part.label): part for part in before}.values())
     if not trainings:
         raise UserError(
             f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "

@@ -114,18 +114,18 @@ def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress
         expand=True,
     )
     total = len(plan.trainings) + len(plan.cells)
-    tenth, said = 0, left.began
+    tenth, printed = 0, left.began
     with view:
         bar = view.add_task("", total=total, suite=plan.suite.name, failed=0, label="starting")
 
         def on_progress(progress: runner.Progress) -> None:
-            nonlocal tenth, said
+            nonlocal tenth, printed
             now = time.monotonic()
             left.take(progress, now)
             view.update(bar, completed=progress.done, failed=progress.failed, label=progress.label)
             reached = 10 * progress.done // progress.total
-            if not console.is_terminal and (reached > tenth or now - said > _SILENCE_S):
-                tenth, said = reached, now
+            if not console.is_terminal and (reached > tenth or now - printed > _SILENCE_S):
+                tenth, printed = reached, now
                 ending = f", {words()}" if words() and progress.done < progress.total else ""
                 console.print(
                     f"{progress.done} of {progress.total} done, {progress.failed} failed{ending}",

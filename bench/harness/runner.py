@@ -311,11 +311,11 @@ class _Run:
 
     def _add(self, tasks: Iterable[Task], *, first: bool = False) -> None:
         """Queue the tasks of the kinds that are made, before or after the others."""
-        wanted = [t for t in tasks if t.room.partition(" ")[0] in self.kinds]
+        allowed = [t for t in tasks if t.room.partition(" ")[0] in self.kinds]
         if first:
-            self.queue.extendleft(reversed(wanted))
+            self.queue.extendleft(reversed(allowed))
         else:
-            self.queue.extend(wanted)
+            self.queue.extend(allowed)
 
     def _stored(self, cell: AttackJob) -> AttackOutcome | None:
         """Return the record of an attack that need not run again; it may lack scores."""
@@ -407,16 +407,16 @@ class _Run:
     def _environment(self, job: TrainJob | AttackJob) -> Environment:
         """Where a job runs, with the plugin files that it needs."""
         usable, env = self.keys.registry.usable, self.keys.env
-        origins = {usable[one].origin for one in needed_by(job) if one in usable}
+        origins = {usable[plugin].origin for plugin in needed_by(job) if plugin in usable}
         return replace(env, plugins=tuple(f for f in env.plugins if str(f) in origins))
 
     def _earlier_answers(self, cell: AttackJob) -> Iterator[tuple[str, AttackRecord, Path]]:
         """Yield the answers of the attacks that go before; one that failed answered nothing."""
-        for one in cell.after:
-            key = self.keys.attack(one)
+        for before in cell.after:
+            key = self.keys.attack(before)
             record = self.store.read("attack", key, lenient=True, unscored=True)
             if isinstance(record, AttackRecord):
-                yield one.label, record, self.store.artifacts(key)
+                yield before.label, record, self.store.artifacts(key)
 
     def _number(
         self, job: TrainJob | AttackJob, label: str, work: Work, group: str, room: str

@@ -93,8 +93,8 @@ class Scoring(Work):
 
 def together(scores: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
     """Figures of several views' victims one after the other, of the metrics that all have."""
-    named = [n for n in scores[0] if all(n in one for one in scores)]
-    return {n: list(chain.from_iterable(one[n] for one in scores)) for n in named}
+    names = [n for n in scores[0] if all(n in figures for figures in scores)]
+    return {n: list(chain.from_iterable(figures[n] for figures in scores)) for n in names}
 
 
 def truth_of(cell: AttackJob, dataset: Dataset, file: Path) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Store:
 
     def keys(self, kind: Kind) -> list[str]:
         """Of all its records of a kind."""
-        return sorted(key for one, key in self.names if one == kind)
+        return sorted(key for own, key in self.names if own == kind)
 
     @cached_property
     def _archived(self) -> Mapping[tuple[Kind, str], Any]:

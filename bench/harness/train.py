@@ -223,9 +223,9 @@ def _train(work: Training) -> TrainOutcome:
         save_public(dataset, job, work.artifacts)
     for checkpoint in set(job.checkpoints) - observations.keys():
         reason = f"training diverged ({diverged})"
-        lost = Observation(status="not_applicable", reason=reason)
+        missing = Observation(status="not_applicable", reason=reason)
         threats = own if checkpoint != TRAINING else recorder.threats
-        observations[checkpoint] = {t.name: lost for t in threats}
+        observations[checkpoint] = {t.name: missing for t in threats}
         for left in work.artifacts.glob(f"{checkpoint}-*"):  # releases that nothing will read
             left.unlink()
     figures, happened = utility(), facts()

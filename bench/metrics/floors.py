@@ -248,10 +248,10 @@ def _client_batches(
 ) -> np.ndarray:
     """Draw batches of the public clients that hold `least` samples, of all if none does; a client
     with fewer than a batch repeats some."""
-    shares = [np.flatnonzero(owners == one) for one in np.unique(owners)]
+    shares = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
     shares = [s for s in shares if len(s) >= least] or shares
-    drawn = [shares[i] for i in rng.integers(len(shares), size=number)]
-    return np.stack([labels[rng.choice(s, samples, replace=len(s) < samples)] for s in drawn])
+    chosen = [shares[i] for i in rng.integers(len(shares), size=number)]
+    return np.stack([labels[rng.choice(s, samples, replace=len(s) < samples)] for s in chosen])
 
 
 # --- answers that are tried --------------------------------------------------------------------

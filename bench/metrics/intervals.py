@@ -131,10 +131,10 @@ def drop_interval(before: Sequence[float], after: Sequence[float], samples: int)
     elif mean == 0:
         lo, hi = 0.0, 0.0
     else:
-        (one,), (two,) = before, after
-        (l1, u1), (l2, u2) = wilson(one, samples), wilson(two, samples)
-        lo = mean - math.hypot(one - l1, u2 - two)
-        hi = mean + math.hypot(u1 - one, two - l2)
+        (first,), (second,) = before, after
+        (l1, u1), (l2, u2) = wilson(first, samples), wilson(second, samples)
+        lo = mean - math.hypot(first - l1, u2 - second)
+        hi = mean + math.hypot(u1 - first, second - l2)
     return Interval(mean=mean, lo=max(-1.0, min(lo, mean)), hi=min(1.0, max(hi, mean)))
 
 

@@ -39,8 +39,8 @@ class Gallery:
         order = numpy_generator(0, "gallery", label).permutation(len(labels))
         mine = labels[order] == label
         same = order[mine][: (OTHERS + 1) // 2]
-        other = order[~mine][: OTHERS + 1 - len(same)]
-        chosen = torch.from_numpy(np.sort(np.concatenate([same, other])))
+        different = order[~mine][: OTHERS + 1 - len(same)]
+        chosen = torch.from_numpy(np.sort(np.concatenate([same, different])))
         return _standardise(self.x[chosen].cpu())
 
 

@@ -402,8 +402,8 @@ def _products(layer: Layer, delta: Tensor | None) -> dict[str, Tensor]:
     return {f"{layer.name}.{n}": gradients[n] for n in own}
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= _TOLERANCE * (1e-6 + other.abs().max()))
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= _TOLERANCE * (1e-6 + b.abs().max()))
 
 
 def _enter(module: nn.Module, modes: Mapping[str, bool]) -> None:
@@ -490,8 +490,8 @@ def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
     (slope,) = torch.autograd.grad(module(x).square().sum(), x)
     still = (slope == 0).all(dim=0)
     with torch.no_grad():
-        one, other = (module(torch.where(still, value, x)) for value in (0.0, 1.0))
-    if not _equal(one, other):
+        low, high = (module(torch.where(still, value, x)) for value in (0.0, 1.0))
+    if not _equal(low, high):
         columns = ", ".join(map(str, still.nonzero()[:8, 0].tolist()))
         raise UserError(
             f"{what} reads columns {columns} as codes (behind an embedding or a rounding), through "
@@ -499,13 +499,13 @@ def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
         )
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return _of_one_shape(one, other) and bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5))
+def _equal(a: Any, b: Any) -> bool:
+    return _of_one_shape(a, b) and bool(torch.allclose(a, b, rtol=1e-4, atol=1e-5))
 
 
-def _of_one_shape(one: Any, other: Any) -> bool:
+def _of_one_shape(a: Any, b: Any) -> bool:
     """Whether both are tensors of one shape."""
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
 
 
 def _random_parts(module: nn.Module) -> list[str]:

@@ -113,22 +113,22 @@ def _answer(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -
     return Reconstruction(images=images, labels=labels, label_counts=counts, failed=failed)
 
 
-def _check_counts(counts: Tensor, lost: Tensor, samples: int) -> Tensor:
+def _check_counts(counts: Tensor, missing: Tensor, samples: int) -> Tensor:
     """Counts of victims without an answer name no label."""
-    kept = counts[~lost]
+    kept = counts[~missing]
     if bool((kept < 0).any()) or bool((kept > samples).any()):
         raise UserError(
             f"label_counts must lie in 0..{samples}, got {int(kept.min())} to {int(kept.max())}."
         )
     sums = counts.sum(dim=1)
-    wrong = ((sums != samples) & ~lost).nonzero().flatten().tolist()
+    wrong = ((sums != samples) & ~missing).nonzero().flatten().tolist()
     if wrong:
         raise UserError(
             f"label_counts of a victim must add up to its {samples} sample(s), got "
             f"{', '.join(f'{sums[i]} of victim {i}' for i in wrong)}; mark victims without an "
             "answer in a bool array 'failed'."
         )
-    return torch.where(lost[:, None], 0, counts)
+    return torch.where(missing[:, None], 0, counts)
 
 
 def _stack(name: str, value: Tensor, shape: torch.Size) -> Tensor:
@@ -149,18 +149,18 @@ def _whole_numbers(name: str, value: Tensor) -> Tensor:
     return value.long()
 
 
-def _check_images(images: Tensor, lost: Tensor, *, is_image: bool) -> Tensor:
+def _check_images(images: Tensor, missing: Tensor, *, is_image: bool) -> Tensor:
     if not images.is_floating_point():
         hint = " of bytes divided by 255" if images.dtype == torch.uint8 else ""
         raise UserError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
-    bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~lost
+    bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~missing
     if bool(bad.any()):
         which = ", ".join(str(int(i)) for i in bad.nonzero().flatten())
         raise UserError(
             f"images of victim(s) {which} hold NaN or infinities; mark victims without an answer "
             "in a bool array 'failed'."
         )
-    kept = images[~lost]
+    kept = images[~missing]
     if is_image and kept.numel():
         low, high = float(kept.min()), float(kept.max())
         if low < -_ROUNDING or high > 1 + _ROUNDING:

@@ -214,8 +214,8 @@ def _log_moments(s: Points, counts: Mapping[float, int], mu: float) -> Points:
         x = s * epsilon
         if x[0].real < 1:  # no digits may be lost where the logarithm is near 0
             change = special.expm1(-x) * special.expm1(-x - epsilon) * np.exp(x)
-            one = special.log1p(change / (1 + math.exp(-epsilon)))
+            moment = special.log1p(change / (1 + math.exp(-epsilon)))
         else:
-            one = x + special.log1p(np.exp(-2 * x - epsilon)) - math.log1p(math.exp(-epsilon))
-        total = total + count * one
+            moment = x + special.log1p(np.exp(-2 * x - epsilon)) - math.log1p(math.exp(-epsilon))
+        total = total + count * moment
     return total

@@ -117,8 +117,8 @@ def _candidates(
         yield estimate, signs / _LEAST_OF_PATTERN
 
 
-def _same_pattern(one: Part, other: Part | None) -> bool:
-    return other is None or torch.equal(one.presence(), other.presence())
+def _same_pattern(a: Part, b: Part | None) -> bool:
+    return b is None or torch.equal(a.presence(), b.presence())
 
 
 def _correlate(pattern: Tensor, trained: Tensor) -> float:
@@ -128,8 +128,8 @@ def _correlate(pattern: Tensor, trained: Tensor) -> float:
     rows = order[: len(order) // _LIKE * _LIKE].view(-1, _LIKE)
     if len(rows) < 2:
         return 0.0
-    one, other = (v[rows] - v[rows].mean(dim=1, keepdim=True) for v in (pattern, trained.sign()))
-    return float((one * other).sum() / (one.norm() * other.norm()).clamp_min(1e-300))
+    a, b = (v[rows] - v[rows].mean(dim=1, keepdim=True) for v in (pattern, trained.sign()))
+    return float((a * b).sum() / (a.norm() * b.norm()).clamp_min(1e-300))
 
 
 def _combination(trained: Message, messages: Sequence[Message]) -> State:
@@ -202,9 +202,9 @@ def _partial_correlation(estimate: Tensor, trained: Tensor, known: Sequence[Tens
     that explains all of either."""
     basis = torch.linalg.qr(torch.stack([k / k.norm().clamp_min(1e-300) for k in known], dim=1))[0]
 
-    def rest(values: Tensor) -> Tensor:
+    def residual(values: Tensor) -> Tensor:
         left = values - basis @ (basis.T @ values)
         return left if left.norm() > 1e-3 * values.norm() else torch.zeros_like(left)
 
-    one, other = rest(estimate), rest(trained)
-    return float((one @ other) / (one.norm() * other.norm()).clamp_min(1e-300))
+    a, b = residual(estimate), residual(trained)
+    return float((a @ b) / (a.norm() * b.norm()).clamp_min(1e-300))

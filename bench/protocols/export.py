@@ -239,11 +239,11 @@ def _release_of(
 
 def _check_shapes(path: Path, state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     """Raise UserError for a state with other variables, or of other shapes."""
-    shapes = [{n: list(v.shape) for n, v in one.items()} for one in (state, other)]
+    shapes = [{n: list(v.shape) for n, v in first.items()} for first in (state, other)]
     for name in {**shapes[0], **shapes[1]}:
-        one, two = (which.get(name, "none") for which in shapes)
-        if one != two:
-            raise UserError(f"{path} has variable '{name}' as {one} and, elsewhere, as {two}.")
+        first, second = (which.get(name, "none") for which in shapes)
+        if first != second:
+            raise UserError(f"{path} has variable '{name}' as {first} and, elsewhere, as {second}.")
 
 
 def _contradiction(seen: Seen) -> str | None:

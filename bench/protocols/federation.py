@@ -42,8 +42,8 @@ def sampled_clients(
     """The clients that the server samples in a round: so many, drawn without replacement, or each
     by itself."""
     if protocol.sampling == "poisson":
-        drawn = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
-        return [client for client, joins in zip(ids, drawn.tolist(), strict=True) if joins]
+        joining = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
+        return [client for client, joins in zip(ids, joining.tolist(), strict=True) if joins]
     chosen = torch.randperm(len(ids), generator=rng)[: protocol.participants]
     return [ids[i] for i in chosen.sort().values]
 
@@ -402,8 +402,8 @@ class Federation(LocalTraining):
             kept[name] = torch.full_like(value, name not in whole, dtype=torch.bool)
             for pattern in sent[name]:
                 kept[name] &= ~pattern
-        asked = [kept[n].any() for n in kept if n not in whole]
-        withheld = bool(asked) and bool(torch.stack(asked).any())
+        flags = [kept[n].any() for n in kept if n not in whole]
+        withheld = bool(flags) and bool(torch.stack(flags).any())
         client.own, client.kept = (local.end, kept) if withheld else (None, None)
 
     def _aggregate(self, wire: Wire, work: LocalWork, kept: Aggregation | None) -> State:

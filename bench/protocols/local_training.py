@@ -205,14 +205,14 @@ class LocalTraining:
         All are drawn before the first step and copied to the device together: a copy per client
         and step would make the host wait for a GPU each time.
         """
-        drawn = [
+        batches = [
             [self._next_batch(c, work.batch) for _ in range(work.steps(len(c.y)))] for c in joined
         ]
-        everything = torch.cat([batch for mine in drawn for batch in mine])
+        everything = torch.cat([batch for mine in batches for batch in mine])
         moved = iter(
-            to_device(everything, self.device).split([len(b) for mine in drawn for b in mine])
+            to_device(everything, self.device).split([len(b) for mine in batches for b in mine])
         )
-        return [[next(moved) for _ in mine] for mine in drawn]
+        return [[next(moved) for _ in mine] for mine in batches]
 
     def _next_batch(self, client: Client, size: int) -> Tensor:
         chosen = None if self.pinned else self.defense.batch(client, size)

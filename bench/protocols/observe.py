@@ -306,9 +306,9 @@ def _victims(
             f"{federation.defense.together} that take part together."
         )
     order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
-    drawn = [able[i] for i in order[: threat.victims]]
+    chosen = [able[i] for i in order[: threat.victims]]
     return Victims(
-        ids=tuple(c.id for c in drawn),
+        ids=tuple(c.id for c in chosen),
         batch=threat.batch,
         samples=need,
         steps=threat.local_steps * threat.local_epochs,
@@ -324,8 +324,8 @@ def order_of(
 ) -> Tensor:
     """Indices of a victim's samples, step after step: its own in an order that every epoch, and
     every release but the last, shuffles anew."""
-    drawn = torch.randperm(len(client.y), generator=generator(seed, *streams, client.id, "batch"))
-    own, rows = drawn[: victims.samples], []
+    order = torch.randperm(len(client.y), generator=generator(seed, *streams, client.id, "batch"))
+    own, rows = order[: victims.samples], []
     for epoch in range(-(-victims.steps * victims.batch // victims.samples)):
         names = (client.id, "epoch", epoch, "last" if earlier is None else earlier)
         again = torch.randperm(len(own), generator=generator(seed, *streams, *names))

@@ -69,7 +69,7 @@ def replayed_truth(
         chosen = {v: order_of(clients[v], victims, seed, streams)[:samples] for v in known}
     if len(set(ids)) < len(ids) or chosen.keys() != {*ids} or not ids:
         raise UserError(f"the run has no such victims as {', '.join(ids)}.")
-    if {len(one) for one in chosen.values()} != {samples}:
+    if {len(rows) for rows in chosen.values()} != {samples}:
         raise UserError(f"the victims did not use {samples} samples.")
     truth = truth_of([clients[v] for v in ids], chosen)
     return as_one(truth, batch) if joint else truth

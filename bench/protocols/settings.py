@@ -51,8 +51,8 @@ def recorded_rounds(rounds: int, seed: int) -> list[int]:
     known = {0, rounds // 2, rounds - 1}
     others = [number for number in range(rounds) if number not in known]
     secret = min(MOST_RECORDED - len(known), len(others))
-    drawn = numpy_generator(seed, "recorded rounds").choice(others, secret, replace=False)
-    return sorted(known.union(drawn.tolist()))
+    hidden = numpy_generator(seed, "recorded rounds").choice(others, secret, replace=False)
+    return sorted(known.union(hidden.tolist()))
 
 
 def evenly(rounds: int, points: int) -> list[int]:

@@ -131,10 +131,10 @@ class Recognised:
     def text(self) -> str:
         """7/12, with the baseline's number where that is a twentieth or more: 7/12 (1); of many
         samples 58 %."""
-        one, two = f"{self.count}/{self.of}", str(self.baseline)
+        own, baseline = f"{self.count}/{self.of}", str(self.baseline)
         if self.of > 999:
-            one, two = (f"{100 * n / self.of:.0f} %" for n in (self.count, self.baseline))
-        return f"{one} ({two})" if self.baseline >= 0.05 * self.of else one
+            own, baseline = (f"{100 * n / self.of:.0f} %" for n in (self.count, self.baseline))
+        return f"{own} ({baseline})" if self.baseline >= 0.05 * self.of else own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,8 +250,8 @@ def _plan_trainings(file: RunFile, place: Path) -> Iterable[PlannedTraining]:
         cells = []
         for cell in entry.cells:
             attack = known.get(cell.label)
-            asked = attack and (attack.threat or file.suite.threats[0].name)
-            if attack is None or asked != cell.threat or cell.threat not in threats:
+            threat = attack and (attack.threat or file.suite.threats[0].name)
+            if attack is None or threat != cell.threat or cell.threat not in threats:
                 raise UserError(
                     f"{place} has a cell {cell.label} {cell.checkpoint} {cell.threat} that its "
                     "suite does not name."
@@ -311,8 +311,8 @@ def attack_job(
     first = suite.threats[0].name
     threat = attack.threat or first
     after = [
-        attack_job(train, suite, known, other, checkpoint)
-        for other, entry in known.items()
+        attack_job(train, suite, known, name, checkpoint)
+        for name, entry in known.items()
         if entry.name in attack.after and (entry.threat or first) == threat
     ]
     return AttackJob(

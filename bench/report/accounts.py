@@ -184,10 +184,10 @@ def _section_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
         for room, names in (("settings", settings), ("facts", list(_FACTS)))
         for name in names
     }
-    meant = [known[f] for f in (key, f"settings.{key}", f"facts.{key}") if f in known]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
+    matches = [known[f] for f in (key, f"settings.{key}", f"facts.{key}") if f in known]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise UserError(
             f"{key} is a setting of {defense} and a fact: write settings.{key} or facts.{key}."
         )

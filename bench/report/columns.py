@@ -101,7 +101,7 @@ class Column:
 
 
 def figure(value: float, metric: str = "ssim") -> str:
-    """0.908; errors of records, which span decades, with three digits: 4.1e-8."""
+    """Format a score, 0.908; errors of records, which span decades, with three digits: 4.1e-8."""
     return error_number(value) if metric == "mse" else _format_fixed(value, 3)
 
 
@@ -118,7 +118,7 @@ def interval_text(value: Interval | None, metric: str = "ssim") -> str:
 
 
 def supported(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> str:
-    """0.5 [0.3, 0.7]: a mean with its interval, in the digits that this supports."""
+    """Format a mean with its interval in the digits that the interval supports: 0.5 [0.3, 0.7]."""
     return " ".join(supported_parts(value, seeds, unit))
 
 
@@ -249,7 +249,7 @@ def _score(entry: AttackEntry, metric: str) -> Shown:
 
 
 def spared(entry: AttackEntry) -> bool:
-    """Whether victims that earlier attacks had reconstructed have those attacks' answers."""
+    """Return whether victims that earlier attacks had reconstructed have those attacks' answers."""
     return any("victims were spared" in note for note in entry.notes)
 
 
@@ -263,7 +263,7 @@ def _shade(entry: AttackEntry, score: Interval, metric: str) -> str:
 
 
 def shade(leaked: float) -> str:
-    """Class of the style sheet for a leak in [0, 1]: h1 to h9, "" for none."""
+    """Return the class of the style sheet for a leakage in [0, 1]: h1 to h9, "" for none."""
     step = min(math.ceil(leaked * _SHADES), _SHADES)
     return f"h{step}" if step > 0 else ""
 

@@ -195,21 +195,21 @@ def _mean(values: Outcomes) -> float:
 
 
 def _pairs(
-    groups: Sequence[tuple[str, list[Row]]], one: str, two: str
+    groups: Sequence[tuple[str, list[Row]]], a: str, b: str
 ) -> Iterator[tuple[str, list[Row], int, int]]:
     """Yield the title, the rows and the two places of every table that holds both rows."""
     everything = [row for _, rows in groups for row in rows]
-    for text in (one, two):
+    for text in (a, b):
         if not any(_fits(row, text) for row in everything):
             names = dict.fromkeys(r.defense for r in everything)
             inner = dict.fromkeys(r.setting for r in everything if r.defense == _parts(text)[0])
             raise UserError(did_you_mean("row", text, list(inner or names)))
     pairs = 0
     for title, rows in groups:
-        matches = [[i for i, r in enumerate(rows) if _fits(r, text)] for text in (one, two)]
+        matches = [[i for i, r in enumerate(rows) if _fits(r, text)] for text in (a, b)]
         if not all(matches):
             continue
-        for text, fitting in zip((one, two), matches, strict=True):
+        for text, fitting in zip((a, b), matches, strict=True):
             if len(fitting) > 1:
                 several = ", ".join(rows[i].setting for i in fitting)
                 raise UserError(
@@ -217,12 +217,12 @@ def _pairs(
                 )
         (first,), (second,) = matches
         if first == second:
-            raise UserError(f"'{one}' and '{two}' are the same row, {rows[first].setting}.")
+            raise UserError(f"'{a}' and '{b}' are the same row, {rows[first].setting}.")
         pairs += 1
         yield title, rows, first, second
     if not pairs:
         raise UserError(
-            f"no table holds both '{one}' and '{two}'; rows of different tables have other victims."
+            f"no table holds both '{a}' and '{b}'; rows of different tables have other victims."
         )
 
 
@@ -234,10 +234,10 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _fits(row: Row, text: str) -> bool:
-    name, wanted = _parts(text)
+    name, settings = _parts(text)
     return row.defense == name and all(
         k in row.settings and (short(row.settings[k]) == v or parse_value(v) == row.settings[k])
-        for k, v in wanted.items()
+        for k, v in settings.items()
     )
 
 
@@ -261,6 +261,6 @@ def _filter(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> li
         if all(f[k] == str(v) for k, v in only.items())
     ]
     if not kept:
-        asked = ", ".join(f"{k}={v}" for k, v in only.items())
-        raise UserError(f"no training has {asked} at once.")
+        text = ", ".join(f"{k}={v}" for k, v in only.items())
+        raise UserError(f"no training has {text} at once.")
     return kept

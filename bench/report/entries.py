@@ -41,7 +41,7 @@ Observed = Mapping[int, Mapping[str, AttackRecord]]
 
 
 def values_of(record: AttackRecord | DoubledRun, metric: str) -> np.ndarray:
-    """One figure per victim."""
+    """Return one figure per victim."""
     return np.array(record.values[metric], dtype=np.float64)
 
 
@@ -88,7 +88,7 @@ def _interval(runs: Sequence[AttackRecord | DoubledRun], metric: str) -> Interva
 
 
 def _convergence(again: Sequence[tuple[AttackRecord, DoubledRun]]) -> Convergence | None:
-    """What an attack gains from twice its budget, over victims and seeds; None where that was
+    """Return an attack's gain from twice its budget, over victims and seeds; None where that was
     not measured or there is no SSIM."""
     if not again:
         return None
@@ -99,7 +99,7 @@ def _convergence(again: Sequence[tuple[AttackRecord, DoubledRun]]) -> Convergenc
 
 
 def _floor(measured: set[str], done: Sequence[AttackRecord]) -> dict[str, float]:
-    """Means of the floors of every metric that the attack has."""
+    """Return the mean floors of every metric that the attack has."""
     names = sorted({n for r in done for n in r.floors})
     return {
         n: _mean(tuple(chain.from_iterable(r.floors[n] for r in done if n in r.floors)))

@@ -42,12 +42,12 @@ _CHIP = 40
 
 
 def sentence(flag: Flag) -> str:
-    """The whole flag in words."""
+    """Return the whole flag in words."""
     return _fill(FLAGS[flag.code].text, flag)
 
 
 def chip(flag: Flag) -> str:
-    """The flag in a few words."""
+    """Return the flag in a few words."""
     text = _fill(FLAGS[flag.code].chip, flag)
     return text if len(text) <= _CHIP else f"{text[: _CHIP - 1]}…"
 
@@ -66,5 +66,5 @@ def _fill(template: str, flag: Flag) -> str:
 
 
 def interval_words(rows: Sequence[Row]) -> str:
-    """What the rows' intervals are over."""
+    """Return what the rows' intervals are over."""
     return " or ".join(dict.fromkeys(f"95 % interval over {r.interval_over}" for r in rows))

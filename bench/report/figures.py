@@ -194,16 +194,16 @@ def of_table(
         rows: All of the report.
         width: Of each.
     """
-    drawn: dict[str, Figure] = {}
+    by_name: dict[str, Figure] = {}
     if any(plots.utility(r) and r.worst for r in members) and (
         plots.scatter(members, "leak", rows).tells
     ):
-        drawn["pareto"] = pareto(members, among=rows, width=width)
+        by_name["pareto"] = pareto(members, among=rows, width=width)
     if spent := plots.budgets(members, members[0]):
-        drawn["budget"] = lines(spent, width=width)
+        by_name["budget"] = lines(spent, width=width)
     for over in courses(members, rows):
-        drawn[f"over_{over.name}"] = lines(over, width=width)
-    return drawn
+        by_name[f"over_{over.name}"] = lines(over, width=width)
+    return by_name
 
 
 def write_figures(
@@ -372,7 +372,7 @@ def draw_line(
 ) -> Line2D:
     """A line through intervals, drawn at points of x with their bars."""
     x, y = zip(*points, strict=True)
-    drawn: Line2D = axes.errorbar(
+    line: Line2D = axes.errorbar(
         x,
         [at.mean for at in y],
         yerr=bars(y),
@@ -382,7 +382,7 @@ def draw_line(
         capsize=2,
         elinewidth=0.6,
     )[0]
-    return drawn
+    return line
 
 
 def _floor(axes: Axes, band: Band) -> Line2D:

@@ -67,8 +67,8 @@ def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Ro
     first rows. cells: of `leaderboard.cells_by_row`."""
     out: list[Cell] = []
     for row in rows[:MOST_LINES]:
-        wanted = row_id(row), row.ranking and row.ranking.attack
-        members = (c for name, c in cells if (name, c.label) == wanted)
+        target = row_id(row), row.ranking and row.ranking.attack
+        members = (c for name, c in cells if (name, c.label) == target)
         cell = next((c for c in members if _pair(folder, c) is not None), None)
         out += [cell] if cell else []
     return out

@@ -125,9 +125,9 @@ def _board_values(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict
     }
 
 
-def _images(drawn: Mapping[str, Figure], title: str) -> list[tuple[str, Markup]]:
+def _images(by_name: Mapping[str, Figure], title: str) -> list[tuple[str, Markup]]:
     """What each figure shows, and the figure as an image element."""
-    named = [(figures.CHOICES[name], figure) for name, figure in drawn.items()]
+    named = [(figures.CHOICES[name], figure) for name, figure in by_name.items()]
     return [(what, Markup(paper.image_of(f, f"{what}: {title}"))) for what, f in named]
 
 
@@ -140,8 +140,8 @@ def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
     def place(number: int) -> int:
         return sprites.setdefault(pictures["sprites"][number], len(sprites))
 
-    def mine(one: Mapping[str, Any]) -> bool:
-        return one["row"] in places and one["attack"] in rows[places[one["row"]]].attacks
+    def mine(cell: Mapping[str, Any]) -> bool:
+        return cell["row"] in places and cell["attack"] in rows[places[cell["row"]]].attacks
 
     cells = [
         {**c, "row": places[c["row"]], "truth": place(c["truth"]), "images": place(c["images"])}

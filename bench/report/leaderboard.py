@@ -125,7 +125,7 @@ def rows_of(
 ) -> list[Row]:
     """`rows` of some trainings of a run alone, at some of its checkpoints (None: all)."""
     # The suite of an older run may name a checkpoint twice.
-    wanted = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
+    chosen = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
     by_task: dict[str, list[list[PlannedTraining]]] = {}
     for members in settings_of(trainings):
         job, task = members[0].job, members[0].job.task
@@ -135,7 +135,7 @@ def rows_of(
     for settings in by_task.values():
         read = cache(records.read)  # until its task is done
         check_together(chain.from_iterable(settings), read)
-        tables = {c: _table(run, settings, read, c) for c in wanted}
+        tables = {c: _table(run, settings, read, c) for c in chosen}
         first = {canonical([r.defense, r.settings]): r for r in tables.get("init", ())}
         cells = [cell for members in settings for t in members for cell in t.cells]
         threats = {cell.threat: cell.job.threat for cell in cells}

@@ -332,8 +332,8 @@ def _sum(*values: float | None) -> float | None:
 
 
 def _multiple(row: Row, bare: Row | None, read: Callable[[Row], float | None]) -> float | None:
-    one, other = read(row), None if bare is None else read(bare)
-    return one / other if one is not None and other else None
+    own, reference = read(row), None if bare is None else read(bare)
+    return own / reference if own is not None and reference else None
 
 
 # --- what stands beside the leaks -------------------------------------------------------------
@@ -355,7 +355,7 @@ class Expense:
 
 
 def _worst(line: DefenseLine, read: Callable[[Verdict], float | None]) -> float | None:
-    return max((v for one in line.verdicts if (v := read(one)) is not None), default=None)
+    return max((v for verdict in line.verdicts if (v := read(verdict)) is not None), default=None)
 
 
 def _drop(line: DefenseLine) -> str:
@@ -364,12 +364,12 @@ def _drop(line: DefenseLine) -> str:
 
 
 def times(value: float | None) -> str:
-    """A multiple: 1.3×."""
+    """Format a multiple: 1.3×."""
     return "–" if value is None else f"{value:.2g}×" if value < 100 else f"{value:.0f}×"
 
 
 def epsilon_words(value: float | None) -> str:
-    """A proven epsilon with what it is worth: none, vacuous 1e4, meaningful 3.2."""
+    """Format a proven epsilon with what it is worth: none, vacuous 1e4, meaningful 3.2."""
     if value is None:
         return "–"
     if value == math.inf:
@@ -469,7 +469,8 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
 
 
 def sureness(rows: Iterable[Row | None]) -> str:
-    """What to do before figures of one training are quoted; "" where all have several seeds."""
+    """Return what to do before figures of one training are quoted; "" where all have several
+    seeds."""
     seeds = {len(r.seeds) for r in rows if r is not None}
     if 1 not in seeds:
         return ""

@@ -66,7 +66,7 @@ class _Rebuilt:
 
 
 def none(why: str) -> Pictures:
-    """No pictures, with the reason that the page gives."""
+    """Return no pictures, with the reason that the page gives."""
     return {
         "victims": 0,
         "why": why,
@@ -102,7 +102,7 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
 
 
 def _sources(folder: Path) -> Iterator[_Rebuilt]:
-    """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
+    """Yield attack cells with a reconstruction, the first seed of each row, in the run's order."""
     run = Run.read(folder)
     store = Store(folder, run)
     known = set()
@@ -150,8 +150,8 @@ def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: b
 
 
 def _read(source: _Rebuilt, victims: int) -> tuple[np.ndarray, np.ndarray]:
-    """images, truth [V, K, ...] of the first victims and samples, float32; ValueError if the file
-    is damaged."""
+    """Read images, truth [V, K, ...] of the first victims and samples, float32; ValueError if the
+    file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     path = source.path
@@ -174,7 +174,7 @@ def _first(stored: Any, victims: int) -> np.ndarray:
 
 
 def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """Score of each sample shown: SSIM, or MSE of images below its window."""
+    """Return the score of each sample shown: SSIM, or MSE of images below its window."""
     import torch
 
     from bench.toolkit.images import WINDOW, mse, ssim
@@ -197,7 +197,7 @@ def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str
 
 
 def _sprite(images: np.ndarray) -> str:
-    """images [V, K, C, H, W] in [0, 1], side by side in one PNG, as a data URI."""
+    """Return images [V, K, C, H, W] in [0, 1], side by side in one PNG, as a data URI."""
     from PIL import Image
 
     channels, height, width = images.shape[-3:]
@@ -221,7 +221,8 @@ def _encode_png(picture: Image) -> str:
 
 
 def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """First features of the first samples, as numbers; scores are MSEs over all features."""
+    """Return the first features of the first samples, as numbers; scores are MSEs over all
+    features."""
 
     def first(x: np.ndarray) -> list[list[float]]:
         flat = x.reshape(x.shape[0] * x.shape[1], -1)[:RECORDS, :FEATURES]

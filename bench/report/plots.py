@@ -37,7 +37,7 @@ _TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
 
 
 def far_apart(values: Sequence[float]) -> bool:
-    """Whether an axis of these values is better logarithmic."""
+    """Return whether a logarithmic axis fits these values better."""
     return min(values) > 0 and max(values) >= _WIDE * min(values)
 
 
@@ -61,7 +61,7 @@ class Scale:
     sides: tuple[str, ...] = ()
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Round values inside the axis, with their text."""
+        """Return round values inside the axis, with their text."""
         if self.log:
             first, last = round(math.log10(self.lo)), round(math.log10(self.hi))
             decades = max(1, math.ceil((last - first) / 6))
@@ -239,8 +239,8 @@ KINDS = {"leak": "leak", "proven": "eps_record", "claimed": "eps_claimed"}
 
 
 def groups(rows: Sequence[Row]) -> dict[str, int]:
-    """Numbers of defenses, from which colours and shapes follow; undefended rows are grey
-    everywhere. With all rows of a report a defense looks alike in each of its plots."""
+    """Number the defenses; colours and shapes follow the numbers, and undefended rows are grey
+    everywhere. With all rows of a report a defense looks the same in each of its plots."""
     names = sorted({r.defense for r in rows} - {UNDEFENDED})
     return {**{d: i + i // GREY for i, d in enumerate(names)}, UNDEFENDED: GREY}
 
@@ -263,20 +263,20 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
         Spot(
             row=row,
             x=exact(worst[same_training(row)]),
-            y=exact(lost),
+            y=exact(drop),
             group=number[row.defense],
             aside=0.0,
         )
-        for row, lost in pairs
+        for row, drop in pairs
     )
-    lost = [s.y.mean for s in spots]
+    drops = [s.y.mean for s in spots]
     scatter = Scatter(
         name="trade",
         x=Scale(label="leakage, worst observed round (safer ←)", lo=0.0, hi=1.0),
         y=Scale(
             label="accuracy drop, points (better ↓)",
-            lo=min([0.0, *lost]) - 0.5,
-            hi=max([2.0, *lost]) + 0.5,
+            lo=min([0.0, *drops]) - 0.5,
+            hi=max([2.0, *drops]) + 0.5,
         ),
         spots=spots,
         front=(),
@@ -287,7 +287,7 @@ def trade(rows: Sequence[Row]) -> Scatter | None:
 
 
 def same_training(row: Row) -> str:
-    """What rows of one setting have in common that differ in the checkpoint alone."""
+    """Return what rows of one setting share that differ only in the checkpoint."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     own = (row.suite, row.defense, row.settings)
     return canonical([row.protocol_settings, *data, *model, *own])
@@ -302,8 +302,8 @@ def _accuracy_drops(table: Sequence[Row]) -> Iterator[tuple[Row, float]]:
 
 
 def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) -> Scatter:
-    """One plot, by its key of KINDS, of all rows of one table. among: those of the whole report,
-    for the colours.
+    """Return one plot, by its key of KINDS, of all rows of one table. among: those of the whole
+    report, for the colours.
 
     Raises:
         UserError: If no row has both figures.
@@ -333,7 +333,8 @@ def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) 
 
 
 def utility(row: Row) -> Interval | None:
-    """Accuracy of the common model, or where there is none of the clients' own networks."""
+    """Return the accuracy of the common model, or where there is none of the clients' own
+    networks."""
     return row.accuracy or row.personal_accuracy
 
 
@@ -365,7 +366,7 @@ def _front(placed: Sequence[tuple[Row, Interval, Interval]], key: str, metric: s
 
 
 def _metric(rows: Sequence[Row]) -> str:
-    """ssim where any row has images, else mse."""
+    """Return ssim where any row has images, else mse."""
     return "mse" if all(r.ranking.metric == "mse" for r in rows if r.ranking) else "ssim"
 
 
@@ -380,7 +381,7 @@ def _asides(points: Sequence[tuple[Interval, Interval]]) -> list[float]:
 
 
 def _floors(rows: Sequence[Row], metric: str) -> tuple[Band, ...]:
-    """What needs no leak, of the attacks that rank the rows."""
+    """Return the no-information baselines of the attacks that rank the rows."""
     all_ = [r.attacks[r.ranking.attack].floor for r in rows if r.ranking]
     return tuple(
         Band(lo=min(known), hi=max(known), label=label)
@@ -419,14 +420,14 @@ def _scale(key: str, values: Sequence[Interval], metric: str) -> Scale:
 
 
 def linear(label: str, values: Sequence[Interval]) -> Scale:
-    """An axis around all intervals, with a margin, inside of [0, 1]."""
+    """Return an axis around all intervals, with a margin, inside of [0, 1]."""
     low, high = min(v.lo for v in values), max(v.hi for v in values)
     margin = max(0.02, 0.06 * (high - low))
     return Scale(label=label, lo=max(0.0, low - margin), hi=min(1.0, high + margin))
 
 
 def logarithmic(label: str, values: Sequence[Interval]) -> Scale:
-    """Whole decades around all finite values, and a column for each side that occurs."""
+    """Return whole decades around all finite values, and a column for each side that occurs."""
     finite = [b for v in values if not side_of(v.mean) for b in (v.mean, v.lo, v.hi) if b > 0]
     low = math.floor(math.log10(min(finite))) if finite else 0
     high = math.ceil(math.log10(max(finite))) if finite else 1

@@ -70,13 +70,13 @@ class Subject:
         if self.kind == "data":
             return [r for r in rows if r.dataset == self.name]
         if self.kind == "defense":
-            wanted = (self.name, UNDEFENDED)
+            names = (self.name, UNDEFENDED)
             return [
                 row
                 for _, members in tables(rows)
                 if any(m.defense == self.name for m in members)
                 for row in members
-                if row.defense in wanted
+                if row.defense in names
             ]
         return [
             replace(

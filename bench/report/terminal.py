@@ -89,10 +89,10 @@ def _column(summary: overviews.Overview, place: int) -> Table:
 
 
 def boards(rows: Sequence[Row]) -> list[Table]:
-    """Rich tables of 80 columns: intervals and full flags are left to the files, and the upper
-    bound where there is an attacker's choice.
-    Attacks for which a table has no room are in further ones below it. Of more rows than anybody
-    scrolls through, one table that names the safest row of each."""
+    """Return rich tables of 80 columns: intervals and full flags are left to the files, and the
+    upper bound where there is an attacker-selected reconstruction. Attacks for which a table has no
+    room are in further tables below it. Very many rows become one table that names the safest row
+    of each."""
     if len(rows) > MOST_ROWS:
         return [_safest(rows)]
     return [table for title, members in tables(rows) for table in _board(title, members)]
@@ -201,7 +201,7 @@ def _safest(rows: Sequence[Row]) -> Table:
 
 
 def legend(rows: Sequence[Row]) -> str:
-    """What the columns, signs and letters that occur mean, a line each."""
+    """Explain the columns, signs and letters that occur, a line each."""
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     units = sorted({r.unit for r in rows if r.unit})
     lines = whole_legend(rows)

@@ -18,7 +18,7 @@ from bench.report.tables import any_errors, any_personalised, tables, work
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
-    """What the columns of some rows' tables mean, a line each."""
+    """Explain the columns of some rows' tables, a line each."""
     entries = [entry for row in rows for entry in row.attacks.values()]
     marks = [(_has(rows, sign), f"{sign} {text}") for sign, text in MARKS.items()]
     lines: list[tuple[object, str]] = [
@@ -80,7 +80,7 @@ def _has(rows: Sequence[Row], sign: str) -> bool:
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and body of one table, as text."""
+    """Return the header and body of one table, as text."""
     columns = board_columns(rows, whole=True)
     return [c.name for c in columns], [[c.of(row).full for c in columns] for row in rows]
 
@@ -89,7 +89,8 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
-    """One section per table, and how the numbers were made; `missing` says what is not there."""
+    """Return one section per table, and how the numbers were made; `missing` says what is not
+    there."""
     lines = [
         *_about(run, missing),
         *_markdown_overview(rows),
@@ -131,7 +132,7 @@ def readme(
 
 
 def _about(run: Run, missing: Sequence[str]) -> list[str]:
-    """Title and description of a suite, and how the run was made."""
+    """Return the title and description of a suite, and how the run was made."""
     return [
         f"# {markdown_text(run.title)}",
         "",
@@ -146,7 +147,7 @@ def _about(run: Run, missing: Sequence[str]) -> list[str]:
 
 
 def _commands(run: Run) -> list[str]:
-    """The command, or a list of those of the parts."""
+    """Return the command, or a list of those of the parts."""
     if not run.commands:
         return [f"Command: {markdown_code(run.command)}  "]
     return [
@@ -219,7 +220,7 @@ def lines_of(row: Row) -> list[dict[str, Any]]:
 
 
 def to_leaderboard_json(rows: Sequence[Row]) -> str:
-    """leaderboard.json: strict JSON, a row per line."""
+    """Return leaderboard.json: strict JSON, a row per line."""
     return rows_to_json(rows, explain.sentence)
 
 
@@ -241,7 +242,7 @@ def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
 
 
 def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
-    """One `table` environment per protocol with its overview, with the rules of booktabs.
+    """Return one `table` environment per protocol with its overview, with the rules of booktabs.
 
     Args:
         rows: Of any number of tables.

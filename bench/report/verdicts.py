@@ -42,7 +42,7 @@ _REFUTES = (
 
 
 def flags_of(row: Row, trained: Sequence[TrainOutcome]) -> tuple[Flag, ...]:
-    """The flags, each once, of a row that has none yet, from its trainings of every seed."""
+    """Return the flags, each once, of a row that has none yet, from its trainings of every seed."""
     # Not a set: the order is part of the files.
     return tuple(dict.fromkeys(_flags(row, trained)))
 
@@ -87,8 +87,8 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
 
 
 def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
-    """Whether an attack had not converged, and by what it gains undefended at twice its budget it
-    would rebuild more than the row shows."""
+    """Return whether an attack had not converged and, by its undefended gain at twice its budget,
+    would reconstruct more than the row shows."""
     grown, similar = entry.convergence, entry.scores.get("ssim")
     if not grown or grown.converged:
         return False
@@ -166,14 +166,14 @@ def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]
 
 
 def _work_and_grants(threat: ThreatSettings) -> dict[str, Any]:
-    """All of a threat but its name and how many victims and rounds it has."""
+    """Return all of a threat except its name and its numbers of victims and rounds."""
     return threat.model_dump(exclude={"name", "victims", "rounds"})
 
 
 def at_chance(row: Row, done: Sequence[TrainRecord]) -> bool:
-    """Whether neither the one model nor, where clients keep something, their own networks beat
-    a guess, on the test samples, or the clients, of all seeds together; a method whose clients keep
-    the first stages has no use for the one model."""
+    """Return whether neither the common model nor, where clients keep something, their own networks
+    beat a guess, on the test samples or clients of all seeds together; a method whose clients keep
+    the first stages has no use for the common model."""
     judged: list[tuple[Interval | None, float]] = []
     if row.accuracy:
         known = [t for t in done if t.correct is not None]
@@ -201,14 +201,14 @@ def ordered(table: Sequence[Row]) -> list[Row]:
 
 
 def _failed_control(table: Sequence[Row]) -> float | None:
-    """The leak of the undefended rows where it is too small for the table to rank anything; None
-    where it is large enough, or not known."""
+    """Return the undefended rows' leakage where it is too small for the table to rank anything;
+    None where it is large enough, or unknown."""
     leaks = [leak for r in table if is_reference(r) and (leak := r.leak) is not None]
     return max(leaks) if leaks and max(leaks) < CONTROL else None
 
 
 def is_reference(row: Row) -> bool:
-    """Whether it is an undefended row: attacks run at twice their budget there alone, if at all."""
+    """Return whether it is an undefended row: only there attacks may run at twice their budget."""
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
@@ -221,17 +221,19 @@ def understated(row: Row) -> float | None:
 
 
 def has_use(row: Row) -> bool:
-    """Whether anybody would deploy the row and its leak says something: no flag costs its rank."""
+    """Return whether anybody would deploy the row and its leakage is informative: no flag costs its
+    rank."""
     return not any(f.costs_rank for f in row.flags)
 
 
-def at_most(lost: float, loss: float) -> bool:
-    """Whether an accuracy lost is no more than what may be, up to the rounding of a difference."""
-    return lost <= loss + _ROUNDING
+def at_most(drop: float, loss: float) -> bool:
+    """Return whether an accuracy drop is within a limit, up to the rounding of a difference."""
+    return drop <= loss + _ROUNDING
 
 
 def undefended(rows: Sequence[Row]) -> Row | None:
-    """The row of a table with which the others are compared; None without one that learned."""
+    """Return the row of a table with which the others are compared; None without one that
+    learned."""
     able = [r for r in rows if not any(f.code in _LEARNED_NOTHING for f in r.flags)]
     named = (r for r in able if r.defense == UNDEFENDED)
     return next(named, None) or next(filter(is_reference, able), None)
@@ -245,14 +247,14 @@ def accuracy_drop(row: Row, bare: Row) -> Interval | None:
         (row.accuracies, bare.accuracies),
         (row.personal_accuracies, bare.personal_accuracies),
     )
-    for own, other in pairs:
-        if seeds := sorted(own.keys() & other.keys()):
+    for own, reference in pairs:
+        if seeds := sorted(own.keys() & reference.keys()):
             samples = min(row.test_samples, bare.test_samples)
-            return drop_interval([other[s] for s in seeds], [own[s] for s in seeds], samples)
+            return drop_interval([reference[s] for s in seeds], [own[s] for s in seeds], samples)
     return None
 
 
 def network(row: Row) -> str:
-    """What rows of one table have in common: network, how it is trained, and checkpoint."""
+    """Return what rows of one table have in common: network, how it is trained, and checkpoint."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     return canonical([row.protocol_settings, *data, *model, row.checkpoint])

@@ -170,7 +170,7 @@ class _Going:
             max_retries=_LOSSES,
             runtime_env={"env_vars": {**variables, "LEAKBENCH_ROOM": task.room}},
         )
-        wanted = [p.name for p in work.env.plugins]
+        names = [p.name for p in work.env.plugins]
         dataset = None
         if work.needs_data:
             job = work.training
@@ -181,7 +181,7 @@ class _Going:
             for folder in work.folders
         ]
         answer = perform.remote(
-            work, {n: self.sources[n] for n in wanted}, settings.code, dataset, *folders
+            work, {n: self.sources[n] for n in names}, settings.code, dataset, *folders
         )
         self.jobs[answer] = task, time.monotonic()
 
@@ -213,13 +213,13 @@ class _Going:
 
     def _outcome(self, answer: Any, task: Task, began: float) -> Outcome:
         try:
-            host, other, ended, files = self.ray.get(answer)
+            host, differing, ended, files = self.ray.get(answer)
         except self.ray.exceptions.RayError as error:
             brief = " ".join(str(error).split())[:300]
             return lost(task, "failed", f"the worker process died ({brief})")
-        if other:
+        if differing:
             raise UserError(
-                f"node {host} of the Ray cluster has other code of {other} than this "
+                f"node {host} of the Ray cluster has other code of {differing} than this "
                 "machine: install the same version there."
             )
         try:
@@ -274,9 +274,9 @@ def _perform(
     work = replace(work, env=env)
     prepared(work, _functions_at_start())
     here = _code_here(env.plugins, work.needed)
-    other = next((name for name, digest in here.items() if code.get(name) != digest), None)
-    if other is not None:
-        return host, other, None, {}
+    differing = next((name for name, digest in here.items() if code.get(name) != digest), None)
+    if differing is not None:
+        return host, differing, None, {}
     with tempfile.TemporaryDirectory(prefix="leakbench-") as name:
         place = Path(name)
         moved = {folder: place / str(i) for i, folder in enumerate(work.folders)}
