@@ -83,7 +83,7 @@ def _check(annotation: Any, value: Any) -> Any:
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
-    """All in a value of a suite."""
+    """Yield all whole numbers in a value of a suite."""
     if isinstance(value, int):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value

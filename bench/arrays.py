@@ -93,7 +93,7 @@ def _read_error(path: Path, error: Exception) -> UserError:
 
 
 def check_memory(n_bytes: float, what: str) -> None:
-    """Raises UserError if something takes more bytes than this machine's memory has left."""
+    """Raise UserError if something takes more bytes than this machine's memory has left."""
     left = psutil.virtual_memory().available
     if n_bytes > left:
         raise UserError(

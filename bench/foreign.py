@@ -45,7 +45,8 @@ class OverLimit(BaseException):
 
 
 def in_one_line(error: BaseException, most: int = MOST_TEXT) -> str:
-    """An exception's kind and text, the latter by itself where the text cannot be told."""
+    """Return an exception's kind and text in one line, only the kind where the text cannot be
+    read."""
     if isinstance(error, Escaped):
         error = error.error
     try:
@@ -104,7 +105,7 @@ def contained() -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Code inside ends with OverLimit after so many seconds.
+    """End the code inside with OverLimit after some seconds.
 
     That is so in the main thread alone, where nobody else uses the process's alarm clock, and for
     code that comes back to Python now and then; elsewhere there is no limit.
@@ -144,7 +145,7 @@ class _StatePart(NamedTuple):
 
 
 def _deciding() -> tuple[_StatePart, ...]:
-    """What decides the figures of everything that is computed after it was changed."""
+    """Return the state that decides the figures of everything that is computed later."""
     import torch
 
     flags = torch.backends.cudnn
@@ -179,7 +180,7 @@ def _deciding() -> tuple[_StatePart, ...]:
 
 
 def _other() -> tuple[_StatePart, ...]:
-    """What jobs that follow would meet, of what plugins change without thinking of it."""
+    """Return the state that later jobs would meet, which plugins change without thinking of it."""
     import numpy as np
     import torch
 
@@ -251,7 +252,7 @@ class Left:
 
 @contextmanager
 def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[None]:
-    """`contained`, with what is printed on stderr, and the process's state put back.
+    """Run foreign code as `contained`, with its prints on stderr, and restore the process's state.
 
     left: is told what was changed. relays: whether what is printed comes out at all.
     """

@@ -133,7 +133,7 @@ class Registry:
 def discover(
     files: tuple[Path, ...] = (), needed: Collection[tuple[PluginKind, str]] | None = None
 ) -> Registry:
-    """Everything installed, then the given files.
+    """Return everything installed, then the given files.
 
     Args:
         files: Python files, all of which are executed.

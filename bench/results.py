@@ -419,7 +419,7 @@ def _files(plugins: Sequence[str | Path]) -> list[Path]:
 
 
 def _refuse_unguarded_script(caller: FrameType | None) -> None:
-    """Raises UserError if workers, which import the script's file, would come here again."""
+    """Raise UserError if workers, which import the script's file, would come here again."""
     while caller is not None:
         names = caller.f_globals
         if caller.f_code.co_name == "<module>" and names.get("__name__") == "__main__":

@@ -61,7 +61,7 @@ class _OnTasks(BaseModel):
     tasks: Listed[int] | None = Field(None, min_length=1)
 
     def runs_on(self, place: int) -> bool:
-        """Whether it runs on the task at that place in the file."""
+        """Return whether it runs on the task at that place in the file."""
         return self.tasks is None or place in self.tasks
 
 
@@ -176,7 +176,7 @@ class Suite(BaseModel):
         return self
 
     def _misfits_of_tasks(self) -> Iterator[str]:
-        """What is wrong with the protocols of tasks, without which nothing else can be said."""
+        """Yield what is wrong with the protocols of tasks, which everything else depends on."""
         for place, task in enumerate(self.tasks):
             try:
                 self.protocol_of(task)
@@ -314,13 +314,13 @@ class Suite(BaseModel):
         return [c for c in self.checkpoints if (c == TRAINING) == recorded]
 
     def checkpoints_of(self, attack: AttackSettings) -> list[Checkpoint]:
-        """Those at which an attack runs."""
+        """Return the checkpoints at which an attack runs."""
         own = attack.checkpoints or self.checkpoints
         return [c for c in self.observed_checkpoints(attack) if c in own]
 
     def threats_of(self, place: int) -> list[ThreatSettings]:
-        """What the trainings of the task at a place observe: every threat, but none where attacks
-        name other tasks alone, which are trained for their accuracy."""
+        """Return what the trainings of the task at a place observe: every threat, but none where
+        all attacks name other tasks; such a task is trained for its accuracy."""
         attacked = any(attack.runs_on(place) for attack in self.attacks)
         return self.threats if attacked or not self.attacks else []
 
@@ -352,7 +352,7 @@ def repeats(
 
 
 def check_once(where: str, values: Iterable[Any]) -> None:
-    """Raises UserError for the first of the values that is there again."""
+    """Raise UserError for the first value that occurs again."""
     for sentence in repeats(where, values):
         raise UserError(sentence)
 
@@ -411,8 +411,8 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
 
 
 def changes(suite: Suite) -> list[str]:
-    """The keys in which a suite is not the shipped one of its name and version, without those that
-    decide no figure; empty where no such suite is shipped."""
+    """Return the keys in which a suite differs from the shipped one of its name and version,
+    without those that decide no figure; empty where no such suite is shipped."""
     if suite.name not in shipped():
         return []
     known, own = read_suite(suite.name).model_dump(), suite.model_dump()

@@ -80,7 +80,7 @@ class Search:
         return sign * math.log(value)
 
     def entry(self, values: Sequence[float]) -> DefenseSettings:
-        """With these values, as a suite has it."""
+        """Return the suite's entry with these values."""
         settings = {**self.settings, self.strength.setting: list(values)}
         return DefenseSettings(name=self.defense, settings=settings, tasks=[self.task])
 
@@ -113,7 +113,7 @@ def searches(suite: Suite, registry: Registry) -> list[Search]:
 
 
 def strength_of(defense: DefenseSettings, registry: Registry) -> Strength | None:
-    """What the defense of a suite's entry declares."""
+    """Return what the defense of a suite's entry declares."""
     return registry.defense(defense.name, next(iter(grid(defense.settings)))).strength
 
 
@@ -168,7 +168,7 @@ def own_seeds(suite: Suite) -> list[int]:
 def _losses(
     search: Search, values: Sequence[float], rows: Sequence[Row], suite: Suite
 ) -> Iterator[tuple[float, float]]:
-    """What each value loses on the search's task."""
+    """Return what each value loses on the search's task."""
     task = suite.tasks[search.task]
     protocol = suite.protocol_of(task)
     mine = [

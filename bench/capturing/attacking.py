@@ -256,7 +256,8 @@ def _scoring_facts(view: Captured, truth: Truth) -> dict[str, Any]:
 
 
 def _floors(view: Captured) -> dict[str, list[float]]:
-    """Of clients whose samples are like the public ones: how they were dealt is not known."""
+    """Return the baselines of clients whose samples are like the public ones: how they were dealt
+    is not known."""
     if view.truth is None:
         return {}
     clients, samples = view.truth.y.shape

@@ -25,7 +25,7 @@ before it counts as another training's."""
 def unexplained(
     seen: Seen, truth: Truth, *, network: Network, defense: Defense, device: str = "cpu"
 ) -> str | None:
-    """Say how uploads differ from those of the told training on the true samples.
+    """Say how uploads differ from those of the declared training on the true samples.
 
     The told local training (mean cross entropy, plain SGD of the told rate, batch and steps) is
     played through the defense on a client's samples, in several random orders where they make
@@ -69,7 +69,7 @@ def unexplained(
 
 
 def _update(seen: Seen, client: str) -> dict[str, Tensor]:
-    """What a client's readable uploads say its state moved by; 0 where it sent nothing."""
+    """Return by how much a client's readable uploads moved its state; 0 where it sent nothing."""
     base = {n: v.cpu() for n, v in seen.before.items()}
     update = {n: torch.zeros_like(v) for n, v in base.items()}
     for message in seen.messages:

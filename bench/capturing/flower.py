@@ -211,7 +211,7 @@ def _arrays(content: RecordDict) -> dict[str, Tensor] | None:
 
 
 def _config(msg: Message) -> dict[str, Any]:
-    """All that the message's configs say."""
+    """Return all entries of the message's configs."""
     return {k: v for record in msg.content.config_records.values() for k, v in record.items()}
 
 
@@ -261,8 +261,8 @@ def _state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _ends(before: Mapping[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays of a reply as weights: a client that replies with how they moved is told from one
-    that replies with where they ended by how far both are."""
+    """Return the arrays of a reply as weights. A reply that holds updates is recognised by its
+    distance from the weights that were sent."""
     moved = [n for n, v in before.items() if v.is_floating_point()]
     length = sum(float(before[n].square().sum()) for n in moved)
     sent = sum(float(after[n].square().sum()) for n in moved)

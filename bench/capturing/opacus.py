@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def noised_by(
     optimizer: DPOptimizer, accountant: IAccountant | None = None, *, delta: float = 1e-5
 ) -> Noised:
-    """What an Opacus optimizer does: clipped per-sample gradients and Gaussian noise on their sum.
+    """Return the noise of an Opacus optimizer: clipped per-sample gradients and Gaussian noise on
+    their sum.
 
     Call it after `optimizer.step()`, so that the accountant knows of that step.
 

@@ -77,8 +77,8 @@ class Noised:
         return defense
 
     def ledger(self) -> dict[str, Any]:
-        """What the ledger tells of the events: the proven epsilon of replacing a record, what the
-        library claims, and a sentence per event."""
+        """Return the ledger's figures on the events: the proven epsilon of replacing a record, what
+        the library claims, and a sentence per event."""
         return {
             "eps_record": record_epsilon(self.events, self.delta),
             "eps_claimed": self.claimed,

@@ -163,7 +163,7 @@ def verify(
 
 
 def _show_facts(facts: Mapping[str, Any], figures: int) -> None:
-    """What to know of so many compared figures, and the verdict."""
+    """Print a summary of the compared figures, and the verdict."""
     same, near, cells = facts["same_environment"], facts["within_tolerance"], facts["cells"]
     bare = cells - facts["cells_with_figures"]
     for name in facts["changed_code"]:

@@ -56,7 +56,7 @@ def foreign() -> dict[str, EntryPoint]:
 
 
 def foreign_loader(point: EntryPoint) -> Loader:
-    """The loader of an entry point.
+    """Return the loader of an entry point.
 
     Raises:
         UserError: If its name is taken, it cannot be imported, or is no such function; the text is
@@ -78,7 +78,8 @@ def foreign_loader(point: EntryPoint) -> Loader:
 
 
 def has_files(name: str) -> bool:
-    """Whether a data set of that name is read from the data folder: its loader has `data_dir`."""
+    """Return whether a data set of that name is read from the data folder: its loader has
+    `data_dir`."""
     loader = LOADERS.get(name)
     if loader is None and name in (points := foreign()):
         loader = _loader_of(points[name])

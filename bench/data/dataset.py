@@ -310,7 +310,8 @@ def split_by_class(
     seed: int,
     size: int | None = None,
 ) -> Dataset:
-    """A data set of images of which a fifth of every class is test and a fifth auxiliary."""
+    """Make a data set of images with a fifth of every class as test and a fifth as auxiliary
+    part."""
     stream = numpy_generator(seed, "split", name.partition(":")[0])
     parts = carve(labels, fractions=(0.2, 0.2), rng=stream)
     test, aux, train = ((images[p], labels[p]) for p in parts)
@@ -320,7 +321,7 @@ def split_by_class(
 
 
 def check_side(size: int) -> None:
-    """Raises UserError for a side that images cannot be resized to."""
+    """Raise UserError for a side that images cannot be resized to."""
     if size < LEAST_SIDE:
         raise UserError(f"image size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
 

@@ -106,7 +106,7 @@ _Array = Declared | np.ndarray
 def check_parts(
     x: _Array, y: _Array, test_x: _Array, test_y: _Array, *, names: Sequence[str], place: str
 ) -> None:
-    """Raises UserError for samples and labels of other shapes and types than `Packaged` has.
+    """Raise UserError for samples and labels of other shapes and types than `Packaged` has.
 
     Args:
         names: What the four are called, IMAGES or FEATURES.
@@ -124,7 +124,7 @@ def check_parts(
 
 
 def _check_more(declared: Mapping[str, Declared], *, samples: Declared, place: str) -> None:
-    """Raises UserError for optional arrays of another shape or type."""
+    """Raise UserError for optional arrays of another shape or type."""
     names, clients, groups = (declared.get(k) for k in _MORE)
     if names is not None and (names.ndim != 1 or names.dtype.kind not in "iuUS"):
         raise UserError(
@@ -260,8 +260,8 @@ def _open_image(file: Path) -> Image:
 
 
 def eight_bits(image: Image) -> Image:
-    """An image of 8 bits per channel as viewers show it: turned as its EXIF orientation says, 16
-    bits rounded to 8, and what is transparent on white.
+    """Return an image of 8 bits per channel as viewers show it: turned as its EXIF orientation
+    says, 16 bits rounded to 8, and transparent pixels on white.
 
     Raises:
         UserError: For an image of floats or of 32 bits, of which nobody says what white is, and

@@ -113,8 +113,8 @@ def hf(
 
 @contextmanager
 def _network(datasets: Any, *, allowed: bool) -> Iterator[None]:
-    """Whether Hugging Face's libraries may use the network inside, and show bars of progress: they
-    read their environment's variables at import, which may have been long ago."""
+    """Set whether Hugging Face's libraries may use the network inside, and show bars of progress:
+    they read their environment's variables at import, which may have been long ago."""
     if allowed:
         yield
         return

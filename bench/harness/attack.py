@@ -170,7 +170,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
 def _attack_view(
     work: Attacking, trained: TrainRecord, stem: str, number: int, *, alone: bool
 ) -> AttackRecord | NoResult:
-    """Attack what was seen of clients that did alike, and write the answer.
+    """Attack what was seen of clients that did the same work, and write the answer.
 
     Args:
         stem: What the names of its files begin with.

@@ -176,7 +176,8 @@ class Costs:
         """Kinds of device, cpu or cuda, on which jobs were measured."""
 
     def of(self, job: TrainJob | AttackJob, device: str) -> Cost | None:
-        """What the whole job takes on a device; None if no job of its stage was measured there."""
+        """Return what the whole job takes on a device; None if no job of its stage was measured
+        there."""
         if isinstance(job, AttackJob):
             work = job.budget * threat_size(job)
         else:

@@ -99,7 +99,7 @@ def shares_of(job: TrainJob, dataset: Dataset) -> list[np.ndarray]:
 
 
 def dealing_of(job: TrainJob) -> Dealing:
-    """How a training deals samples to its clients."""
+    """Return how a training deals samples to its clients."""
     protocol = job.protocol
     least = needed_samples(job)
     if protocol.local_steps and any(t.recorded for t in job.threats):

@@ -200,7 +200,7 @@ def _union(suite: Suite, parts: Sequence[_Part]) -> tuple[PlannedTraining, ...]:
 
 
 def _check_cell(known: Iterable[Cell], cell: Cell, folder: Path) -> None:
-    """Raises UserError if the same cell stands there under another key."""
+    """Raise UserError if the same cell is known under another key."""
     for twin in known:
         if twin.job == cell.job and twin.key != cell.key:
             raise UserError(
@@ -211,7 +211,7 @@ def _check_cell(known: Iterable[Cell], cell: Cell, folder: Path) -> None:
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    """What differs between the parts, for whoever reads their figures side by side."""
+    """Return what differs between the parts, for readers who compare their figures."""
     mixed = [f"{k} {v}" for k, v in run.versions.items() if ", " in v]
     notes = []
     if ", " in run.device:

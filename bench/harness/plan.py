@@ -42,8 +42,8 @@ class Plan:
         return attacks
 
     def part(self, number: int, of: int) -> Plan:
-        """Part `number`, from 1, of so many: every `of`-th training with its attacks, so that parts
-        are alike in cost. Raises UserError for one that does not exist or is empty."""
+        """Return part `number`, from 1, of `of`: every `of`-th training with its attacks, which
+        makes parts cost the same. Raises UserError for a missing or empty part."""
         if not 1 <= number <= of:
             raise UserError(f"shard {number}/{of} does not exist: give i/n with 1 <= i <= n.")
         if number > len(self.trainings):
@@ -89,7 +89,7 @@ def _possible_values(suite: Suite, key: str) -> list[str]:
 
 
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
-    """All trainings and attacks of a suite, or those that match a filter.
+    """Return all trainings and attacks of a suite, or those that match a filter.
 
     A task that no attack names is trained for its accuracy alone, and not observed.
 

@@ -163,7 +163,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
 
 
 def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place: str) -> None:
-    """Raises UserError for fewer samples, or clients of the data's own, than the clients need.
+    """Raise UserError for fewer samples, or clients of the data's own, than the clients need.
 
     owners: Whose each sample is, None where the data does not say.
     """
@@ -182,7 +182,8 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
 
 
 def label_of(job: TrainJob) -> str:
-    """What errors and progress call a training: fedavg/digits/lenet/spm(epsilon=1.5)/seed 0."""
+    """Return how errors and progress call a training: fedavg/digits/lenet/spm(epsilon=1.5)/seed
+    0."""
     settings = ",".join(f"{k}={v}" for k, v in job.settings.items())
     task = f"{job.protocol.name}/{job.task.dataset}/{job.task.model}"
     return f"{task}/{job.defense}({settings})/seed {job.seed}"
@@ -405,7 +406,7 @@ class _Run:
         return self._number(cell, cell_label(cell), work, self.keys.train(cell.train), SCORES)
 
     def _environment(self, job: TrainJob | AttackJob) -> Environment:
-        """Where a job runs, with the plugin files that it needs."""
+        """Return where a job runs, with the plugin files that it needs."""
         usable, env = self.keys.registry.usable, self.keys.env
         origins = {usable[plugin].origin for plugin in needed_by(job) if plugin in usable}
         return replace(env, plugins=tuple(f for f in env.plugins if str(f) in origins))
@@ -450,7 +451,8 @@ class _Run:
 
 
 def planned_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
-    """What a reader needs to make the results again, and which records belong to the plan."""
+    """Return what a reader needs to make the results again, and which records belong to the
+    plan."""
     trainings = []
     for job, attacks in plan.by_training().items():
         key = keys.train(job)

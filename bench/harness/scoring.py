@@ -98,7 +98,8 @@ def together(scores: Sequence[Mapping[str, list[float]]]) -> dict[str, list[floa
 
 
 def truth_of(cell: AttackJob, dataset: Dataset, file: Path) -> dict[str, Any]:
-    """What `score` compares an answer with: the truth in a file, and the attacker's public data."""
+    """Return what `score` compares an answer with: the truth in a file, and the attacker's public
+    data."""
     truth = load_truth(file)
     return {
         "x": truth.x,

@@ -89,7 +89,7 @@ class Sources:
         return any(place and folder in (Path(place), Path(place).parent) for place in places)
 
     def _spec(self, module: str) -> ModuleSpec | None:
-        """Where a module lies, without executing it or its package."""
+        """Return where a module lies, without executing it or its package."""
         if module not in self._specs:
             self._specs[module] = self._find(module)
         return self._specs[module]
@@ -144,7 +144,7 @@ def _read(content: bytes, package: str) -> ParsedModule:
 
 
 def _statements(body: Iterable[Any]) -> Iterator[Any]:
-    """All statements that can be executed, those inside others too."""
+    """Yield all statements that can be executed, nested ones too."""
     for statement in body:
         yield statement
         typing = isinstance(statement, ast.If) and "TYPE_CHECKING" in (
@@ -163,7 +163,7 @@ def _hands_on(statement: ast.stmt) -> bool:
 
 
 def _is_text(node: object) -> bool:
-    """Whether a statement is a docstring, of a module, class, function or variable."""
+    """Return whether a statement is a docstring, of a module, class, function or variable."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

@@ -146,8 +146,8 @@ def _train(work: Training) -> TrainOutcome:
     measured |= {after for c, after in places.items() if c not in ("init", "final")}
 
     def look(played: int) -> None:
-        """Save what is to be observed after so many rounds: at checkpoints all, and for later ones
-        their earlier releases that begin here."""
+        """Save what is to be observed after `played` rounds: at checkpoints everything, and for
+        later checkpoints their earlier releases that begin here."""
         for checkpoint, after in places.items():
             for threat in own if checkpoint != "init" and after > played else ():
                 for number, begins in enumerate(threat.scheduled(after)[:-1]):
@@ -162,7 +162,7 @@ def _train(work: Training) -> TrainOutcome:
     local = LocalWork.of(protocol)
 
     def facts() -> Facts:
-        """What happened so far."""
+        """Return the facts of the training so far."""
         return Facts(
             parameters=max(
                 sum(federation.state[n].numel() for n in federation.held(c))
@@ -297,8 +297,8 @@ def _audit(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | Non
 
 
 def check_company(job: TrainJob, defense: Defense) -> None:
-    """Raises UserError if fewer clients take part, or are observed, than the defense needs to
-    act together."""
+    """Raise UserError if fewer clients take part, or are observed, than the defense needs to act
+    together."""
     protocol = job.protocol
     if unmet(defense, cut=bool(protocol.cuts)):
         return  # not applicable, which is no error

@@ -58,7 +58,8 @@ class Separation:
 
 
 def cap(draws: int, *, confidence: float) -> float:
-    """Largest epsilon that `separate` can certify: everything told apart in the second half."""
+    """Return the largest epsilon that `separate` can certify: all of the second half is
+    separated."""
     certified, miss = draws - draws // 2, (1 - confidence) / 2
     return max(0.0, math.log(miss) / certified - math.log(-math.expm1(math.log(miss) / certified)))
 

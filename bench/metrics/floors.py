@@ -85,7 +85,7 @@ def floors(
     granted: bool = False,
     gallery: Gallery | None = None,
 ) -> dict[str, list[float]]:
-    """Per-victim floors: what the best answer that looks at nothing scores, by metric.
+    """Return the per-victim floors: what the best answer without any message scores, by metric.
 
     With the suffix _class_mean it is the best one that is told the true labels.
 
@@ -275,7 +275,7 @@ def _candidates(public: _Public, batches: Tensor, rng: np.random.Generator) -> I
 
 
 def _matched_slots(public: _Public, batches: Tensor) -> Tensor:
-    """Which of K places each sample of batches [D, K] is matched with, int64 [D * K], where every
+    """Return which of K places each sample of batches [D, K] is matched with, int64 [D * K]. Every
     place holds the mean of its samples: Lloyd's algorithm with one sample of a batch per place."""
     samples = batches.shape[1]
     x = public.x[batches]

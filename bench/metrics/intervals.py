@@ -161,7 +161,8 @@ def bounded_mean(values: np.ndarray, within: tuple[float, float]) -> tuple[float
 
 @lru_cache(maxsize=4096)
 def _upper_end(values: tuple[float, ...]) -> float:
-    """Where a flat Dirichlet mean of the values in [0, 1] and 1 is below with 97.5 %."""
+    """Return the point below which a flat Dirichlet mean of the values in [0, 1] and 1 is with 97.5
+    %."""
     from scipy.optimize import brentq
 
     points = np.array([*values, 1.0])

@@ -114,7 +114,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _same_victims(row: Outcomes, base: Outcomes) -> bool:
-    """Whether two rows have as many victims in the same seeds."""
+    """Return whether two rows have as many victims in the same seeds."""
     return {s: len(v) for s, v in row.items()} == {s: len(v) for s, v in base.items()}
 
 

@@ -87,7 +87,7 @@ class _Node:
     parameters: set[str] = field(default_factory=set)
 
     def is_still(self, value: Any) -> bool:
-        """Whether a value is the copy, unchanged."""
+        """Return whether a value is the copy, unchanged."""
         return value is self.copy and value._version == self.version
 
 
@@ -281,7 +281,7 @@ def _head(module: nn.Module, played: _Pass, what: str) -> str:
 
 
 def _is_linear(part: nn.Module, node: _Node) -> bool:
-    """Whether a submodule maps [B, F] linearly, with or without a bias."""
+    """Return whether a submodule maps [B, F] linearly, with or without a bias."""
     given = node.given
     if given is None or given.ndim != 2 or any(isinstance(m, _BatchNorm) for m in part.modules()):
         return False

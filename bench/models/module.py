@@ -133,8 +133,8 @@ class ModuleNetwork(Network):
         return module
 
     def check(self) -> None:
-        """Raises UserError for a module of which clients' gradients cannot be taken together, or
-        no derivative of them, or that gives others than when it runs by itself."""
+        """Raise UserError for a module whose clients' gradients cannot be taken together, have no
+        derivative, or differ from those of the module run by itself."""
         x = torch.rand(2, 2, *self.shape, generator=torch.Generator().manual_seed(0))
         y = torch.arange(4).view(2, 2) % self.classes
         module = self._fresh(0, self.shape)
@@ -280,7 +280,7 @@ class ModuleNetwork(Network):
         return (x - mean) / std
 
     def _constants_like(self, x: Tensor) -> dict[str, Tensor]:
-        """What is not trained, on the device of x and in its precision."""
+        """Return the untrained tensors, on the device of x and in its precision."""
         place = x.device, x.dtype
         if place not in self._placed:
             self._placed[place] = {
@@ -483,7 +483,7 @@ def _training_modes(
 
 
 def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
-    """Raises UserError for columns of records that decide logits but have no gradient."""
+    """Raise UserError for columns of records that decide logits but have no gradient."""
     if x.ndim != 2:
         return
     x = x.clone().requires_grad_()
@@ -504,11 +504,11 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _of_one_shape(a: Any, b: Any) -> bool:
-    """Whether both are tensors of one shape."""
+    """Return whether both are tensors of one shape."""
     return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
 
 
 def _random_parts(module: nn.Module) -> list[str]:
-    """Where dropout is, as far as its classes' names tell."""
+    """Return where dropout is, as far as its classes' names say."""
     known = ("Dropout", "DropPath", "StochasticDepth")
     return [n for n, m in module.named_modules() if any(k in type(m).__name__ for k in known)]

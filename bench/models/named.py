@@ -38,7 +38,7 @@ def file_of(name: str) -> Path | None:
 
 
 def is_handed(name: str) -> bool:
-    """Whether it is a module that a process was handed."""
+    """Return whether it is a module that a process was handed."""
     return name.startswith(_HANDED)
 
 
@@ -61,7 +61,7 @@ def module_of(name: str) -> str | None:
 
 
 def is_named(name: str) -> bool:
-    """Whether this module knows the model, or who is to be asked for it."""
+    """Return whether this module knows the model, or who is to be asked for it."""
     library = name.partition(":")[0] in LIBRARIES
     return library or file_of(name) is not None or name in installed(MODELS) or is_handed(name)
 
@@ -93,7 +93,7 @@ def bare_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _inner(module: nn.Module) -> Any:
-    """What a wrapper holds, None for a module that is none."""
+    """Return what a wrapper holds, None for other modules."""
     wrappers = {"DataParallel": "module", "DistributedDataParallel": "module"}
     wrappers |= {"OptimizedModule": "_orig_mod", "GradSampleModule": "_module"}
     return getattr(module, wrappers.get(type(module).__name__, ""), None)

@@ -41,7 +41,7 @@ def image_sides(model: str, shape: Shape, *, multiple: int = 1) -> tuple[int, in
 
 
 def positive(model: str, **settings: int) -> None:
-    """Raises UserError for a setting below 1."""
+    """Raise UserError for a setting below 1."""
     for name, value in settings.items():
         if value < 1:
             raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
@@ -177,7 +177,7 @@ class Network:
         return sum(p.numel() for p in self._module.parameters())
 
     def describe(self) -> dict[str, Any]:
-        """What is needed to build it again, and the names of the head's tensors."""
+        """Return what is needed to build it again, and the names of the head's tensors."""
         return {
             "name": self.name,
             "settings": self.settings,
@@ -187,7 +187,7 @@ class Network:
         }
 
     def check(self) -> None:
-        """Raises UserError for a network of which the needed derivatives cannot be taken."""
+        """Raise UserError for a network that lacks the needed derivatives."""
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters by name."""
@@ -294,7 +294,7 @@ class Network:
                 handle.remove()
 
     def _next_input(self, output: Tensor) -> Tensor:
-        """What a layer's output goes on as where it is recorded."""
+        """Return the input of the next layer where a layer's output is recorded."""
         return output
 
     def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ class Against:
         return self.p <= ALPHA
 
     def to_json_value(self) -> dict[str, Any]:
-        """With what follows from the difference and p."""
+        """Return the fields with what follows from the difference and p."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**own, "beats": self.beats, "separated": self.separated}
 

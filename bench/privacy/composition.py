@@ -98,7 +98,8 @@ def _equal_epsilon(epsilon: float, count: int, delta: float) -> float:
     excess_at = _invert_moments(s, step, kernel, counts, 0.0, delta)
 
     def excess(wrong: int) -> float:
-        """Of delta at the epsilon of so many wrong coins; none exceeds that of no wrong one."""
+        """Return the excess of delta at the epsilon of `wrong` wrong coins; none exceeds that of no
+        wrong one."""
         return excess_at((count - 2 * wrong) * epsilon) if wrong else -1.0
 
     last = (count + 1) // 2

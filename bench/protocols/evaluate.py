@@ -100,7 +100,8 @@ class Reached:
             self.missing[name] = kept if before is None else before & kept
 
     def everything(self) -> bool:
-        """Whether nothing is missing; true of a run without uploads, whose model is the first."""
+        """Return whether nothing is missing; true of a run without uploads, whose model is the
+        first."""
         return not any(bool(m.any()) for m in self.missing.values())
 
 

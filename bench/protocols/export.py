@@ -52,7 +52,7 @@ class DiskFull(OSError):
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """A full disk is told apart from the same error raised by a plugin."""
+    """Raise a full disk as DiskFull, unlike the same error raised by a plugin."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -65,7 +65,7 @@ def _writing() -> Iterator[None]:
 
 
 def earlier_path(path: Path, number: int) -> Path:
-    """Where the earlier release `number`, from 0, of the observation `path` stands."""
+    """Return the path of the earlier release `number`, from 0, of the observation `path`."""
     return path.with_name(f"{path.name}-earlier-{number}")
 
 
@@ -247,7 +247,7 @@ def _check_shapes(path: Path, state: Mapping[str, Tensor], other: Mapping[str, T
 
 
 def _contradiction(seen: Seen) -> str | None:
-    """Which of the numbers that a view tells cannot be, beside its others."""
+    """Return which of a view's numbers contradicts its others."""
     known, last = seen.known, seen.network["classes"] - 1
     samples, batch, summed = known["samples"], known["batch"], known.get("summed", 1)
     labels = known.get("truth_labels", [])

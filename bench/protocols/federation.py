@@ -39,8 +39,8 @@ PARTICIPATION = "participation"
 def sampled_clients(
     ids: Sequence[str], protocol: ProtocolSettings, rng: torch.Generator
 ) -> list[str]:
-    """The clients that the server samples in a round: so many, drawn without replacement, or each
-    by itself."""
+    """Return the clients that the server samples in a round: a fixed number, drawn without
+    replacement, or each by itself."""
     if protocol.sampling == "poisson":
         joining = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
         return [client for client, joins in zip(ids, joining.tolist(), strict=True) if joins]
@@ -90,7 +90,7 @@ class RoundSeconds:
 
     @property
     def of_clients(self) -> float:
-        """Those that clients spend."""
+        """The seconds that clients spend."""
         return self.training + self.uploading + self.sealing
 
 
@@ -337,7 +337,7 @@ class Federation(LocalTraining):
 
     # --- what a split protocol does otherwise -------------------------------------------------
     def _open_round(self) -> None:
-        """What happens when a round begins."""
+        """Prepare a round."""
 
     def _server_variables(self) -> State | None:
         """The server's own trained variables."""
@@ -449,6 +449,6 @@ def _count_uploaded(messages: Sequence[Message], local: Local) -> Tensor:
 
 
 def names_in(stages: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Those of the parameter names that belong to one of the stages."""
+    """Return the parameter names that belong to one of the stages."""
     prefixes = tuple(f"{stage}." for stage in stages)
     return [n for n in names if n.startswith(prefixes)]

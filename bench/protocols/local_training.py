@@ -58,7 +58,7 @@ class LocalWork:
         )
 
     def steps(self, samples: int) -> int:
-        """Gradient steps of a client with so many samples."""
+        """Return the gradient steps of a client with some number of samples."""
         if self.local_epochs is None:
             return self.local_steps or 1
         return max(1, round(self.local_epochs * samples / min(self.batch, samples)))
@@ -148,7 +148,7 @@ class LocalTraining:
             self._step(step, members)
 
     def _begin_at(self, client: Client, names: Sequence[str] | None = None) -> tuple[State, State]:
-        """Where a client starts: what it received, but its own values in what it kept.
+        """Return where a client starts: what it received, but its own values in what it kept.
 
         Returns:
             The variables as received, and the variables to start from.
@@ -342,7 +342,7 @@ class LocalTraining:
         return max(1, 4_000_000 // self.network.n_parameters)
 
     def targets(self, client: Client, chosen: Tensor) -> Tensor:
-        """What a client trains towards for the samples with the indices `chosen`."""
+        """Return what a client trains towards for the samples with the indices `chosen`."""
         one_hot = torch.nn.functional.one_hot(client.y[chosen], self.network.classes).float()
         return self.defense.labels(one_hot, client)
 

@@ -238,7 +238,7 @@ def _view(
 
 
 def round_of(federation: Federation, victims: Victims, *, lr: float, parameters: int) -> Round:
-    """What is known of a round that the federation has just played."""
+    """Return what is known of a round that the federation has just played."""
     return Round(
         clients=len(victims.ids),
         batch=victims.batch,
@@ -259,7 +259,7 @@ def truth_of(clients: Sequence[Client], chosen: Mapping[str, Tensor]) -> Truth:
 
 
 def as_one(truth: Truth, batch: int) -> Truth:
-    """All victims' samples as those of one, step after step."""
+    """Return all victims' samples as those of one, step after step."""
 
     def joined(values: Tensor) -> Tensor:
         steps = values.unflatten(1, (-1, batch)).transpose(0, 1)
@@ -322,8 +322,8 @@ def order_of(
     streams: tuple[str, ...],
     earlier: int | None = None,
 ) -> Tensor:
-    """Indices of a victim's samples, step after step: its own in an order that every epoch, and
-    every release but the last, shuffles anew."""
+    """Return the indices of a victim's samples, step after step: its own in an order that every
+    epoch, and every release but the last, shuffles again."""
     order = torch.randperm(len(client.y), generator=generator(seed, *streams, client.id, "batch"))
     own, rows = order[: victims.samples], []
     for epoch in range(-(-victims.steps * victims.batch // victims.samples)):

@@ -40,14 +40,14 @@ last; `training`, rounds of the training itself."""
 
 
 def rounds_before(checkpoint: Checkpoint, rounds: int) -> int:
-    """How many of a run's `rounds` are played before a checkpoint's, or in all of them."""
+    """Return how many of a run's `rounds` are played before a checkpoint's, or in all of them."""
     ends = {"init": 0, "final": rounds, TRAINING: rounds}
     return ends[checkpoint] if checkpoint in ends else int(checkpoint.removeprefix("round-"))
 
 
 def recorded_rounds(rounds: int, seed: int) -> list[int]:
-    """Which of a run's `rounds`, from 0, are recorded: the first, the middle one, the last, and
-    two that no plugin is told."""
+    """Return which of a run's `rounds`, from 0, are recorded: the first, the middle one, the last,
+    and two that stay hidden from plugins."""
     known = {0, rounds // 2, rounds - 1}
     others = [number for number in range(rounds) if number not in known]
     secret = min(MOST_RECORDED - len(known), len(others))

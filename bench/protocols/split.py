@@ -292,7 +292,8 @@ class SplitFederation(Federation):
         ]
 
     def _outputs(self, weights: State, mixtures: Sequence[Mixture], step: Step) -> list[Tensor]:
-        """Features or logits of every mixture; those cut alike run as one batch."""
+        """Return features or logits of every mixture; mixtures with the same cut run as one
+        batch."""
         outputs: dict[int, Tensor] = {}
         for cut in {m.cut: None for m in mixtures}:
             mine = [i for i, m in enumerate(mixtures) if m.cut == cut]

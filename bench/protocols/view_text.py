@@ -95,7 +95,8 @@ class KnownText(_Text):
     @field_validator("mechanisms")
     @classmethod
     def _as_they_are_made(cls, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those of a plugin, which may not be loaded yet, are checked by the attack."""
+        """Check the mechanisms of leakbench; a plugin's may not be loaded yet, and the attack
+        checks them."""
         for entry in given:
             kind = Mechanism.kinds.get(str(entry.get("kind")))
             if kind is None:

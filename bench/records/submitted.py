@@ -100,12 +100,12 @@ def _read(path: Path, model: type[M]) -> M:
 
 
 def is_submission(folder: Path) -> bool:
-    """Whether a folder says that it is one, by either of its own files."""
+    """Return whether a folder says that it is one, by either of its own files."""
     return any((folder / name).exists() for name in (MANIFEST, SUBMISSION))
 
 
 def read_submission(folder: Path) -> Submission:
-    """Raises UserError naming the key that is wrong."""
+    """Read the submission. Raises UserError naming the key that is wrong."""
     return _read(folder / SUBMISSION, Submission)
 
 
@@ -117,8 +117,8 @@ def digest_of(folder: Path) -> str:
 
 
 def verified_beside(folder: Path) -> Path:
-    """Where reviewers keep what `leakbench verify --json` printed: beside the folder, in which a
-    submission may hold nothing that its author did not submit."""
+    """Return where reviewers keep what `leakbench verify --json` printed: beside the folder, in
+    which a submission may hold only its author's files."""
     return folder.with_name(f"{folder.name}.verified.json")
 
 
@@ -136,7 +136,7 @@ def read_verified(folder: Path) -> Verified | None:
 
 
 def standing(verified: Verified | None) -> str:
-    """Whether anybody made a folder's figures again, in a sentence."""
+    """Return, in a sentence, whether anybody made a folder's figures again."""
     if verified is None:
         return (
             "Unverified: nobody made these figures again, from stored reconstructions or by a "

@@ -122,7 +122,8 @@ def accounts_over(
     facts: Mapping[str, Any],
     over: Mapping[str, Sequence[Any]],
 ) -> AccountTable:
-    """What the ledger says at every combination of some values, the last key's running fastest.
+    """Return what the ledger says at every combination of some values, the last key's running
+    fastest.
 
     Args:
         defense: Its name, or a+b.

@@ -140,8 +140,9 @@ class Pieces:
 
 
 def details(board: Board) -> dict[str, Any]:
-    """What opened rows show, for JSON: most of it is the same in many rows, so every piece is kept
-    once. Integers under threat, words, reasons, flags, reason, floor and notes are its places."""
+    """Return what opened rows show, for JSON. Most of it is the same in many rows, so every piece
+    is kept once: integers under threat, words, reasons, flags, reason, floor and notes are its
+    places."""
     pieces = Pieces()
     return {
         "pieces": pieces.all,
@@ -193,8 +194,8 @@ def _attack(entry: AttackEntry, pieces: Pieces) -> dict[str, Any]:
 
 
 def _rounded(value: Any, digits: int = DIGITS) -> Any:
-    """Floats at any depth with so many significant digits; whole ones as integers, those that are
-    not finite as text."""
+    """Round floats at any depth to some significant digits; whole ones become integers, those that
+    are not finite text."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return str(value)

@@ -93,7 +93,7 @@ class Column:
     attack: str = ""
 
     def of(self, row: Row) -> Shown:
-        """What it shows of a row."""
+        """Return what it shows of a row."""
         return NOTHING if self.shown is None else self.shown(row)
 
 
@@ -135,7 +135,7 @@ def supported_parts(value: Interval, seeds: Sequence[int], unit: float = 1.0) ->
 
 
 def error_number(value: float, digits: int = 3) -> str:
-    """An error of records, which spans decades, with so many significant digits: 4.1e-8."""
+    """Format an error of records, which spans decades, with some significant digits: 4.1e-8."""
     return _trim_exponent(f"{value:.{digits}g}")
 
 
@@ -287,7 +287,7 @@ def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
 
 
 def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
-    """Floors by metric: {"ssim": "0.26/0.66"} (looking at nothing / told the labels)."""
+    """Return floors by metric: {"ssim": "0.26/0.66"} (no information / labels only)."""
     texts = {}
     for metric in dict.fromkeys(metrics.values()):
         entries = [row.attacks[n] for n, m in metrics.items() if m == metric and n in row.attacks]
@@ -528,7 +528,7 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
 
 
 def floor_column(metrics: Mapping[str, str]) -> Column:
-    """What needs no leak, by the metrics of some attacks."""
+    """Return the column of baselines, by the metrics of some attacks."""
     return Column(name="floor", title="floor", heading="floor", note="floor", shown=_floor(metrics))
 
 

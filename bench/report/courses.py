@@ -59,7 +59,7 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Lines]:
 
 
 def _task(row: Row) -> tuple[object, ...]:
-    """What tables that differ in the checkpoint alone have in common."""
+    """Return what tables that differ only in the checkpoint have in common."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     return (row.suite, *data, *model, row.protocol_settings)
 

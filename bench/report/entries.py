@@ -220,9 +220,9 @@ def _recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Reco
 
 
 def signed_leak(score: float, floor: float | None, metric: str) -> float:
-    """Which part of the way from its floor to a perfect copy a score is, as `leak`, but below 0
-    where it stays below the floor. Without a floor, as in old files, a number that grows with the
-    leak."""
+    """Return the part of the way from its floor to a perfect copy that a score has covered, as
+    `leak`, but below 0 where it stays below the floor. Without a floor, as in old files, return a
+    number that grows with the leakage."""
     if floor is None:
         return sign_of(metric) * score
     way = PERFECT.get(metric, 1.0) - floor

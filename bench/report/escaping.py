@@ -132,7 +132,7 @@ def latex(text: str) -> str:
 
 
 def latex_row(cells: Sequence[str]) -> str:
-    """A table's row of cells in LaTeX, none of which the end of the row before takes for its own
+    """Return a table's row of cells in LaTeX, none of which the end of the row before takes for its
     argument."""
     line = " & ".join(cells) + r" \\"
     return f"{{}}{line}" if line[0] in "[*" else line

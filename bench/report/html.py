@@ -126,7 +126,7 @@ def _board_values(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict
 
 
 def _images(by_name: Mapping[str, Figure], title: str) -> list[tuple[str, Markup]]:
-    """What each figure shows, and the figure as an image element."""
+    """Return what each figure shows, and the figure as an image element."""
     named = [(figures.CHOICES[name], figure) for name, figure in by_name.items()]
     return [(what, Markup(paper.image_of(f, f"{what}: {title}"))) for what, f in named]
 

@@ -91,7 +91,8 @@ def _tasks(jobs: Iterable[TrainJob]) -> defaultdict[int, set[str]]:
 
 
 def row_id(row: Row) -> str:
-    """What names a row among all: hash of suite, task, protocol, defense setting, checkpoint."""
+    """Return what names a row among all: hash of suite, task, protocol, defense setting,
+    checkpoint."""
     return key_of(
         {
             "suite": row.suite,
@@ -160,14 +161,14 @@ def settings_of(trainings: Iterable[PlannedTraining]) -> list[list[PlannedTraini
 
 
 def cells_by_row(run: Run) -> Iterator[tuple[str, Cell]]:
-    """All cells in the run's order, each after the `row_id` of its row."""
+    """Return all cells in the run's order, each after the `row_id` of its row."""
     for training in run.trainings:
         ids = {c: row_id(heading(run, training, c)) for c in run.suite.checkpoints}
         yield from ((ids[cell.checkpoint], cell) for cell in training.cells)
 
 
 def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
-    """A row of which nothing is known but what it is called by."""
+    """Return a row with only its identifying fields."""
     job = training.job
     return Row(
         suite=run.label,
@@ -323,7 +324,7 @@ def _convergences(rows: Sequence[Row]) -> dict[str, Convergence]:
 def _finish_row(
     row: Row, trained: Sequence[TrainOutcome], measured: Mapping[str, Convergence]
 ) -> Row:
-    """The row with what its table tells of its attacks, and its flags."""
+    """Return the row with its flags and what its table says of its attacks."""
     entries = {
         name: replace(entry, convergence=measured.get(name)) for name, entry in row.attacks.items()
     }

@@ -107,6 +107,6 @@ def row_differences(
 
 
 def is_trusted(row: Row) -> bool:
-    """Whether no flag says that the row leaks more than it shows, or that an attack on it or a
-    training is missing: such a row is never marked as best."""
+    """Return whether no flag says that the row leaks more than it shows, or that an attack on it or
+    a training is missing: such a row is never marked as best."""
     return not any(f.code in _UNTRUSTED for f in row.flags) and understated(row) is None

@@ -54,7 +54,7 @@ OVER = "^"
 
 
 def disputed(rows: Iterable[Row | None]) -> bool:
-    """Whether one of the rows is listed as not the paper's own method."""
+    """Return whether one of the rows is listed as not the paper's own method."""
     return any(f.code is FlagCode.NOT_AS_PUBLISHED for r in rows if r is not None for f in r.flags)
 
 
@@ -233,7 +233,7 @@ def by_protocol(rows: Sequence[Row], loss: float = LOSS) -> list[Overview]:
 
 
 def choices(rows: Sequence[Row]) -> list[list[Overview]]:
-    """Of each protocol its overviews, one for every loss of accuracy that a reader can choose."""
+    """Return each protocol's overviews, one for every accuracy drop that a reader can choose."""
     by_loss = [by_protocol(rows, loss) for loss in LOSSES]
     return [list(same) for same in zip(*by_loss, strict=True)]
 

@@ -107,7 +107,7 @@ def _ray() -> Any:
 
 
 def _connect(ray: Any, address: str) -> bool:
-    """Whether this call connected. Raises UserError if there is nothing to connect to."""
+    """Return whether this call connected. Raises UserError if there is nothing to connect to."""
     if ray.is_initialized():
         return False
     host, colon, port = address.rpartition(":")
@@ -186,7 +186,7 @@ class _Going:
         self.jobs[answer] = task, time.monotonic()
 
     def _stored(self, name: str, make: Callable[[], Any]) -> Any:
-        """What several jobs read, put into the object store once."""
+        """Put what several jobs read into the object store once."""
         if name not in self.shelf:
             self.shelf[name] = self.ray.put(make())
         self.shelf.move_to_end(name)
@@ -297,13 +297,13 @@ def _code_here(
 
 @cache
 def _functions_at_start() -> dict[str, int]:
-    """Of this process; see `prepared`."""
+    """Return this process's functions; see `prepared`."""
     return {}
 
 
 @cache
 def _plugin_folder() -> Path:
-    """Of this process, for the plugin files of its jobs."""
+    """Return this process's folder for the plugin files of its jobs."""
     return Path(tempfile.mkdtemp(prefix="leakbench-plugins-"))
 
 

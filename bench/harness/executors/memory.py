@@ -62,7 +62,7 @@ def total_bytes() -> int:
 
 
 def share_of(workers: int) -> int:
-    """Bytes that each of so many workers may hold."""
+    """Return the bytes that each of some workers may hold."""
     return int(_SHARE * total_bytes() / max(1, workers))
 
 
